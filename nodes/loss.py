@@ -1,0 +1,126 @@
+"""Policy losses a token, KL estimators, and how a loss a token becomes a loss a mini-batch.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. Log-probs are in nats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from rlgraph.engines import Totals
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.types import float32, samples, tokens
+
+if TYPE_CHECKING:
+    import torch
+
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+KlKind = Literal["k1", "k2", "k3", "abs"]
+
+LOG_RATIO_LIMIT = 20.0
+K3_LIMIT = 10.0
+
+
+def ppo_clip(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> float32[samples, tokens]:
+    """Clipped policy-gradient loss (PPO, arXiv 1707.06347).
+
+    max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20));
+    with ``dual_clip`` c, where A < 0, no more than -A c (arXiv 1912.09729). ``clip_high`` above ``clip`` is
+    the decoupled clip of DAPO (arXiv 2503.14476).
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        dual_clip: the most that the ratio may count where A < 0, above 1; null for no cap.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: ppo_clip, clip: 0.2, clip_high: 0.28}}
+    """
+    import torch
+
+    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    clipped = rho.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    losses = torch.maximum(-advantage * rho, -advantage * clipped)
+    if dual_clip is not None:
+        losses = torch.where(advantage < 0, torch.minimum(losses, -advantage * dual_clip), losses)
+    return logprobs.like(losses)
+
+
+def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
+    """Supervised fine-tuning: the negative log-likelihood -logprobs of each token in the loss mask.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: sft}}
+    """
+    return logprobs.like(-logprobs.values)
+
+
+def reinforce(
+    logprobs: float32[samples, tokens], advantages: float32[samples, tokens]
+) -> float32[samples, tokens]:
+    """The score-function policy gradient: -A logprobs (Williams 1992, doi 10.1007/BF00992696).
+
+    It corrects for no staleness: the samples must come from the weights that are updated.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: reinforce}}
+    """
+    return logprobs.like(-advantages.values * logprobs.values)
+
+
+def ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+    """rho = exp(logprobs - old_logprobs) with the exponent clamped to +-20, ``[all tokens]``."""
+    return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind) -> torch.Tensor:
+    """Estimate KL(policy || reference) from the tokens that the policy drew: nats, ``[all tokens]``.
+
+    With d = logprobs - ref_logprobs: ``k1`` d; ``k2`` d^2 / 2; ``k3`` exp(-d) + d - 1, exponent clamped to
+    +-20 and value to +-10; ``abs`` |d|. ``k1`` and ``k3`` are unbiased (Schulman 2020,
+    http://joschu.net/blog/kl-approx.html); ``k3`` is GRPO's (arXiv 2402.03300).
+    """
+    difference = logprobs - ref_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind == "abs":
+        return difference.abs()
+    inverse = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (inverse.exp() - inverse - 1).clamp(-K3_LIMIT, K3_LIMIT)
+
+
+def aggregate(losses: Ragged, loss_mask: Ragged, totals: Totals, how: Aggregation) -> torch.Tensor:
+    """One micro-batch's part of the mini-batch's loss, a scalar; parts of all micro-batches and ranks add up.
+
+    ``token-mean``: sum over masked tokens / tokens of the mini-batch. ``token-sum``: the sum.
+    ``seq-mean-token-sum``: the sum / sequences of the mini-batch. ``seq-mean-token-mean``: each sequence's
+    mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
+
+    Args:
+        losses: ``[samples, tokens]``, of this micro-batch.
+        loss_mask: bool ``[samples, tokens]``.
+        totals: token and sequence counts of the whole mini-batch, over all ranks.
+        how: which mean.
+    """
+    import torch
+
+    masked = torch.where(loss_mask.values, losses.values, 0)
+    if how == "token-sum":
+        return masked.sum()
+    if how == "token-mean":
+        return masked.sum() / max(totals.tokens, 1)
+    if how == "seq-mean-token-mean":
+        masked = masked / loss_mask.spread(loss_mask.sum().clamp(min=1)).values
+    return masked.sum() / max(totals.sequences, 1)

@@ -1,0 +1,23 @@
+"""A reward for giving the answer and nothing else."""
+
+from __future__ import annotations
+
+from rlgraph.engines import Context
+from rlgraph.op import op
+from rlgraph.types import float32, samples, text
+
+
+@op()
+def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> float32[samples]:
+    """1.0 where the response is the answer, white space at both ends aside, else 0.0.
+
+    Records ``reward/mean``.
+
+    Example:
+        rewards: {op: reward.exact}
+    """
+    import torch
+
+    scores = [float(given.strip() == wanted.strip()) for given, wanted in zip(responses, answer, strict=True)]
+    ctx.record("reward/mean", scores)
+    return torch.tensor(scores, dtype=torch.float32)

@@ -1,0 +1,175 @@
+"""Ops that train a model: each builds an objective and hands it to a train engine.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from rlgraph.engines import Batch, Context, Objective, Totals, TrainEngine
+from rlgraph.nodes import loss as losses
+from rlgraph.nodes.loss import Aggregation, KlKind
+from rlgraph.op import Loss, op
+from rlgraph.types import boolean, float32, int64, samples, tokens
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlgraph.nodes.ragged import Ragged
+
+Metrics = dict[str, tuple[float, float]]
+
+
+@op(updates=True, when={"ref_logprobs": "kl_coef"})
+def policy(
+    model: TrainEngine,
+    ctx: Context,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    ref_logprobs: float32[samples, tokens] | None,
+    *,
+    loss: Loss,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+    epochs: Annotated[int, Field(ge=1)] = 1,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    aggregate: Aggregation = "token-mean",
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0,
+    kl: KlKind = "k3",
+    entropy_coef: float = 0.0,
+) -> None:
+    """Train a policy on a loss a token; writes the next version of its model.
+
+    L = agg(loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
+    whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
+    columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. Records ``loss``,
+    ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a token) and
+    ``clip_fraction`` (tokens whose ratio is outside the clip).
+
+    Attributes:
+        loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
+        minibatches: optimizer steps in one pass over the batch, at least 1.
+        epochs: passes over the batch, at least 1.
+        temperature: what the logits are divided by, above 0; give the rollout's.
+        aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum or
+            seq-mean-token-mean.
+        kl_coef: weight of the KL to the reference, at least 0; 0 for none.
+        kl: its estimator: k1, k2, k3 or abs.
+        entropy_coef: weight of the entropy bonus, in loss a nat; 0 for none.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
+    """
+    columns = {"tokens": tokens, "loss_mask": loss_mask, **loss.columns}
+    if ref_logprobs is not None:
+        columns["ref_logprobs"] = ref_logprobs
+    objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef)
+    metrics = model.update(
+        columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, temperature, entropy_coef != 0
+    )
+    _record(ctx, metrics)
+
+
+@op(updates=True, head="value")
+def critic(
+    model: TrainEngine,
+    ctx: Context,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    values: float32[samples, tokens],
+    returns: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+    epochs: Annotated[int, Field(ge=1)] = 1,
+    aggregate: Aggregation = "token-mean",
+) -> None:
+    """Train a critic on returns; writes the next version of its model.
+
+    L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the value now, V the value before the
+    update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``, ``grad_norm``,
+    ``lr``, ``value`` (mean a token) and ``clip_fraction`` (tokens where the clamped term is the larger).
+
+    Attributes:
+        clip: how far a value may move in one iteration, in units of the reward, above 0.
+        minibatches: optimizer steps in one pass over the batch, at least 1.
+        epochs: passes over the batch, at least 1.
+        aggregate: how tokens' losses become one number, as in update.policy.
+
+    Example:
+        update_critic: {op: update.critic, model: critic, minibatches: 4}
+    """
+    columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
+    objective = critic_objective(clip, aggregate)
+    _record(ctx, model.update(columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs))
+
+
+def policy_objective(
+    loss: Loss, how: Aggregation, kl_coef: float, kl: KlKind, entropy_coef: float
+) -> Objective:
+    """What ``update.policy`` minimises, as a train engine wants it: (batch, totals) -> (loss, metrics)."""
+
+    def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
+        loss_mask, logprobs = batch["loss_mask"], batch["logprobs"]
+        total = losses.aggregate(loss(batch), loss_mask, totals, how)
+        measured = _policy_measures(loss, batch)
+        if "ref_logprobs" in batch:
+            divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
+            measured["kl_ref"] = divergence.values
+            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how)
+        if entropy_coef:
+            total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how)
+        return total, _masked_sums(measured, loss_mask)
+
+    return objective
+
+
+def critic_objective(clip: float, how: Aggregation) -> Objective:
+    """What ``update.critic`` minimises, as a train engine wants it: (batch, totals) -> (loss, metrics)."""
+
+    def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
+        import torch
+
+        now, before, target = (batch[name].values for name in ("new_values", "values", "returns"))
+        free = (now - target).square()
+        clamped = (torch.clamp(now, before - clip, before + clip) - target).square()
+        error = batch["returns"].like(torch.maximum(free, clamped) / 2)
+        measured = {"value": now, "clip_fraction": clamped > free}
+        total = losses.aggregate(error, batch["loss_mask"], totals, how)
+        return total, _masked_sums(measured, batch["loss_mask"])
+
+    return objective
+
+
+def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
+    """What to watch a token, ``[all tokens]``: how far the policy has moved, and its entropy."""
+    measured = {}
+    if "entropy" in batch:
+        measured["entropy"] = batch["entropy"].values
+    if "old_logprobs" in batch:
+        now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
+        measured["kl_old"] = losses.kl(old, now, "k3")
+        if clip := loss.attributes.get("clip"):
+            rho, high = losses.ratio(now, old), loss.attributes.get("clip_high") or clip
+            measured["clip_fraction"] = (rho < 1 - clip) | (rho > 1 + high)
+    return measured
+
+
+def _masked_sums(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
+    """Sum and count over the loss mask of each measure."""
+    mask = loss_mask.values
+    count = float(mask.sum())
+    return {name: (float(values.detach()[mask].double().sum()), count) for name, values in measured.items()}
+
+
+def _rows(ctx: Context) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(list(ctx.rows), dtype=torch.int64)
+
+
+def _record(ctx: Context, metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        ctx.record(name, value, count=1)  # the engine has already reduced it over ranks

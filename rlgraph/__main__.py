@@ -1,0 +1,3 @@
+from rlgraph.cli import main
+
+main(prog_name="rlgraph")

@@ -1,0 +1,411 @@
+"""Tree + catalog -> graph: every name means something, every attribute has a value of its type.
+
+All problems are collected and raised together. Edges are not resolved here: see passes/infer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlgraph import catalog
+from rlgraph.compose import SECTIONS, graphs_folder
+from rlgraph.errors import GraphError, Mark, Problem, nearest
+from rlgraph.graph import Call, Graph, Model, Node
+from rlgraph.op import Op
+from rlgraph.sections import Eval, ModelSection, Pool, Schedule
+from rlgraph.source import OPEN, Tree
+from rlgraph.types import holds_paths
+
+NODE_KEYS = ("op", "model", "tokenizer", "in", "out")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+$")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
+
+
+@dataclass
+class Binder:
+    """What binding collects on its way through a tree."""
+
+    problems: list[Problem] = field(default_factory=list)
+    open_values: list[str] = field(default_factory=list)
+
+    def problem(
+        self, kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
+    ) -> None:
+        self.problems.append(Problem(kind, law, mark, tuple(accepted), remedy))
+
+
+def bind(tree: Tree, devices: int) -> Graph:
+    """A composed tree as a graph, edges still open.
+
+    Args:
+        tree: what ``compose`` returned.
+        devices: how many devices ``auto`` stands for.
+
+    Raises:
+        GraphError: with every problem found.
+    """
+    binder = Binder()
+    _sections_known(tree, binder)
+    binder.open_values += [".".join(map(str, path)) for path, leaf in tree.walk() if leaf.value == OPEN]
+    models = {n: m for n, t in _section(tree, "models", binder).items() if (m := _model(n, t, binder))}
+    nodes = [
+        node for n, t in _section(tree, "nodes", binder).items() if (node := _node(n, t, models, binder))
+    ]
+    graph = Graph(
+        name=_word(tree, "graph", binder),
+        about=_text(tree, "about", binder),
+        seed=_seed(tree, binder),
+        models=models,
+        nodes=tuple(nodes),
+        devices=_pools(tree, devices, binder),
+        schedule=_schedule(tree, binder),
+        open_values=tuple(binder.open_values),
+    )
+    _evaluation(tree, binder)
+    if binder.problems:
+        raise GraphError(binder.problems)
+    return graph
+
+
+def bind_evaluation(tree: Tree, devices: int) -> Graph | None:
+    """The graph of the ``eval`` section, or None: the nodes with their changes, and what to report.
+
+    Updates are left out, and so is a node whose columns are written by one that ``eval`` adds.
+    """
+    section = tree.get("eval")
+    if section is None:
+        return None
+    nodes = tree.items["nodes"]
+    changes = section.items.get("nodes", Tree({}, section.mark)).items
+    for name, change in changes.items():
+        nodes = nodes.with_item(name, _changed(nodes.get(name), change))
+    graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices)
+    added = {name for name, change in changes.items() if change.get("op")}
+    taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
+    kept = [n for n in graph.nodes if n.name in changes or not (n.updates or taken & {*written(n).values()})]
+    report = {name: str(column.value) for name, column in section.items["report"].items.items()}
+    return replace(graph, nodes=tuple(kept), report=report)
+
+
+def written(node: Node) -> dict[str, str]:
+    """The op's name of each output -> the column that it becomes: a lone output takes the node's name."""
+    assert node.call
+    names = [(port.name, port.name or node.name) for port in node.op.outputs]
+    return {port: node.call.outs.get(name, name) for port, name in names}
+
+
+def _changed(node: Tree | None, change: Tree) -> Tree:
+    if node is None or change.get("op"):
+        return change
+    return replace(node, value={**node.items, **change.items})
+
+
+def _sections_known(tree: Tree, binder: Binder) -> None:
+    for name, item in tree.items.items():
+        if name not in SECTIONS:
+            law = f"a graph has no section `{name}`"
+            binder.problem("unknown-section", law, item.key, SECTIONS, nearest(name, SECTIONS))
+    for name in ("graph", "nodes", "schedule"):
+        if tree.get(name) is None:
+            binder.problem("missing-section", f"the graph has no `{name}`", tree.mark)
+
+
+def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
+    section = tree.get(name)
+    if section is None:
+        return {}
+    if not section.is_map:
+        binder.problem("not-a-mapping", f"`{name}` is a mapping of names", section.mark)
+    for key, item in section.items.items():
+        if not NAME.match(key):
+            law = f"`{key}` is no name: letters, digits and _, not starting with a digit"
+            binder.problem("bad-name", law, item.key)
+    return section.items
+
+
+def _word(tree: Tree, name: str, binder: Binder) -> str:
+    item = tree.get(name)
+    if item and not (isinstance(item.value, str) and re.fullmatch(r"[\w.-]+", item.value)):
+        binder.problem("bad-name", f"`{name}` is one word: letters, digits, `_`, `-` and `.`", item.mark)
+    return str(item.value) if item else ""
+
+
+def _text(tree: Tree, name: str, binder: Binder) -> str:
+    item = tree.get(name)
+    if item and not isinstance(item.value, str):
+        binder.problem("wrong-type", f"`{name}` is a text", item.mark)
+    return str(item.value) if item else ""
+
+
+def _seed(tree: Tree, binder: Binder) -> int:
+    item = tree.get("seed")
+    if item and (not isinstance(item.value, int) or isinstance(item.value, bool) or item.value < 0):
+        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", item.mark)
+        return 0
+    return int(item.value) if item else 0
+
+
+def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
+    spec = validate(ModelSection, tree, f"models.{name}", binder)
+    if spec is None:
+        return None
+    if not spec.frozen and spec.optimizer is None:
+        law = f"model `{name}` has no optimizer, so it can't be trained"
+        remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
+        binder.problem("no-optimizer", law, tree.key, remedy=remedy)
+    mark = tree.items["path"].mark
+    path = resolved(spec.path, mark)
+    if HUB_ID.match(spec.path) and not Path(path).exists():
+        path = spec.path
+    return Model(name, path, spec, tree.key or tree.mark, mark)
+
+
+def _pools(tree: Tree, devices: int, binder: Binder) -> dict[str, int]:
+    pools = _section(tree, "pools", binder)
+    sizes = {}
+    for name, item in pools.items():
+        pool = validate(Pool, item, f"pools.{name}", binder)
+        sizes[name] = devices if pool is None or pool.devices == "auto" else pool.devices
+    if len(sizes) > 1:
+        law = "this version plans for one pool; the graph has " + ", ".join(sizes)
+        binder.problem("pools", law, tree.items["pools"].key, remedy="keep one of them")
+    return sizes or {"main": devices}
+
+
+def _schedule(tree: Tree, binder: Binder) -> Schedule:
+    item = tree.get("schedule")
+    spec = validate(Schedule, item, "schedule", binder) if item else None
+    return spec or Schedule(iterations=0)
+
+
+def _evaluation(tree: Tree, binder: Binder) -> None:
+    item = tree.get("eval")
+    if item:
+        validate(Eval, item, "eval", binder)
+
+
+def evaluation_every(tree: Tree) -> int:
+    """Iterations between evaluations; 0 for none on the way."""
+    item = tree.get("eval")
+    every = item.get("every") if item else None
+    return int(every.value) if every else 0
+
+
+def _node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) -> Node | None:
+    named = tree.get("op")
+    if not tree.is_map or named is None or not isinstance(named.value, str):
+        law = f"node `{name}` does not say what it is"
+        binder.problem(
+            "no-op", law, tree.key or tree.mark, remedy=f"{name}: {{op: ...}}; see `rlgraph nodes`"
+        )
+        return None
+    call = _function(named.value, named.mark, catalog.find_op, binder)
+    if call is None:
+        return None
+    op, target = call
+    hooks = {n: h for n in op.hooks if (item := tree.get(n)) and (h := _hook(f"{name}.{n}", item, binder))}
+    attributes = _attributes(name, tree, op, binder)
+    model, reads_next = _node_model(name, tree, op, models, binder)
+    return Node(
+        name=name,
+        call=Call(op, target, attributes, _names(tree, "in", binder), _names(tree, "out", binder)),
+        hooks=hooks,
+        model=model,
+        reads_next=reads_next,
+        tokenizer=_tokenizer(name, tree, op, models, binder),
+        mark=tree.key or tree.mark,
+    )
+
+
+def _function(
+    name: str, mark: Mark, find: Callable[[str, Mark], tuple[Op, str]], binder: Binder
+) -> tuple[Op, str] | None:
+    try:
+        return find(name, mark)
+    except GraphError as error:
+        binder.problems += error.problems
+        return None
+
+
+def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
+    rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
+    values = validate(op.attributes, rest, name, binder, f"op {op.name}")
+    if values is None:
+        return {}
+    found = {n: getattr(values, n) for n in op.attributes.model_fields if n not in op.hooks}
+    for attribute, spec in op.attributes.model_fields.items():
+        given = rest.get(attribute)
+        if given and holds_paths(spec.annotation, *spec.metadata):
+            found[attribute] = _resolved_tree(given)
+    return found
+
+
+def _hook(path: str, tree: Tree, binder: Binder) -> Call | None:
+    kind = tree.get("kind")
+    if kind is None or not isinstance(kind.value, str):
+        binder.problem(
+            "no-kind",
+            f"`{path}` does not say its `kind`",
+            tree.key or tree.mark,
+            remedy="as {kind: ppo_clip}",
+        )
+        return None
+    found = _function(kind.value, kind.mark, catalog.find_loss, binder)
+    if found is None:
+        return None
+    op, target = found
+    rest = replace(tree, value={n: t for n, t in tree.items.items() if n != "kind"})
+    values = validate(op.attributes, rest, path, binder, f"loss {op.name}")
+    return Call(op, target, {n: getattr(values, n) for n in op.attributes.model_fields} if values else {})
+
+
+def _names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
+    item = tree.get(key)
+    if item is None:
+        return {}
+    if not item.is_map or not all(isinstance(child.value, str) for child in item.items.values()):
+        binder.problem(
+            "wrong-type", f"`{key}` maps the op's names to columns, as {{rewards: shaped}}", item.mark
+        )
+        return {}
+    return {name: str(child.value) for name, child in item.items.items()}
+
+
+def _node_model(
+    name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder
+) -> tuple[str | None, bool]:
+    item = tree.get("model")
+    if op.engine is None:
+        if item:
+            binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
+        return None, False
+    if item is None:
+        law = f"node `{name}` does not say which model it runs (op {op.name})"
+        binder.problem("no-model", law, tree.key or tree.mark, models, "add `model: NAME`")
+        return None, False
+    model, _, at = str(item.value).partition("@")
+    if model not in models or at not in ("", "next"):
+        law = f"there is no model `{item.value}`"
+        binder.problem("unknown-model", law, item.mark, models, nearest(model, models))
+        return None, False
+    _model_fits(name, op, models[model], item.mark, binder)
+    return model, at == "next"
+
+
+def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
+    if op.declared.head != model.spec.head:
+        law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{model.spec.head}`"
+        binder.problem("wrong-head", law, mark)
+    if op.declared.updates and model.spec.frozen:
+        law = f"node `{name}` updates model `{model.name}`, which is frozen"
+        binder.problem("frozen", law, mark, remedy=f"remove `frozen: true` from models.{model.name}")
+
+
+def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder) -> str | None:
+    if "tokenizer" not in op.handles.values():
+        return None
+    item = tree.get("tokenizer")
+    if item and str(item.value) in models:
+        return str(item.value)
+    trained = [m.name for m in models.values() if m.spec.head == "lm" and not m.spec.frozen]
+    if item is None and len(trained) == 1:
+        return trained[0]
+    law = f"node `{name}` needs the tokenizer of one model" + (
+        f"; there is no `{item.value}`" if item else ""
+    )
+    binder.problem("no-tokenizer", law, item.mark if item else tree.key, models, "add `tokenizer: MODEL`")
+    return None
+
+
+def validate(section: type[BaseModel], tree: Tree, path: str, binder: Binder, what: str = "") -> Any:
+    """A tree as a strict record, or None with the problems noted. Values written ??? are passed over."""
+    given = tree.plain()
+    if not isinstance(given, dict):
+        binder.problem("wrong-type", f"`{path}` is a mapping of attributes", tree.mark, section.model_fields)
+        return None
+    try:
+        return section.model_validate(given)
+    except ValidationError as error:
+        found: dict[Mark, list[Any]] = {}
+        for item in error.errors(include_url=False):
+            place = tree.at(item["loc"])
+            if place.value != OPEN:
+                found.setdefault(place.key or place.mark, []).append(item)
+        for mark, items in found.items():
+            binder.problems += _explain(items, mark, section, tree, path, what)
+        return None if found else section.model_construct(**given)
+
+
+def _explain(
+    items: list[Any], mark: Mark, section: type[BaseModel], tree: Tree, path: str, what: str
+) -> Iterable[Problem]:
+    others = []
+    for item in items:
+        name = str(item["loc"][-1])
+        if item["type"] == "extra_forbidden":
+            known = [*_fields(section, item["loc"][:-1]), *(("model", "in", "out") if what else ())]
+            law = f"`{path}` has no attribute `{name}`" + (f" ({what})" if what else "")
+            yield Problem("unknown-attribute", law, mark, tuple(known), nearest(name, known))
+        elif item["type"] == "missing":
+            inside = ".".join(map(str, (path, *item["loc"][:-1])))
+            law = f"`{inside}` has no `{name}`" + (f", which {what} needs" if what else "")
+            yield Problem("missing-attribute", law, mark, remedy=f"add `{name}: ...`")
+        else:
+            others.append(item)
+    if others:
+        place = tree.at(others[0]["loc"])
+        where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
+        wanted = " or ".join(dict.fromkeys(_wanted(item) for item in others))
+        yield Problem("wrong-value", f"`{where}` {wanted}; it is {place.plain()!r}", place.mark)
+
+
+def _wanted(item: Any) -> str:
+    return str(item["msg"]).replace("Input should be", "must be").replace("Input should", "must")
+
+
+def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The part of pydantic's location that names something in the tree: it adds the branches of unions."""
+    known: list[Any] = []
+    for part in loc:
+        if tree.at((part,)) is tree:
+            break
+        tree = tree.at((part,))
+        known.append(part)
+    return tuple(known)
+
+
+def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """Names that may stand at a location inside a section."""
+    for part in loc:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        options = getattr(annotation, "__args__", (annotation,))
+        nested = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if not nested:
+            return []
+        section = nested[0]
+    return [*section.model_fields]
+
+
+def _resolved_tree(tree: Tree) -> Any:
+    if isinstance(tree.value, list):
+        return [_resolved_tree(child) for child in tree.value]
+    return resolved(tree.value, tree.mark) if isinstance(tree.value, str) else tree.plain()
+
+
+def resolved(path: str, mark: Mark) -> str:
+    """A path as written at a place in a graph: relative to that file.
+
+    In a shipped graph and on the command line it is relative to the working directory. A URL and an absolute
+    path stay as they are.
+    """
+    if path == OPEN or "://" in path or Path(path).is_absolute():
+        return path
+    origin = Path(mark.source.name)
+    shipped = origin.parent == graphs_folder() or mark.source.name == "command line"
+    return str(Path(path) if shipped else origin.parent / path)

@@ -1,0 +1,102 @@
+"""Names of ops and hooks -> their declarations.
+
+Shipped ones stand in the literal dicts of ``rlgraph.nodes``; ``my_ops.py:name`` is a function in a user's
+file. Only what a graph names is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Mark, fail, nearest
+from rlgraph.nodes import LOSSES, OPS
+from rlgraph.op import Op, OpError, signature
+
+
+def known_ops() -> list[str]:
+    """Names of the shipped ops."""
+    return [*OPS]
+
+
+def find_op(name: str, mark: Mark) -> tuple[Op, str]:
+    """An op by the name that a graph uses, and the target that a worker loads it by.
+
+    Raises:
+        GraphError: no such op, its file can't be loaded, or its signature can't be an op's.
+    """
+    return _find(name, "op", OPS, mark)
+
+
+def find_loss(name: str, mark: Mark) -> tuple[Op, str]:
+    """A loss, likewise."""
+    return _find(name, "loss", LOSSES, mark)
+
+
+@functools.cache
+def load(target: str, name: str = "") -> Op:
+    """``package.module:function`` or ``/path/file.py:function`` -> its declaration, named as in the graph."""
+    place, _, function = target.rpartition(":")
+    module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    return signature(name or target, getattr(module, function))
+
+
+def summary(name: str) -> str:
+    """The first line of a shipped op's documentation."""
+    return load(OPS[name], name).doc.partition("\n")[0]
+
+
+def describe(name: str) -> str:
+    """A shipped op: its signature, attributes and documentation.
+
+    Raises:
+        GraphError: no such op.
+    """
+    if name not in OPS:
+        raise fail("unknown-op", f"there is no op `{name}`", None, OPS, nearest(name, OPS))
+    op = load(OPS[name], name)
+    lines = [name, ""]
+    lines += [f"  reads   {port.name}: {port.type}{' (optional)' * port.optional}" for port in op.inputs]
+    lines += [f"  writes  {port.name or 'a column named after the node'}: {port.type}" for port in op.outputs]
+    return "\n".join([*lines, "", op.doc])
+
+
+def _find(name: str, what: str, known: dict[str, str], mark: Mark) -> tuple[Op, str]:
+    if name in known:
+        return load(known[name], name), known[name]
+    place, colon, function = name.rpartition(":")
+    if not (colon and place.endswith(".py")):
+        law = f"there is no {what} `{name}`"
+        raise fail(
+            f"unknown-{what}",
+            law,
+            mark,
+            known,
+            nearest(name, known) or f"or your own: {what}: my_ops.py:name",
+        )
+    path = (Path(mark.source.name).parent / place).resolve()
+    if not path.is_file():
+        raise fail("no-file", f"{what} `{name}`: there is no file {path}", mark)
+    target = f"{path}:{function}"
+    try:
+        if not hasattr(_load_file(str(path)), function):
+            raise fail(f"unknown-{what}", f"{path} has no function `{function}`", mark)
+        return load(target, name), target
+    except (OpError, ImportError, SyntaxError) as error:
+        raise fail("bad-op", f"{what} `{name}`: {error}", mark) from error
+
+
+@functools.cache
+def _load_file(path: str) -> Any:
+    # a name of its own, so that two users' files called ops.py are two modules
+    name = "rlgraph_user_" + path.strip("/").replace("/", "_").removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,64 @@
+"""From a graph's name to its plan, as one function."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlgraph.bind import bind, bind_evaluation, evaluation_every
+from rlgraph.compose import compose
+from rlgraph.graph import Graph
+from rlgraph.passes import PASSES
+from rlgraph.plan import Plan, make_plan
+from rlgraph.source import Tree
+from rlgraph.verify import verify
+
+INDECISIVE = ("about", "eval", "pools", "schedule")
+
+
+def compile_graph(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> Plan:
+    """Check a graph and plan it.
+
+    Args:
+        graph: a path, or the name of a shipped graph.
+        overrides: ``key=value`` settings, applied last.
+        devices: how many devices ``auto`` stands for; those of this machine unless given.
+
+    Raises:
+        GraphError: with every problem found.
+    """
+    return plan_tree(compose(graph, overrides), devices or local_devices())
+
+
+def plan_tree(tree: Tree, devices: int) -> Plan:
+    """The plan of a composed graph."""
+    train = bind(tree, devices)
+    evaluation = bind_evaluation(tree, devices)
+    lowered = lower(evaluation) if evaluation else None
+    return make_plan(lower(train), lowered, evaluation_every(tree), digest(tree))
+
+
+def digest(tree: Tree) -> str:
+    """Of all that decides the numbers of a run: not how long it runs, nor on what."""
+    decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def lower(graph: Graph) -> Graph:
+    """A bound graph through all passes, verified after each."""
+    for apply in PASSES:
+        graph = apply(graph)
+        verify(graph, apply.__name__)
+    return graph
+
+
+def local_devices() -> int:
+    """GPUs of this machine, or, where there is none, one CPU slot a core, at most 4."""
+    gpus = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus and visible is not None:
+        return len([device for device in visible.split(",") if device.strip()]) or 1
+    return len(gpus) or min(len(os.sched_getaffinity(0)), 4)

@@ -1,0 +1,96 @@
+"""What can be wrong with a graph, and how it is said.
+
+RlgraphError        anything that is the user's to mend; the CLI prints it and exits 1
+├─ GraphError       the graph is wrong: one or more problems, each at a place in a file
+└─ RunError         a run failed: what, in which step, and what to do
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that a graph came from: a file, or the command line."""
+
+    name: str
+    text: str
+
+    def line(self, number: int) -> str:
+        lines = self.text.splitlines()
+        return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a source; line and column count from 1."""
+
+    source: Source
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.source.name}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, which law it breaks, and how to mend it."""
+
+    kind: str
+    law: str
+    mark: Mark | None = None
+    accepted: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def render(self) -> str:
+        """As text: place and law, the source line with a caret, what is accepted, the remedy."""
+        lines = [f"{self.mark}: {self.law}" if self.mark else self.law]
+        if self.mark:
+            number = str(self.mark.line)
+            lines += [
+                f"  {number} | {self.mark.source.line(self.mark.line)}",
+                f"  {' ' * len(number)} | {' ' * (self.mark.column - 1)}^",
+            ]
+        if self.accepted:
+            lines.append(f"  accepted: {', '.join(self.accepted)}")
+        if self.remedy:
+            lines.append(f"  {self.remedy}")
+        return "\n".join(lines)
+
+
+class RlgraphError(Exception):
+    """Something that the user can mend."""
+
+
+class GraphError(RlgraphError):
+    """The graph is wrong. ``problems`` holds every problem that was found."""
+
+    def __init__(self, problems: Iterable[Problem]):
+        self.problems = tuple(problems)
+        super().__init__("\n\n".join(problem.render() for problem in self.problems))
+
+
+class RunError(RlgraphError):
+    """A run could not start or did not finish."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean `x`?`` or nothing.
+
+    Example:
+        >>> nearest("rewrads", ["rewards", "values"])
+        'did you mean `rewards`?'
+    """
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{match[0]}`?" if match else ""
+
+
+def fail(
+    kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
+) -> GraphError:
+    """A ``GraphError`` of one problem."""
+    return GraphError([Problem(kind, law, mark, tuple(accepted), remedy)])

@@ -1,0 +1,126 @@
+"""The graph as the compiler holds it: data, never changed in place.
+
+Passes turn a ``Graph`` into a new one. What the user wrote are nodes of kind ``run``; passes insert nodes of
+the other kinds, each with a ``because``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlgraph.errors import Mark
+from rlgraph.op import Op
+from rlgraph.sections import ModelSection, Schedule
+from rlgraph.types import ColumnType
+
+
+@dataclass(frozen=True)
+class Model:
+    """A set of weights by name. ``path`` is a folder, or a hub id where no such folder exists."""
+
+    name: str
+    path: str
+    spec: ModelSection
+    mark: Mark
+    path_mark: Mark
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a column has one row per. ``times`` rows for each of the parent's, or a root made by a source."""
+
+    name: str
+    kind: str  # prompts or samples
+    maker: str  # the node that makes it
+    parent: str | None = None
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A named value; ``layout`` says how its rows lie on the pool's devices (see passes/partition.py)."""
+
+    name: str
+    type: ColumnType
+    domain: str
+    writer: str
+    layout: str = ""
+
+    @property
+    def label(self) -> str:
+        """The type with the concrete domain."""
+        return f"{self.type.dtype}[{self.domain}{', ' + self.type.axis if self.type.axis else ''}]"
+
+
+@dataclass(frozen=True)
+class Call:
+    """How to call a function: where it is, its attributes, and which column fills which parameter."""
+
+    op: Op
+    target: str
+    attributes: Mapping[str, Any]
+    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
+    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name -> column
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage: what the user wrote (kind ``run``), or an inserted action."""
+
+    name: str
+    kind: str = "run"
+    call: Call | None = None
+    hooks: Mapping[str, Call] = field(default_factory=dict)  # attribute -> its function
+    model: str | None = None
+    reads_next: bool = False  # model: policy@next
+    tokenizer: str | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    domain: str | None = None
+    version: int | None = None  # of its model, counted from the version on entry to the iteration
+    after: tuple[str, ...] = ()  # nodes that must come first although no column says so
+    pool: str = ""
+    layout: str = ""
+    because: str = ""
+    mark: Mark | None = None
+
+    @property
+    def inserted(self) -> bool:
+        return self.kind != "run"
+
+    @property
+    def op(self) -> Op:
+        """The op of a node that the user wrote."""
+        assert self.call is not None, f"{self.name} is inserted and has no op"
+        return self.call.op
+
+    @property
+    def updates(self) -> bool:
+        """Whether it writes the next version of its model."""
+        return self.call is not None and self.op.declared.updates
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Everything that passes read and write."""
+
+    name: str
+    about: str
+    seed: int
+    models: Mapping[str, Model]
+    nodes: tuple[Node, ...]
+    devices: Mapping[str, int]  # pool -> how many
+    schedule: Schedule
+    report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what a pass did that the user should know
+    open_values: tuple[str, ...] = ()  # paths of values written ???
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def readers(self, column: str) -> list[Node]:
+        return [node for node in self.nodes if column in node.reads]

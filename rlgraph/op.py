@@ -1,0 +1,206 @@
+"""An op is a function; its signature is the declaration.
+
+    @op(rows="group")
+    def grpo(
+        rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens],
+        *, eps: float = 1e-6,
+    ) -> float32[samples, tokens]:
+        '''Group-normalised advantages ...'''
+
+Positional parameters annotated with a column type are edges; ``TrainEngine``, ``ServeEngine``, ``Tokenizer``
+and ``Context`` are filled in by the runtime; keyword-only parameters are attributes, with their defaults and
+bounds; the return annotation is what the op writes: one column, a ``NamedTuple`` of columns, or nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from rlgraph.engines import Context, ServeEngine, Tokenizer, TrainEngine
+from rlgraph.types import ColumnType, is_column, strip_none
+
+Rows = Literal["each", "group", "all"]
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+
+class Hook:
+    """A function chosen by an attribute, such as a loss, with its own attributes and columns.
+
+    In a graph it is ``{kind: ppo_clip, clip: 0.2}``, or ``{kind: my_losses.py:name}``. The columns that it
+    reads become columns of the node. In an op's body it is called with a micro-batch of columns.
+    """
+
+    provides: tuple[str, ...] = ()  # parameters that the op itself computes, not columns
+
+    def __init__(self, body: Callable[..., Any], attributes: Mapping[str, Any], columns: Mapping[str, Any]):
+        self.body, self.attributes, self.columns = body, dict(attributes), dict(columns)
+        self.parameters = [
+            n for n, p in inspect.signature(body).parameters.items() if p.kind is not p.KEYWORD_ONLY
+        ]
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        return self.body(*(batch[name] for name in self.parameters), **self.attributes)
+
+
+class Loss(Hook):
+    """A policy loss: from the log-probs of now and any columns, a loss a token ``[samples, tokens]``."""
+
+    provides = ("logprobs",)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What ``@op`` adds to a signature."""
+
+    rows: Rows = "each"
+    makes: str | None = None
+    times: str | None = None
+    updates: bool = False
+    head: str = "lm"
+    when: Mapping[str, str] = field(default_factory=dict)
+
+
+def op(
+    *,
+    rows: Rows = "each",
+    makes: str | None = None,
+    times: str | None = None,
+    updates: bool = False,
+    head: str = "lm",
+    when: Mapping[str, str] | None = None,
+) -> Callable[[Body], Body]:
+    """Declare a function as an op.
+
+    Args:
+        rows: which rows one call needs to see: ``each`` (any part of them), ``group`` (all samples of a
+            prompt), ``all`` (the whole batch).
+        makes: the domain that the op makes: ``prompts`` or ``samples``. A source makes it from nothing.
+        times: the attribute that says how many rows each input row becomes.
+        updates: whether it writes the next version of its model.
+        head: the head that its model must have, ``lm`` or ``value``.
+        when: optional column -> attribute; the column is read only where the attribute is not 0.
+    """
+
+    def declare(body: Body) -> Body:
+        setattr(body, "__op__", Declaration(rows, makes, times, updates, head, dict(when or {})))  # noqa: B010
+        return body
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Port:
+    """A column that an op reads or writes, under the op's own name for it."""
+
+    name: str
+    type: ColumnType
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """A function's declaration, read once."""
+
+    name: str
+    body: Callable[..., Any]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    handles: Mapping[str, str]  # parameter -> train, serve, tokenizer or context
+    attributes: type[BaseModel]
+    hooks: Mapping[str, type[Hook]]
+    declared: Declaration
+    doc: str
+
+    @property
+    def engine(self) -> str | None:
+        """``train`` or ``serve`` where the op runs on a model, else None."""
+        return next((kind for kind in self.handles.values() if kind in ("train", "serve")), None)
+
+    @property
+    def source(self) -> bool:
+        """Whether it makes rows from nothing."""
+        return self.declared.makes is not None and not self.inputs
+
+
+class OpError(Exception):
+    """A function that can't be an op: says which part of its signature, and what to write instead."""
+
+
+HANDLES = {TrainEngine: "train", ServeEngine: "serve", Tokenizer: "tokenizer", Context: "context"}
+
+
+def signature(name: str, body: Callable[..., Any]) -> Op:
+    """Read a function's declaration.
+
+    Raises:
+        OpError: a parameter without an annotation, a type that is none of ours, or a default on a column.
+    """
+    hints = _hints(name, body)
+    inputs, handles, fields, hooks = [], {}, {}, {}
+    for parameter in inspect.signature(body).parameters.values():
+        if parameter.name not in hints:
+            raise OpError(f"op {name}: parameter {parameter.name} has no annotation")
+        hint = hints[parameter.name]
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if isinstance(strip_none(hint), type) and issubclass(strip_none(hint), Hook):
+                hooks[parameter.name] = strip_none(hint)
+                hint = dict[str, Any]
+            fields[parameter.name] = (
+                hint,
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+        elif hint in HANDLES:
+            handles[parameter.name] = HANDLES[hint]
+        elif is_column(hint):
+            inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
+        else:
+            raise OpError(
+                f"op {name}: parameter {parameter.name}: {hint!r} is no column type; "
+                "put attributes behind a * in the signature"
+            )
+    return Op(
+        name=name,
+        body=body,
+        inputs=tuple(inputs),
+        outputs=_outputs(name, hints.get("return")),
+        handles=handles,
+        attributes=attributes_model(name, fields),
+        hooks=hooks,
+        declared=getattr(body, "__op__", Declaration()),
+        doc=inspect.getdoc(body) or "",
+    )
+
+
+def attributes_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """A strict record of attributes: name -> (type, default)."""
+    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    model: type[BaseModel] = create_model(name, __config__=config, **dict(fields))  # type: ignore[call-overload]
+    return model
+
+
+def _hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(body, include_extras=True)
+    except Exception as error:
+        raise OpError(f"op {name}: an annotation can't be read: {error}") from error
+
+
+def _outputs(name: str, hint: Any) -> tuple[Port, ...]:
+    if hint is None or hint is type(None):
+        return ()
+    if is_column(hint):
+        return (Port("", ColumnType.of(hint)),)
+    fields = (
+        getattr(hint, "__annotations__", None) if isinstance(hint, type) and issubclass(hint, tuple) else None
+    )
+    if fields is None:
+        raise OpError(f"op {name}: returns {hint!r}; write a column type, a NamedTuple of them, or None")
+    return tuple(
+        Port(n, ColumnType.of(h)) for n, h in typing.get_type_hints(hint, include_extras=True).items()
+    )

@@ -1,0 +1,24 @@
+"""The compiler on one page: from a bound graph to one whose nodes are the steps of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlgraph.graph import Graph
+from rlgraph.passes.infer import infer
+from rlgraph.passes.order import order
+from rlgraph.passes.partition import partition
+from rlgraph.passes.place import place
+from rlgraph.passes.prune import prune
+from rlgraph.passes.sync import sync
+from rlgraph.passes.version import version
+
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    infer,
+    version,
+    prune,  # before anything is inserted for nodes that go
+    place,
+    partition,
+    sync,
+    order,
+)

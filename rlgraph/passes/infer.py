@@ -1,0 +1,275 @@
+"""Resolve edges by name; give every column its type and domain; insert repeats from prompts to samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlgraph.bind import written
+from rlgraph.errors import GraphError, Mark, Problem, nearest
+from rlgraph.graph import Column, Domain, Graph, Node
+from rlgraph.op import Op, Port
+from rlgraph.types import ColumnType
+
+AXIS_REMEDY = (
+    "an op between them makes one of the other: reward.kl_penalty spreads sample rewards over tokens"
+)
+
+
+def infer(graph: Graph) -> Graph:
+    """Edges, columns and domains of every node.
+
+    Raises:
+        GraphError: two writers of a column, a column that nothing writes, a cycle, or a column of another
+            dtype, domain or token axis than its reader declares.
+    """
+    work = Inference(graph)
+    for node in work.in_order():
+        work.bind_node(node)
+    if work.problems:
+        raise GraphError(work.problems)
+    nodes = [work.done[node.name] for node in graph.nodes]
+    return replace(graph, nodes=(*nodes, *work.repeats.values()), columns=work.columns, domains=work.domains)
+
+
+@dataclass
+class Inference:
+    """The state of one walk over the nodes, writers before readers."""
+
+    graph: Graph
+    problems: list[Problem] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
+    domains: dict[str, Domain] = field(default_factory=dict)
+    done: dict[str, Node] = field(default_factory=dict)
+    repeats: dict[tuple[str, str], Node] = field(default_factory=dict)  # (column, domain) -> its repeat
+    broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
+
+    def __post_init__(self) -> None:
+        self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
+        self.writers: dict[str, Node] = {}
+        for node in self.graph.nodes:
+            for column in self.outs[node.name].values():
+                self._claim(column, node)
+        self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
+
+    def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "") -> None:
+        self.problems.append(Problem(kind, law, mark, remedy=remedy))
+
+    def _outs(self, node: Node) -> dict[str, str]:
+        """The op's name of each output -> the column that it becomes."""
+        assert node.call
+        names = {port.name or node.name for port in node.op.outputs}
+        for name in node.call.outs:
+            if name not in names:
+                law = f"`out` of node `{node.name}` names `{name}`, which op {node.op.name} does not write"
+                self.problem("unknown-output", law, node.mark, nearest(name, names))
+        return written(node)
+
+    def _claim(self, column: str, node: Node) -> None:
+        first = self.writers.setdefault(column, node)
+        if first is not node:
+            law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
+            remedy = f"give one of them another name: {node.name}: {{..., out: {{{column}: other_{column}}}}}"
+            self.problem("two-writers", law, node.mark, remedy)
+
+    def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
+        """Each parameter that this node reads -> its port and column: the op's own and its hooks'."""
+        assert node.call
+        ports = [*_wanted(node.op, node.call.attributes)]
+        for attribute, hook in node.hooks.items():
+            provided = node.op.hooks[attribute].provides
+            ports += [port for port in _wanted(hook.op, hook.attributes) if port.name not in provided]
+        known = {port.name for port in ports}
+        for name in node.call.ins:
+            if name not in known:
+                law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
+                self.problem(
+                    "unknown-input", law, node.mark, nearest(name, known) or f"it reads {', '.join(known)}"
+                )
+        for port in ports:
+            column = node.call.ins.get(port.name, port.name)
+            if column in self.writers or not port.optional:
+                yield port.name, (port, column)
+
+    def in_order(self) -> Iterator[Node]:
+        """Writers before readers, otherwise as written (Kahn's algorithm)."""
+        waits = {
+            n.name: {self.writers[c].name for _, c in self.ports[n.name].values() if c in self.writers}
+            for n in self.graph.nodes
+        }
+        readers: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            for name in waits[node.name]:
+                readers.setdefault(name, []).append(node)
+        ready = [node for node in self.graph.nodes if not waits[node.name]]
+        seen = 0
+        while seen < len(ready):
+            node = ready[seen]
+            seen += 1
+            yield node
+            for reader in readers.get(node.name, ()):
+                waits[reader.name].discard(node.name)
+                if not waits[reader.name]:
+                    ready.append(reader)
+        if seen < len(self.graph.nodes):
+            self._cycle({node.name for node in self.graph.nodes} - {node.name for node in ready}, waits)
+
+    def _cycle(self, stuck: set[str], waits: Mapping[str, set[str]]) -> None:
+        name = min(stuck)
+        path = [name]
+        while (name := min(waits[name] & stuck)) not in path:
+            path.append(name)
+        path = path[path.index(name) :]
+        law = "nodes wait for each other: " + " <- ".join([*path, path[0]])
+        self.problem(
+            "cycle", law, self.graph.node(path[0]).mark, "a node reads only what is written before it"
+        )
+
+    def bind_node(self, node: Node) -> None:
+        """Check what one node reads, and type what it writes."""
+        ports = self.ports[node.name]
+        missing = [column for _, column in ports.values() if column not in self.writers]
+        for column in missing:
+            self._missing(node, column)
+        if missing or any(column in self.broken for _, column in ports.values()):
+            self.broken.update(self.outs[node.name].values())
+            return
+        domain = self._domain(node, [(port, self.columns[column]) for port, column in ports.values()])
+        if domain is None:
+            self.broken.update(self.outs[node.name].values())
+            return
+        ins = {
+            name: self._edge(node, port, self.columns[column], domain)
+            for name, (port, column) in ports.items()
+        }
+        made = self._made(node, domain)
+        outs = self.outs[node.name]
+        for port in node.op.outputs:
+            column = outs[port.name]
+            self.columns[column] = Column(column, port.type, made.name, node.name)
+        assert node.call
+        self.done[node.name] = replace(
+            node,
+            call=replace(node.call, ins=ins, outs=outs),
+            reads=tuple(dict.fromkeys(ins.values())),
+            writes=tuple(outs.values()),
+            domain=made.name,
+        )
+
+    def _missing(self, node: Node, column: str) -> None:
+        law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
+        remedy = (
+            nearest(column, self.writers)
+            or writer_of(column)
+            or f"add a node that writes it, or map it: in: {{{column}: ...}}"
+        )
+        self.problem("missing-column", law, node.mark, remedy)
+
+    def _domain(self, node: Node, reads: list[tuple[Port, Column]]) -> Domain | None:
+        """The domain that the node works on: that of what it reads, the finest of them."""
+        found: Domain | None = None
+        for port, column in reads:
+            domain = self.domains[column.domain]
+            if not self._type_fits(node, port, column):
+                return None
+            if found is None or domain.parent == found.name:
+                found = domain
+            elif domain.name not in (found.name, found.parent):
+                law = f"node `{node.name}` reads columns of unrelated domains: "
+                law += f"`{column.name}` is {column.label}, others are of {found.name}"
+                self.problem(
+                    "unrelated-domains",
+                    law,
+                    node.mark,
+                    "columns that meet in a node come from the same rollout or source",
+                )
+                return None
+        return found or Domain("", "", node.name)
+
+    def _type_fits(self, node: Node, port: Port, column: Column) -> bool:
+        want, have = port.type, column.type
+        law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
+        law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
+        kind = self.domains[column.domain].kind
+        if want.dtype != have.dtype:
+            self.problem("wrong-dtype", law, node.mark, "map the parameter to another column by `in`")
+        elif want.domain == "prompts" and kind == "samples":
+            self.problem(
+                "samples-to-prompts",
+                law,
+                node.mark,
+                "samples become prompts only in an op that reduces groups",
+            )
+        elif want.axis != have.axis:
+            self.problem("wrong-axis", law, node.mark, AXIS_REMEDY if want.axis == "tokens" else "")
+        else:
+            return True
+        return False
+
+    def _edge(self, node: Node, port: Port, column: Column, domain: Domain) -> str:
+        """The column as this node reads it: itself, or its repeat where the node has more rows."""
+        if column.domain == domain.name:
+            return column.name
+        key = (column.name, domain.name)
+        if key not in self.repeats:
+            self._repeat(column, domain)
+        return self.repeats[key].writes[0]
+
+    def _repeat(self, column: Column, domain: Domain) -> None:
+        name = f"{column.name}*{domain.name}"
+        kind = ColumnType(column.type.dtype, "samples", column.type.axis)
+        self.columns[name] = Column(name, kind, domain.name, name)
+        because = f"`{column.name}` has a row a prompt; its readers have {domain.times}, one a sample"
+        self.repeats[(column.name, domain.name)] = Node(
+            name=name,
+            kind="repeat",
+            reads=(column.name,),
+            writes=(name,),
+            domain=domain.name,
+            because=because,
+        )
+
+    def _made(self, node: Node, domain: Domain) -> Domain:
+        """The domain of what the node writes: its own new one where the op makes one."""
+        declared = node.op.declared
+        if declared.makes is None:
+            return domain
+        assert node.call
+        taken = declared.makes in self.domains
+        made = Domain(
+            name=f"{declared.makes}:{node.name}" if taken else declared.makes,
+            kind=declared.makes,
+            maker=node.name,
+            parent=domain.name or None,
+            times=node.call.attributes[declared.times] if declared.times else 1,
+        )
+        self.domains[made.name] = made
+        return made
+
+
+def _wanted(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
+    """The ports that an op reads under these attributes."""
+    for port in op.inputs:
+        attribute = op.declared.when.get(port.name)
+        if attribute is None:
+            yield port
+        elif attributes.get(attribute):
+            yield replace(port, optional=False)
+
+
+def writer_of(column: str) -> str:
+    """How a shipped graph writes a column: the remedy for a missing one, or nothing."""
+    from rlgraph.compose import compose, shipped_graphs
+
+    for name in ("ppo", "grpo"):
+        nodes = compose(name).items["nodes"].items if name in shipped_graphs() else {}
+        if column in nodes:
+            body = ", ".join(f"{key}: {_flow(value.plain())}" for key, value in nodes[column].items.items())
+            return f"add a node that writes it, as graph `{name}` does: {column}: {{{body}}}"
+    return ""
+
+
+def _flow(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    return str(value)

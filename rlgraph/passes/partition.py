@@ -1,0 +1,97 @@
+"""Say how the rows of each node lie on its devices, and move columns where two nodes differ.
+
+    one          all rows on the pool's first device
+    even         split by prompt: contiguous, the samples of a prompt together
+    balanced/K   samples spread so that the devices hold equal token counts in each of K mini-batches
+
+On one device all of these are the same, and nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from rlgraph.graph import Column, Graph, Node
+from rlgraph.passes.order import sequence
+
+ONE, EVEN = "one", "even"
+
+BECAUSE = {
+    ONE: "needs all rows together",
+    EVEN: "works on each device's share of the prompts",
+    "balanced": "runs with equal token counts on all devices",
+}
+
+
+def partition(graph: Graph) -> Graph:
+    """A layout for every node and column; a ``repartition`` before a reader of another layout."""
+    columns = dict(graph.columns)
+    moved: dict[tuple[str, str], str] = {}  # (column, layout) -> its copy in that layout
+    nodes: list[Node] = []
+    steps = _optimizer_steps(graph)
+    for node in sequence(graph.nodes):
+        layout = _layout(node, graph, columns, steps)
+        wrong = [c for c in node.reads if columns[c].layout != layout and (c, layout) not in moved]
+        if wrong:
+            moves = {c: f"{c}@{layout}" for c in wrong}
+            moved.update({(c, layout): copy for c, copy in moves.items()})
+            columns.update({copy: replace(columns[c], name=copy, layout=layout) for c, copy in moves.items()})
+            nodes.append(_repartition(node, moves, layout))
+        renamed = {c: moved[c, layout] for c in node.reads if columns[c].layout != layout}
+        nodes.append(_reading(node, renamed, layout))
+        columns.update({c: replace(columns[c], layout=layout) for c in node.writes})
+    return replace(graph, nodes=tuple(nodes), columns=columns)
+
+
+def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
+    """Domain -> mini-batches of its updates (of the first, where they differ)."""
+    found: dict[str | None, int] = {}
+    for node in graph.nodes:
+        if node.updates and node.call:
+            found.setdefault(node.domain, int(node.call.attributes.get("minibatches", 1)))
+    return found
+
+
+def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> str:
+    if graph.devices[node.pool] == 1:
+        return ONE
+    if node.kind == "repeat":
+        return EVEN
+    rows = node.op.declared.rows
+    if node.op.source or rows == "all":
+        return ONE
+    if node.op.engine == "serve":
+        return EVEN
+    if node.op.engine == "train":
+        assert node.call
+        return f"balanced/{node.call.attributes.get('minibatches', steps.get(node.domain, 1))}"
+    weights: Counter[str] = Counter()
+    for name in node.reads:
+        # a number a token weighs more to move than a number a row
+        weights[columns[name].layout] += 100 if columns[name].type.axis else 1
+    if rows == "group":
+        return max((ONE, EVEN), key=lambda layout: (weights[layout], layout == EVEN))
+    return max(weights, key=lambda layout: weights[layout])
+
+
+def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
+    return Node(
+        name=f"repartition:{reader.name}",
+        kind="repartition",
+        reads=tuple(moves),
+        writes=tuple(moves.values()),
+        domain=reader.domain,
+        pool=reader.pool,
+        layout=layout,
+        because=f"`{reader.name}` {BECAUSE[layout.partition('/')[0]]}",
+    )
+
+
+def _reading(node: Node, renamed: dict[str, str], layout: str) -> Node:
+    """The node with its reads under their new names."""
+    reads = tuple(renamed.get(column, column) for column in node.reads)
+    call = node.call
+    if call and renamed:
+        call = replace(call, ins={port: renamed.get(column, column) for port, column in call.ins.items()})
+    return replace(node, reads=reads, call=call, layout=layout)

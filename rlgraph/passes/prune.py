@@ -1,0 +1,56 @@
+"""Drop what nothing uses, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.errors import fail, nearest
+from rlgraph.graph import Graph, Node
+
+
+def prune(graph: Graph) -> Graph:
+    """Keep the nodes that update a model or lead to one that does.
+
+    In an evaluation, keep those that lead to what is reported. A graph with neither keeps everything.
+
+    Raises:
+        GraphError: a reported column that nothing writes.
+    """
+    _reported_exist(graph)
+    writers = {column: node for node in graph.nodes for column in node.writes}
+    by_name = {node.name: node for node in graph.nodes}
+    stack = _roots(graph)
+    used: set[str] = set()
+    while stack:
+        node = stack.pop()
+        if node.name in used:
+            continue
+        used.add(node.name)
+        stack += [writers[column] for column in node.reads]
+        stack += [by_name[name] for name in node.after if node.reads_next and name in by_name]
+    return _without(graph, used)
+
+
+def _roots(graph: Graph) -> list[Node]:
+    if graph.report:
+        return [node for node in graph.nodes if set(node.writes) & set(graph.report.values())]
+    return [node for node in graph.nodes if node.updates] or list(graph.nodes)
+
+
+def _reported_exist(graph: Graph) -> None:
+    for metric, column in graph.report.items():
+        if column not in graph.columns:
+            law = f"`eval.report` names column `{column}` for `{metric}`, which nothing writes"
+            raise fail("missing-column", law, None, graph.columns, nearest(column, graph.columns))
+
+
+def _without(graph: Graph, used: set[str]) -> Graph:
+    dead = [node for node in graph.nodes if node.name not in used]
+    if not dead:
+        return graph
+    kept = [replace(n, after=tuple(a for a in n.after if a in used)) for n in graph.nodes if n.name in used]
+    why = "leads to nothing that is reported" if graph.report else "leads to no update"
+    notes = tuple(f"pruned `{node.name}`: it {why}" for node in dead if not node.inserted)
+    gone = {column for node in dead for column in node.writes}
+    columns = {name: column for name, column in graph.columns.items() if name not in gone}
+    return replace(graph, nodes=tuple(kept), columns=columns, notes=graph.notes + notes)

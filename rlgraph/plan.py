@@ -1,0 +1,204 @@
+"""The plan: what will run, step by step. Data, and JSON for tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlgraph.graph import Call, Graph, Node
+from rlgraph.sections import Schedule
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read."""
+
+    id: int
+    phase: str  # train or eval
+    kind: str  # run, sync, repeat or repartition
+    node: str
+    pool: str
+    devices: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    frees: tuple[str, ...]
+    models: Mapping[str, str]
+    layout: str
+    inserted: bool
+    because: str
+    after: tuple[int, ...]
+    op: str = ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """How a worker calls an op or a hook."""
+
+    target: str
+    attributes: Mapping[str, Any]
+    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
+    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
+    handles: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    tokenizer: str | None = None
+    hooks: Mapping[str, Function] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """What the plan says of a column. ``domain`` counts its rows; ``times`` rows for each of ``parent``'s."""
+
+    type: str
+    domain: str
+    layout: str
+    writer: str
+    parent: str | None
+    times: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model, what holds it, and where its weights come from."""
+
+    path: str
+    head: str
+    frozen: bool
+    optimizer: Mapping[str, Any] | None
+    train: Mapping[str, Any] | None  # None: no step trains or scores with it
+    serve: Mapping[str, Any] | None  # None: no step generates with it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph for a cluster."""
+
+    graph: str
+    about: str
+    digest: str  # of the graph, without its schedule and pools: a resumed run must have the same
+    seed: int
+    pools: Mapping[str, int]
+    schedule: Mapping[str, Any]
+    models: Mapping[str, ModelPlan]
+    steps: tuple[Step, ...]
+    eval_steps: tuple[Step, ...]
+    eval_every: int
+    report: Mapping[str, str]
+    columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column
+    functions: Mapping[str, Mapping[str, Function]]  # phase -> node
+    notes: tuple[str, ...]
+    open_values: tuple[str, ...]
+
+    @property
+    def iterations(self) -> int:
+        return int(self.schedule["iterations"])
+
+    def json(self) -> str:
+        """As JSON."""
+        return json.dumps({"version": 1, **asdict(self)}, indent=1)
+
+
+def make_plan(graph: Graph, evaluation: Graph | None, eval_every: int, digest: str) -> Plan:
+    """The steps of one iteration, and those of an evaluation."""
+    phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
+    steps = {phase: _steps(g, phase) for phase, g in phases.items()}
+    return Plan(
+        graph=graph.name,
+        about=graph.about,
+        digest=digest,
+        seed=graph.seed,
+        pools=dict(graph.devices),
+        schedule=_schedule(graph.schedule),
+        models=_models(graph, tuple(phases.values())),
+        steps=steps["train"],
+        eval_steps=steps.get("eval", ()),
+        eval_every=eval_every,
+        report=dict(evaluation.report) if evaluation else {},
+        columns={phase: _columns(g) for phase, g in phases.items()},
+        functions={phase: {n.name: _function(n) for n in g.nodes if n.call} for phase, g in phases.items()},
+        notes=graph.notes,
+        open_values=graph.open_values,
+    )
+
+
+def _schedule(schedule: Schedule) -> dict[str, Any]:
+    return dict(schedule.model_dump())
+
+
+def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
+    numbers = {node.name: number for number, node in enumerate(graph.nodes, 1)}
+    writer = {column: node.name for node in graph.nodes for column in node.writes}
+    last = {column: node.name for node in graph.nodes for column in (*node.writes, *node.reads)}
+    keep = set(graph.report.values())
+    steps = []
+    for node in graph.nodes:
+        needs = {numbers[writer[c]] for c in node.reads} | {numbers[name] for name in node.after}
+        touched = (*node.reads, *node.writes)
+        steps.append(
+            Step(
+                id=numbers[node.name],
+                phase=phase,
+                kind=node.kind,
+                node=node.name,
+                pool=node.pool,
+                devices=(0,) if node.layout == "one" else tuple(range(graph.devices[node.pool])),
+                reads=node.reads,
+                writes=node.writes,
+                frees=tuple(c for c in dict.fromkeys(touched) if last[c] == node.name and c not in keep),
+                models=_version(node),
+                layout=node.layout,
+                inserted=node.inserted,
+                because=node.because,
+                after=tuple(sorted(needs)),
+                op=node.op.name if node.call else "",
+            )
+        )
+    return tuple(steps)
+
+
+def _version(node: Node) -> dict[str, str]:
+    if node.model is None or node.version is None:
+        return {}
+    return {node.model: "v" + (f"+{node.version}" if node.version else "")}
+
+
+def _function(node: Node) -> Function:
+    assert node.call
+    call: Call = node.call
+    return Function(
+        target=call.target,
+        attributes=dict(call.attributes),
+        ins=dict(call.ins),
+        outs=dict(call.outs),
+        handles=dict(node.op.handles),
+        model=node.model,
+        tokenizer=node.tokenizer,
+        hooks={name: Function(hook.target, dict(hook.attributes)) for name, hook in node.hooks.items()},
+    )
+
+
+def _columns(graph: Graph) -> dict[str, ColumnPlan]:
+    found = {}
+    for name, column in graph.columns.items():
+        domain = graph.domains[column.domain]
+        found[name] = ColumnPlan(
+            str(column.type), column.domain, column.layout, column.writer, domain.parent, domain.times
+        )
+    return found
+
+
+def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
+    """The models that some step needs, with the engines that hold them."""
+    nodes = [node for phase in phases for node in phase.nodes]
+    engines = {name: {n.op.engine for n in nodes if n.call and n.model == name} for name in graph.models}
+    tokenizers = {node.tokenizer for node in nodes}
+    found = {}
+    for name, model in graph.models.items():
+        if engines[name] or name in tokenizers:
+            spec = model.spec
+            optimizer = spec.optimizer.model_dump() if spec.optimizer and not spec.frozen else None
+            train = spec.train.model_dump() if engines[name] else None
+            serve = spec.serve.model_dump() if "serve" in engines[name] else None
+            found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve)
+    return found

@@ -1,0 +1,134 @@
+"""The plan and the composed graph as text that can be read aloud."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlgraph.plan import ColumnPlan, Plan, Step
+from rlgraph.source import Tree, scalar
+
+
+def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
+    """The whole plan; ``failed`` is the (phase, step) to mark."""
+    return "\n".join(_lines(plan, failed)) + "\n"
+
+
+def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
+    yield f"plan of {plan.graph}: {plan.about}" if plan.about else f"plan of {plan.graph}"
+    for pool, count in plan.pools.items():
+        yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
+    for name, model in plan.models.items():
+        state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
+        engines = [str(e["engine"]) for e in (model.train, model.serve) if e]
+        yield f"  model {name}: {state}, head {model.head}, held by {' and '.join(engines) or 'no engine'}"
+    yield ""
+    if plan.eval_steps:
+        often = f", after every {plan.eval_every} iterations" if plan.eval_every else ""
+        yield f"evaluate before the first iteration{often} and after the last, reporting " + ", ".join(
+            f"{metric} = mean of {column}" for metric, column in plan.report.items()
+        )
+        yield from _steps(plan, plan.eval_steps, failed)
+        yield ""
+    yield f"repeat {plan.iterations} times"
+    yield from _steps(plan, plan.steps, failed)
+    yield ""
+    yield from _closing(plan)
+
+
+def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:
+    for step in steps:
+        mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
+        yield f"{mark} {step.id:>3}. {sentence(step)}"
+        for word, detail in _details(step, plan.columns[step.phase]):
+            if detail:
+                first, *rest = textwrap.wrap(detail, 84, break_on_hyphens=False)
+                yield f"         {word:<8}{first}"
+                yield from (f"{'':17}{line}" for line in rest)
+
+
+def sentence(step: Step) -> str:
+    """One step as a line: what it does, with which model, and where.
+
+    Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
+    """
+    where = (
+        f"{step.pool}[{step.devices[0]}]" if len(step.devices) == 1 else f"{step.pool}[0-{step.devices[-1]}]"
+    )
+    model = "".join(f" {name}@{version}" for name, version in step.models.items())
+    if step.kind == "sync":
+        return f"sync{model} from the train engine to the serve engine on {where}"
+    if step.kind == "repeat":
+        return f"repeat {step.reads[0]} for each sample on {where}"
+    if step.kind == "repartition":
+        return f"move {', '.join(step.reads)} to {where}"
+    return f"run {step.node} ({step.op}){model and ' with' + model} on {where}"
+
+
+def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[str, str]]:
+    written = [f"{name}: {columns[name].type}" for name in step.writes]
+    if step.op.startswith("update."):
+        written += [f"{name}@{_next(version)}" for name, version in step.models.items()]
+    if step.inserted:
+        yield "because", step.because
+    else:
+        yield "reads", ", ".join(step.reads)
+    if step.kind == "repartition":
+        yield "writes", ", ".join(step.writes)
+    else:
+        yield "writes", ", ".join(written)
+    yield "frees", ", ".join(step.frees)
+
+
+def _next(version: str) -> str:
+    return f"v+{int(version.partition('+')[2] or 0) + 1}"
+
+
+def _closing(plan: Plan) -> Iterator[str]:
+    steps = plan.steps
+    inserted = sum(step.inserted for step in steps)
+    yield f"{len(steps)} steps an iteration, {inserted} of them inserted (marked +)"
+    for note in plan.notes:
+        yield f"note: {note}"
+    for name in plan.open_values:
+        yield f"still open: {name} (give it as {name}=...)"
+
+
+def show_text(tree: Tree, origin: bool = False) -> str:
+    """A composed graph as YAML; with ``origin``, each value's place as a comment."""
+    return "\n".join(line.rstrip() for line in _yaml(tree, 0, origin)) + "\n"
+
+
+def _yaml(tree: Tree, depth: int, origin: bool) -> Iterator[str]:
+    pad = "  " * depth
+    for name, child in tree.items.items():
+        if child.is_map and child.items:
+            yield f"{pad}{name}:"
+            yield from _yaml(child, depth + 1, origin)
+        else:
+            line = f"{pad}{name}: {flow(child)}"
+            yield f"{line:<60}  # {place(child)}" if origin else line
+
+
+def place(tree: Tree) -> str:
+    """Where a value came from: ``file:line``, or the command line."""
+    source = tree.mark.source.name
+    return source if source == "command line" else f"{source.rpartition('/')[2]}:{tree.mark.line}"
+
+
+def flow(tree: Tree) -> str:
+    """A value in YAML's flow style, on one line, reading back as the same value."""
+    value = tree.value
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {flow(child)}" for name, child in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(flow(child) for child in value) + "]"
+    if isinstance(value, str):
+        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+    return "null" if value is None else json.dumps(value)
+
+
+def _is_plain(value: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z_./?][\w./@?-]*( [\w./@-]+)*", value)) and scalar(value) == value

@@ -1,0 +1,77 @@
+"""Every op and loss declares itself, and reading the declarations loads nothing heavy."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from rlgraph.nodes import LOSSES, OPS
+from rlgraph.op import Op, signature
+
+CATALOG = OPS | LOSSES
+
+
+def declared(name: str) -> Op:
+    module, function = CATALOG[name].split(":")
+    return signature(name, getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_each_entry_declares_and_documents_itself(name: str) -> None:
+    op = declared(name)
+    assert op.outputs or op.declared.updates
+    assert "Example:" in op.doc
+    for attribute in op.attributes.model_fields:
+        assert f"\n    {attribute}: " in op.doc, f"{attribute} is not described"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_op_is_decorated(name: str) -> None:
+    assert hasattr(declared(name).body, "__op__")
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("rollout", {"max_new_tokens": 0}),
+        ("rollout", {"max_new_tokens": 8, "n": 0}),
+        ("rollout", {"max_new_tokens": 8, "n": 1.5}),
+        ("rollout", {"max_new_tokens": 8, "top_p": 0}),
+        ("data.prompts", {"files": [], "batch": 1}),
+        ("data.prompts", {"files": ["a"], "batch": "some"}),
+        ("data.prompts", {"files": ["a"], "batch": 0}),
+        ("reward.kl_penalty", {"kl": "k4"}),
+        ("advantage.gae", {"lam": 1.1}),
+        ("update.policy", {"loss": {}, "aggregate": "mean"}),
+        ("ppo_clip", {"dual_clip": 0.5}),
+    ],
+)
+def test_attributes_out_of_bounds_are_refused(name: str, attributes: dict) -> None:
+    with pytest.raises(ValidationError):
+        declared(name).attributes(**attributes)
+
+
+def test_whole_numbers_are_accepted_for_fractions() -> None:
+    attributes = declared("rollout").attributes(max_new_tokens=8, temperature=1, top_p=1)
+    assert attributes.temperature == 1.0
+
+
+def test_the_catalog_reads_without_anything_heavy() -> None:
+    script = f"""
+import importlib, sys
+from rlgraph.op import signature
+for name, path in {CATALOG!r}.items():
+    module, function = path.split(":")
+    signature(name, getattr(importlib.import_module(module), function))
+heavy = {{"torch", "transformers", "ray", "pyarrow", "numpy", "math_verify"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_take_the_log_probs_of_now(name: str) -> None:
+    assert next(iter(inspect.signature(declared(name).body).parameters)) == "logprobs"

@@ -1,0 +1,87 @@
+"""The objectives that update ops hand to a train engine."""
+
+import math
+
+import pytest
+import torch
+
+from rlgraph.engines import Totals
+from rlgraph.nodes.loss import ppo_clip, reinforce, sft
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.update import critic_objective, policy_objective
+from rlgraph.op import Loss
+
+MASK = Ragged.of([[False, True, True], [False, True]], torch.bool)
+TOTALS = Totals(tokens=3, sequences=2)
+
+
+def column(*values: float) -> Ragged:
+    return MASK.like(torch.tensor(values, dtype=torch.float64))
+
+
+def batch(**columns: Ragged) -> dict[str, Ragged]:
+    return {"loss_mask": MASK, "logprobs": column(0, -1, -2, 0, -3), **columns}
+
+
+def test_policy_objective_of_sft() -> None:
+    loss, metrics = policy_objective(Loss(sft, {}, {}), "token-mean", 0.0, "k3", 0.0)(batch(), TOTALS)
+    assert loss.item() == pytest.approx(2.0)
+    assert metrics == {}
+
+
+def test_policy_objective_adds_kl_and_subtracts_entropy() -> None:
+    columns = batch(advantages=column(0, 1, 1, 0, -1), ref_logprobs=column(0, -2, -2, 0, -1))
+    columns["entropy"] = column(9, 1, 2, 9, 6)
+    objective = policy_objective(Loss(reinforce, {}, {}), "token-sum", 0.5, "k1", 0.1)
+    loss, metrics = objective(columns, TOTALS)
+    # -A lp: 1 + 2 - 3 = 0; kl: 1 + 0 - 2 = -1; entropy: 9
+    assert loss.item() == pytest.approx(0 + 0.5 * -1 - 0.1 * 9)
+    assert metrics == {"entropy": (9.0, 3.0), "kl_ref": (-1.0, 3.0)}
+
+
+def test_policy_objective_measures_ratios() -> None:
+    columns = batch(old_logprobs=column(0, -1, -2.5, 0, -1), advantages=column(0, 1, 1, 0, 1))
+    loss = Loss(ppo_clip, {"clip": 0.2, "clip_high": None, "dual_clip": None}, {})
+    total, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
+    ratios = [1.0, math.exp(0.5), math.exp(-2)]
+    assert total.item() == pytest.approx(-(1.0 + 1.2 + ratios[2]) / 3)
+    assert metrics["clip_fraction"] == (2.0, 3.0)
+    assert metrics["kl_old"][0] == pytest.approx(sum(rho - 1 - math.log(rho) for rho in ratios))
+
+
+def test_policy_objective_reaches_only_masked_tokens() -> None:
+    logprobs = torch.tensor([0.0, -1, -2, 0, -3], requires_grad=True)
+    columns = batch(old_logprobs=column(0, -1, -2, 0, -3), advantages=column(5, 1, -1, 5, 2))
+    columns["logprobs"] = MASK.like(logprobs)
+    loss, _ = policy_objective(Loss(ppo_clip, {"clip": 0.2}, {}), "token-mean", 0.0, "k3", 0.0)(
+        columns, TOTALS
+    )
+    loss.backward()
+    assert logprobs.grad.tolist() == pytest.approx([0, -1 / 3, 1 / 3, 0, -2 / 3])
+
+
+def test_critic_objective_by_hand() -> None:
+    columns = {
+        "loss_mask": MASK,
+        "new_values": column(9, 1.0, 0.5, 9, 0.0),
+        "values": column(9, 0.0, 0.5, 9, 0.0),
+        "returns": column(9, 1.0, 1.0, 9, -0.1),
+    }
+    # free: 0, 0.25, 0.01; clamped to 0.2 around the old: (0.2 - 1)^2 = 0.64, 0.25, 0.01
+    loss, metrics = critic_objective(0.2, "token-mean")(columns, TOTALS)
+    assert loss.item() == pytest.approx((0.64 + 0.25 + 0.01) / 2 / 3)
+    assert metrics == {"value": (1.5, 3.0), "clip_fraction": (1.0, 3.0)}
+
+
+def test_critic_objective_gradient_by_finite_differences() -> None:
+    draw = torch.Generator().manual_seed(0)
+    fixed = {
+        name: MASK.like(torch.randn(5, generator=draw, dtype=torch.float64)) for name in ("values", "returns")
+    }
+
+    def total(flat: torch.Tensor) -> torch.Tensor:
+        columns = {"loss_mask": MASK, "new_values": MASK.like(flat), **fixed}
+        return critic_objective(0.2, "seq-mean-token-mean")(columns, TOTALS)[0]
+
+    start = torch.randn(5, generator=draw, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(total, start)
