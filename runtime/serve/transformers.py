@@ -1,0 +1,245 @@
+"""The embedded serve engine: Hugging Face causal language models, in-process, eager, on CPU or CUDA.
+
+Covers: decoder models with full or sliding-window attention whose forward takes ``position_ids``. Each prompt
+is prefilled once for all its samples; finished samples leave the batch at once and waiting ones take their
+slots (continuous batching, as in Orca, Yu et al. 2022).
+
+Not covered: recurrent and linear-attention layers, chunked attention, ALiBi, prefix sharing between requests,
+CUDA graphs, and more than one device.
+
+Shapes: prompts (rows of one prefill), rows (slots), live (running samples), vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import cached_file
+
+from rlgraph.engines import Generation, Request, Sampling
+from rlgraph.runtime.serve.batching import Run
+from rlgraph.runtime.serve.kv import Decode, SlotCache
+
+ATTENTIONS = ("full_attention", "sliding_attention")
+
+
+class TransformersEngine:
+    """Generates with a Hugging Face model whose weights arrive by ``load_weights``.
+
+    Example:
+        engine = TransformersEngine("Qwen/Qwen2.5-0.5B-Instruct")
+        engine.load_pretrained()
+        engine.generate([Request(prompt=[9707], seeds=[0, 1])], Sampling(max_new_tokens=16))
+
+    Args:
+        path: a model directory or a hub name; configuration and tokenizer are read from it, weights are not.
+        device: where the model lives, such as ``cpu`` or ``cuda:0``.
+        dtype: of weights, keys and values, as torch names it.
+        max_rows: samples that run at the same time; the rest wait for a slot.
+        max_cached_tokens: positions that the slots may hold together. Fewer rows run where they are long; one
+            always does.
+        prefill_tokens: padded prompt tokens in one forward; a longer prompt goes alone.
+
+    Raises:
+        ValueError: the model has layers that this engine does not run.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        device: str = "cpu",
+        dtype: str = "float32",
+        *,
+        max_rows: int = 1024,
+        max_cached_tokens: int = 1 << 19,
+        prefill_tokens: int = 8192,
+    ) -> None:
+        self.path, self.device = path, torch.device(device)
+        self.max_rows, self.max_cached_tokens, self.prefill_tokens = (
+            max_rows,
+            max_cached_tokens,
+            prefill_tokens,
+        )
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.model = _empty_model(path, self.device, getattr(torch, dtype))
+        config = self.model.config.get_text_config()
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.attentions = _attentions(self.model)
+        self.window: int = getattr(config, "sliding_window", None) or 0
+        self.stops = torch.tensor(
+            _stop_ids(path, self.model, self.tokenizer), dtype=torch.int64, device=self.device
+        )
+        self.version = -1
+        self._last: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take every weight by its name in ``named_parameters()``, a tied one once, and persistent buffers.
+
+        Tensors may come one at a time, on any device and in any dtype. After an error the engine has no
+        usable weights, and ``version`` is -1.
+
+        Raises:
+            ValueError: an unknown name, a wrong shape, or weights that were not given.
+        """
+        self.version, waiting = -1, _weights(self.model)
+        known = frozenset(waiting)
+        for name, tensor in named:
+            if name not in waiting:
+                raise ValueError(
+                    f"weight {name!r} " + ("came twice" if name in known else "is not in the model")
+                )
+            _copy(name, tensor, waiting.pop(name))
+        if waiting:
+            names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
+            raise ValueError(f"{len(waiting)} of {len(known)} weights were not given: {names}")
+        self.version = version
+
+    def load_pretrained(self) -> None:
+        """Take the weights that lie at ``path``, as version 0."""
+        dtype = next(self.model.parameters()).dtype
+        self.load_weights(_weights(AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype)).items(), 0)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Raises:
+            RuntimeError: no weights were given yet.
+            ValueError: an empty prompt, ``max_new_tokens`` below 1, or a prompt that with ``max_new_tokens``
+                exceeds the model's context.
+            FloatingPointError: the model's logits are NaN.
+        """
+        limits = [[sampling.max_new_tokens] * len(request.seeds) for request in requests]
+        return self._generate(requests, sampling, limits, self.stops)
+
+    @torch.inference_mode()
+    def _generate(
+        self, requests: Sequence[Request], sampling: Sampling, limits: Sequence[Sequence[int]], stops: Tensor
+    ) -> list[list[Generation]]:
+        """``generate`` with a limit a sample, and with these stop ids ``[stops]``."""
+        self._check(requests, limits)
+        if not any(limits):
+            return [[] for _ in requests]
+        finished = iter(Run(self, requests, sampling, limits, stops).finish())
+        return [[next(finished) for _ in request.seeds] for request in requests]
+
+    def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
+        if self.version < 0:
+            raise RuntimeError(
+                f"{self.path}: no weights yet; call load_weights or load_pretrained before generate"
+            )
+        for index, (request, counts) in enumerate(zip(requests, limits, strict=True)):
+            prompt, new = len(request.prompt), max(counts, default=1)
+            if not prompt or min(counts, default=1) < 1:
+                raise ValueError(
+                    f"request {index}: {prompt} prompt tokens, {new} new tokens; each must be at least 1"
+                )
+            if self.context is not None and prompt + new > self.context:
+                raise ValueError(
+                    f"request {index}: {prompt} prompt tokens and {new} new tokens make {prompt + new}, "
+                    f"more than the model's context of {self.context}"
+                )
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
+        """Logits ``[prompts, vocabulary]`` after each prompt.
+
+        Padding is on the right, where causal attention never looks: no mask is needed.
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        width = max(map(len, prompts))
+        padded = torch.tensor(
+            [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device
+        )
+        self._last = lengths - 1
+        logits = self.model(input_ids=padded, past_key_values=cache, use_cache=True).logits[:, 0]
+        self._last = None
+        return logits
+
+    def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
+        """Logits ``[live, vocabulary]`` after one more token ``[live]`` a row."""
+        return self.model(
+            input_ids=tokens[:, None],
+            position_ids=target.positions[:, None],
+            attention_mask=self._masks(target),
+            past_key_values=cache.aim(target),
+            use_cache=True,
+        ).logits[:, 0]
+
+    def _masks(self, target: Decode) -> Any:
+        """What to add to attention scores, ``[live, 1, 1, width]`` for each kind of attention.
+
+        A float mask serves every layer; sdpa would turn a boolean one into it once a layer.
+        """
+        if target.aligned:
+            return None
+        columns, positions = torch.arange(target.width, device=self.device), target.positions[:, None]
+        hidden = {"full_attention": columns > positions}
+        hidden["sliding_attention"] = hidden["full_attention"] | (columns <= positions - self.window)
+        masks = {kind: self._additive(hidden[kind]) for kind in sorted(set(self.attentions))}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        zeros = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
+        return zeros.masked_fill_(hidden, float("-inf"))[:, None, None]
+
+    def _keep_last(self, head: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        """Before the head: in a prefill, keep each prompt's last hidden state alone.
+
+        The logits of whole prompts would take more memory than all the rest.
+        """
+        if self._last is None:
+            return None
+        rows = torch.arange(len(self._last), device=self.device)
+        return (inputs[0][rows, self._last][:, None],)
+
+
+def _empty_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with uninitialised weights; buffers that no checkpoint holds (rotary) are computed."""
+    with device, no_init_weights():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
+
+
+def _attentions(model: PreTrainedModel) -> list[str]:
+    """The kind of attention of each layer."""
+    config = model.config.get_text_config()
+    single = ATTENTIONS[1] if getattr(config, "sliding_window", None) else ATTENTIONS[0]
+    kinds = getattr(config, "layer_types", None) or [single] * config.num_hidden_layers
+    unknown = sorted(set(kinds) - set(ATTENTIONS))
+    if unknown or model._is_stateful or "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids, not "
+            f"{type(model).__name__} ({', '.join(unknown) or 'no position_ids'}); serve it with sglang"
+        )
+    return list(kinds)
+
+
+def _stop_ids(path: str, model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Every end token that the generation config, the tokenizer or the model config names."""
+    found = [tokenizer.eos_token_id, model.config.get_text_config().eos_token_id]
+    if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
+        found.append(GenerationConfig.from_pretrained(path).eos_token_id)
+    return sorted(
+        {stop for ids in found if ids is not None for stop in (ids if isinstance(ids, list) else [ids])}
+    )
+
+
+def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Parameters, a tied one once, and buffers that a checkpoint holds, by name."""
+    parameters = dict(model.named_parameters())
+    saved = model.state_dict()
+    return parameters | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+@torch.no_grad()
+def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
+        raise ValueError(f"weight {name!r} is {list(tensor.shape)}; the model's is {list(target.shape)}")
+    target.copy_(tensor)

@@ -1,0 +1,43 @@
+"""Optimizer options, schedules and clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, make_optimizer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "lr is required"),
+        ({"lr": 1e-3, "momentum": 0.9}, "unknown momentum; accepted: lr"),
+        ({"lr": 1e-3, "schedule": "cosine"}, "schedule cosine needs total_steps"),
+        ({"lr": 1e-3, "schedule": "step"}, "schedule is one of constant, cosine, linear, not step"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimizerOptions.of(options)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.0, 0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.0, 0.5, 1.0, 0.75, 0.5]),
+        ("cosine", [0.0, 0.5, 1.0, 0.853553, 0.5]),
+    ],
+)
+def test_schedules_warm_up_and_decay(schedule: str, expected: list[float]) -> None:
+    options = OptimizerOptions.of({"lr": 1.0, "schedule": schedule, "warmup_steps": 2, "total_steps": 6})
+    optimizer, scheduler = make_optimizer([torch.nn.Parameter(torch.zeros(2))], options)
+    rates = []
+    for _ in expected:
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx(expected, abs=1e-6)
