@@ -1,0 +1,106 @@
+"""Columns in the object store: one object a column a partition.
+
+A ``Part`` holds numpy arrays, which Ray maps into a reader's memory without a copy; text is a list of str.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.nodes.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or strings."""
+
+    values: Any  # numpy array or list[str]
+    offsets: Any = None
+
+    def __len__(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Any:
+        """int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
+        return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
+
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
+
+
+def pack(value: Any, dtype: str, what: str) -> Part:
+    """What an op returned for a column, as a ``Part``.
+
+    Raises:
+        TypeError: it is not of the declared dtype.
+    """
+    if dtype == "text":
+        if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise TypeError(
+                f"{what} is declared as text, so the op returns a list of str; it returned {type(value)}"
+            )
+        return Part(value)
+    ragged = value if isinstance(value, Ragged) else None
+    flat = ragged.values if ragged else value
+    if not isinstance(flat, torch.Tensor) or flat.dtype != DTYPES[dtype]:
+        got = flat.dtype if isinstance(flat, torch.Tensor) else type(flat)
+        raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
+    values = flat.detach().cpu().contiguous().numpy()
+    return Part(values, ragged.offsets.cpu().numpy() if ragged else None)
+
+
+def empty(kind: str) -> Part:
+    """A part without rows, of a column type as the plan writes it."""
+    dtype = kind.partition("[")[0]
+    if dtype == "text":
+        return Part([])
+    values = torch.empty(0, dtype=DTYPES[dtype]).numpy()
+    return Part(values, np.zeros(1, np.int64) if "," in kind else None)
+
+
+def unpack(part: Part, device: str) -> Any:
+    """A ``Part`` as an op's body sees it: a tensor, a ``Ragged``, or a list of strings."""
+    if isinstance(part.values, list):
+        return part.values
+    values = _tensor(part.values).to(device)
+    return values if part.offsets is None else Ragged(values, _tensor(part.offsets).to(device))
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # the store's memory is read-only; torch has no such tensors, and ops do not write what they read
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def take(part: Part, rows: Any) -> Part:
+    """The rows with these indices, in this order."""
+    if isinstance(part.values, list):
+        return Part([part.values[row] for row in rows])
+    if part.offsets is None:
+        return Part(part.values[rows])
+    lengths = part.lengths[rows]
+    offsets = _offsets(lengths)
+    start = np.repeat(part.offsets[rows] - offsets[:-1], lengths)
+    return Part(part.values[start + np.arange(len(start))], offsets)
+
+
+def concat(parts: Sequence[Part]) -> Part:
+    """Rows of several parts, one after the other."""
+    if isinstance(parts[0].values, list):
+        return Part([value for part in parts for value in part.values])
+    values = np.concatenate([part.values for part in parts])
+    if parts[0].offsets is None:
+        return Part(values)
+    return Part(values, _offsets(np.concatenate([part.lengths for part in parts])))
+
+
+def _offsets(lengths: Any) -> Any:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -1,0 +1,121 @@
+"""The demo's files: a tiny model and additions, made here, so that nothing is downloaded.
+
+    python -m rlgraph.runtime.demo DIR
+
+makes ``DIR/model`` (a Qwen2 of 0.6 M random weights with a tokenizer of one token a character),
+``DIR/train.parquet`` and ``DIR/test.parquet`` (questions such as ``12+34=`` with the answer ``46``; no
+question is in both).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+CHARACTERS = "0123456789+-*/=() ."
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+TEST_ROWS = 500
+FILES = ("model/model.safetensors", "model/tokenizer_config.json", "train.parquet", "test.parquet")
+
+
+def make(directory: str | Path = "demo_files", seed: int = 0) -> bool:
+    """Make the files that are not there yet.
+
+    Args:
+        directory: where; made if need be.
+        seed: of the weights and of which questions are for testing.
+
+    Returns:
+        Whether anything was made.
+    """
+    directory = Path(directory)
+    if all((directory / name).is_file() for name in FILES):
+        return False
+    make_model(directory / "model", seed)
+    train, test = questions(seed)
+    write_parquet(directory / "train.parquet", train)
+    write_parquet(directory / "test.parquet", test)
+    return True
+
+
+def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Every sum of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 100) for b in range(10, 100)]
+    random.Random(seed).shuffle(rows)
+    return rows[TEST_ROWS:], rows[:TEST_ROWS]
+
+
+def make_model(directory: Path, seed: int) -> None:
+    """Write a Hugging Face model directory: config, random weights, tokenizer."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    tokenizer, shows_progress = make_tokenizer(), logging.is_progress_bar_enabled()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(model_config(tokenizer))
+    logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    if shows_progress:
+        logging.enable_progress_bar()
+    tokenizer.save_pretrained(directory)
+
+
+def model_config(tokenizer: Any) -> Any:
+    """A ``Qwen2Config`` of 0.6 M parameters."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=32,  # the characters and special tokens, rounded up
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.06,  # at the usual 0.02 so small a model learns much more slowly
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of one token a character (``transformers.PreTrainedTokenizerFast``)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["pad_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()  # no spaces between tokens
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, model_max_length=64, **SPECIAL
+    )
+
+
+def write_parquet(file: Path, rows: list[dict[str, str]]) -> None:
+    """Write rows with the columns ``question`` and ``answer``."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+
+
+def main(arguments: list[str]) -> None:
+    """Make the files, and say so in one line; nothing where they are there already."""
+    directory = arguments[0] if arguments else "demo_files"
+    if make(directory):
+        train, test = questions(0)
+        print(
+            f"{directory}: model (0.6 M parameters), train.parquet ({len(train)}), test.parquet ({len(test)})"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""Which rows lie on which device. Row numbers count through the whole batch of an iteration.
+
+A layout is a list with an int64 array of row numbers for each device. These are the layouts that the compiler
+names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+Layout = list[Any]  # a device's int64 row numbers, in the order of its rows
+
+
+def one(rows: int, devices: int) -> Layout:
+    """All rows on the first device."""
+    return [np.arange(rows), *(np.arange(0) for _ in range(devices - 1))]
+
+
+def even(rows: int, devices: int) -> Layout:
+    """Contiguous shares whose sizes differ by at most one."""
+    return np.array_split(np.arange(rows), devices)
+
+
+def children(layout: Layout, times: int) -> Layout:
+    """The layout of a domain with ``times`` rows for each row of this one."""
+    return [(rows[:, None] * times + np.arange(times)).reshape(-1) for rows in layout]
+
+
+def balanced(lengths: Any, devices: int, minibatches: int) -> Layout:
+    """Rows spread so that in each mini-batch the devices hold nearly equal token counts.
+
+    Args:
+        lengths: int64 ``[rows]``, tokens of each row.
+        devices: how many.
+        minibatches: row r of R belongs to mini-batch ``r * minibatches // R``.
+    """
+    rows = len(lengths)
+    owner = np.arange(rows) * minibatches // max(rows, 1)
+    shares: list[list[Any]] = [[] for _ in range(devices)]
+    for index in range(minibatches):
+        members = np.flatnonzero(owner == index)
+        for share, group in zip(shares, karmarkar_karp(lengths[members], devices), strict=True):
+            share.append(members[sorted(group)])
+    return [np.concatenate(share) if share else np.arange(0) for share in shares]
+
+
+def karmarkar_karp(weights: Sequence[int], bins: int) -> list[list[int]]:
+    """Split indices into ``bins`` of nearly equal weight by the largest differencing method
+    (Karmarkar and Karp, 1982; for several bins Michiels et al., 2003).
+
+    Example:
+        >>> sorted(map(sorted, karmarkar_karp([8, 7, 6, 5, 4], 2)))
+        [[0, 2], [1, 3, 4]]
+    """
+    order = count()
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for index, weight in enumerate(weights):
+        parts: list[tuple[int, list[int]]] = [(int(weight), [index])] + [(0, [])] * (bins - 1)
+        heap.append((-int(weight), next(order), parts))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
+        # the heaviest part of one meets the lightest of the other
+        merged = [(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)]
+        merged.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], next(order), merged))
+    return [group for _, group in heap[0][2]] if heap else [[] for _ in range(bins)]
+
+
+def where(layout: Layout, rows: int) -> tuple[Any, Any]:
+    """For each row its device and its place there: two int64 arrays ``[rows]``."""
+    device, place = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    for number, held in enumerate(layout):
+        device[held], place[held] = number, np.arange(len(held))
+    return device, place

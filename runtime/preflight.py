@@ -1,0 +1,140 @@
+"""What a run needs beside the graph, checked before anything starts: weights, tokenizers, data, context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
+from rlgraph.nodes.dataset import load_examples, load_prompts
+from rlgraph.plan import Function, Plan
+from rlgraph.source import Tree
+
+# a source op -> what loads all of its data from the same attributes
+LOADERS: dict[str, Callable[..., Any]] = {
+    "rlgraph.nodes.data:prompts": load_prompts,
+    "rlgraph.nodes.data:examples": load_examples,
+}
+NOT_LOADING = ("batch", "shuffle")  # attributes that say what to take of the data, not what it is
+
+
+def preflight(plan: Plan, tree: Tree) -> None:
+    """Look at every model folder and data file that the plan names.
+
+    Raises:
+        GraphError: with every problem found, each at the place in the graph that named the file.
+    """
+    check = Preflight(plan, tree)
+    check.open_values()
+    if not check.problems:
+        check.models()
+    if not check.problems:
+        check.data()
+    if check.problems:
+        raise GraphError(check.problems)
+
+
+class Preflight:
+    """Collects problems of one plan."""
+
+    def __init__(self, plan: Plan, tree: Tree) -> None:
+        self.plan, self.tree = plan, tree
+        self.problems: list[Problem] = []
+        self.tokenizers: dict[str, Any] = {}
+        self.context: dict[str, int | None] = {}  # model -> tokens that fit
+
+    def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
+        self.problems.append(Problem(kind, law, mark, remedy=remedy))
+
+    def open_values(self) -> None:
+        """Every value written ??? must have been given."""
+        for name in self.plan.open_values:
+            mark = self.tree.at(tuple(name.split("."))).mark
+            self.problem("open-value", f"`{name}` is still open", mark, f"give it: {name}=...")
+
+    def models(self) -> None:
+        """Every model's folder holds a configuration, weights and, where one is needed, a tokenizer."""
+        needed = {
+            f.tokenizer for phase in self.plan.functions.values() for f in phase.values() if f.tokenizer
+        }
+        for name, model in self.plan.models.items():
+            mark = self.tree.at(("models", name, "path")).mark
+            reason = self._model(name, model.path, model.serve is not None or name in needed)
+            if reason:
+                remedy = f"give a Hugging Face model folder: models.{name}.path=DIR" + _how_to_make(
+                    model.path
+                )
+                self.problem("no-model", f"models.{name}.path: {model.path} {reason}", mark, remedy)
+
+    def _model(self, name: str, path: str, tokenizer: bool) -> str:
+        """What is wrong with a model's path, or nothing."""
+        from transformers import AutoConfig, AutoTokenizer
+
+        folder = Path(path)
+        if folder.exists() and not (folder / "config.json").is_file():
+            return "is no model folder: it has no config.json"
+        if not folder.exists() and path.count("/") != 1:
+            return "does not exist"
+        if folder.exists() and not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
+            return "has no weights (*.safetensors)"
+        try:
+            config = AutoConfig.from_pretrained(path)
+            if tokenizer:
+                self.tokenizers[name] = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
+        self.context[name] = getattr(config, "max_position_embeddings", None)
+        return ""
+
+    def data(self) -> None:
+        """Every source's files can be read, and what they hold fits the models that read it."""
+        for phase, functions in self.plan.functions.items():
+            for node, function in functions.items():
+                if function.target in LOADERS:
+                    self._source(phase, node, function)
+
+    def _source(self, phase: str, node: str, function: Function) -> None:
+        mark = self._mark(phase, node)
+        attributes = {n: v for n, v in function.attributes.items() if n not in NOT_LOADING}
+        try:
+            data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
+        except RlgraphError as error:
+            hint = "".join(_how_to_make(file) for file in attributes.get("files", ()))[:200]
+            self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
+            return
+        place, tokens = data.longest()
+        for reader, room, model in self._readers(phase, function):
+            context = self.context[model]
+            if context is not None and tokens + room > context:
+                new = f", and with {reader}.max_new_tokens {room} that is {tokens + room}" if room else ""
+                law = f"the question at {place} has {tokens} tokens{new}; the context of {model} is {context}"
+                limit = "max_prompt_tokens" if "max_prompt_tokens" in function.attributes else "max_tokens"
+                remedy = f"drop the longer ones by {node}.{limit}={max(context - room, 1)}"
+                self.problem(
+                    "context", law, mark, remedy + (f", or lower {reader}.max_new_tokens" if room else "")
+                )
+
+    def _readers(self, phase: str, source: Function) -> list[tuple[str, int, str]]:
+        """Nodes whose model sees this source's tokens: name, tokens that it adds, model."""
+        written = set(source.outs.values())
+        found = []
+        for node, function in self.plan.functions[phase].items():
+            reads = {column.partition("@")[0] for column in function.ins.values()}
+            if function.model and reads & written:
+                found.append((node, int(function.attributes.get("max_new_tokens", 0)), function.model))
+        return found
+
+    def _mark(self, phase: str, node: str) -> Mark:
+        changed = self.tree.at(("eval", "nodes", node))
+        place = changed if phase == "eval" and changed.get("files") else self.tree.at(("nodes", node))
+        return (place.get("files") or place).mark
+
+
+def _how_to_make(path: str) -> str:
+    """The demo's own files can be made."""
+    if "demo_files" in Path(path).parts:
+        return "; the demo's files are made by: python -m rlgraph.runtime.demo"
+    if Path(path).parts[:2] == ("runs", "demo_sft"):
+        return "; that model is made by: rlgraph run demo_sft"
+    return ""

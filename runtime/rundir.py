@@ -1,0 +1,164 @@
+"""A run on disk: the composed graph, the plan, metrics, the timeline, samples, checkpoints, trained models.
+
+runs/demo/
+  graph.yaml  plan.txt  plan.json        what was run
+  metrics.jsonl                          one object an iteration, and one for step 0
+  timeline.json                          Chrome trace events: open it at ui.perfetto.dev
+  samples/step-000100.jsonl              what the model wrote
+  checkpoints/step-000100/               all that a resumed run needs
+  models/policy/                         the trained model, as transformers loads it
+  logs/worker-0.log                      what the workers printed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.plan import Plan
+from rlgraph.runtime.driver import Ran, State
+from rlgraph.text import plan_text
+
+
+class RunDir:
+    """Writes and reads the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def fresh(path: Path | None, graph: str) -> RunDir:
+        """A new run directory: ``path``, or the first of runs/GRAPH, runs/GRAPH-2, ... that is not there.
+
+        Raises:
+            RunError: ``path`` holds a run already.
+        """
+        if path is None:
+            path, count = Path("runs") / graph, 1
+            while path.exists():
+                count += 1
+                path = Path("runs") / f"{graph}-{count}"
+        elif path.exists() and any(path.iterdir()):
+            raise RunError(
+                f"{path} holds files already\n  continue that run with --resume, or name another --run-dir"
+            )
+        for folder in ("samples", "checkpoints", "logs"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        return RunDir(path)
+
+    @staticmethod
+    def existing(path: Path) -> RunDir:
+        """The directory of an earlier run.
+
+        Raises:
+            RunError: it holds no run.
+        """
+        if not (path / "plan.json").is_file():
+            raise RunError(
+                f"{path} holds no run to resume (no plan.json)\n  leave out --resume to start one there"
+            )
+        return RunDir(path)
+
+    def describe(self, plan: Plan, graph: str) -> None:
+        """Write what will run."""
+        (self.path / "graph.yaml").write_text(graph, encoding="utf-8")
+        (self.path / "plan.txt").write_text(plan_text(plan), encoding="utf-8")
+        (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
+
+    def check_same(self, plan: Plan) -> None:
+        """That a run was made from this graph.
+
+        Raises:
+            RunError: it was not.
+        """
+        made = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        if made["digest"] != plan.digest:
+            law = f"{self.path} was made from another graph, or with other settings"
+            raise RunError(
+                f"{law}\n  compare its graph.yaml and plan.txt with yours, or start anew in another --run-dir"
+            )
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Append one line."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
+        """Append the steps of an iteration as trace events: pools are processes, devices threads."""
+        path = self.path / "timeline.json"
+        with path.open("a", encoding="utf-8") as file:
+            if not file.tell():
+                file.write("[\n")  # the format allows the closing bracket to be missing
+            for item in ran:
+                for device, report in item.reports.items():
+                    event = {
+                        "name": item.step.node,
+                        "cat": item.step.kind,
+                        "ph": "X",
+                        "ts": round(report.start * 1e6),
+                        "dur": round((report.end - report.start) * 1e6),
+                        "pid": item.step.pool,
+                        "tid": device,
+                        "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
+                    }
+                    file.write(json.dumps(event) + ",\n")
+
+    def samples(self, iteration: int, phase: str) -> str:
+        """The file for samples of an iteration, as an absolute path: a worker writes it."""
+        suffix = "-eval" if phase == "eval" else ""
+        return str((self.path / "samples" / f"step-{iteration:06d}{suffix}.jsonl").resolve())
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(
+            path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").is_file()
+        )
+
+    def begin_checkpoint(self) -> Path:
+        """An empty folder to write one into; it counts only once it is committed."""
+        folder = (self.path / "checkpoints" / "writing").resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit_checkpoint(self, folder: Path, state: State, keep: int) -> None:
+        """Make a written checkpoint the last one, in one rename, and drop the oldest beyond ``keep``."""
+        final = folder.parent / f"step-{state.iteration:06d}"
+        with (folder / "state.json").open("w", encoding="utf-8") as file:
+            json.dump(asdict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old)
+
+    def restore(self) -> tuple[State, Path | None]:
+        """The last checkpoint's state and folder; without one, the start. Later metrics are dropped."""
+        found = self.checkpoints()
+        state = (
+            State(**json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))) if found else State()
+        )
+        self._truncate(state.iteration if found else -1)
+        return state, found[-1].resolve() if found else None
+
+    def _truncate(self, iteration: int) -> None:
+        path = self.path / "metrics.jsonl"
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step(line) <= iteration]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def _step(line: str) -> float:
+    """The step of a metrics line; a line cut short by a crash is after everything."""
+    try:
+        return float(json.loads(line)["step"])
+    except ValueError:
+        return float("inf")

@@ -1,0 +1,273 @@
+"""One process on one device: it holds the engines placed there and carries out its share of each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rlgraph import catalog
+from rlgraph.engines import Context
+from rlgraph.plan import Function, ModelPlan, Plan
+from rlgraph.runtime.columns import Part, concat, empty, pack, take, unpack
+from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.runtime.serve.transformers import TransformersEngine
+
+TRAIN_ENGINES: dict[str, Callable[..., Any]] = {"fsdp": FsdpEngine}
+SERVE_ENGINES: dict[str, Callable[..., Any]] = {"transformers": TransformersEngine}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where in the run a step stands, and which rows this worker's share of it has."""
+
+    phase: str
+    iteration: int
+    rows: Any = ()  # int64 row numbers: of the rows read, or of a source's none
+    total_rows: int = 0
+    position: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of its share of a step: when it ran, its metrics, and the rows that it made."""
+
+    start: float
+    end: float
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
+
+
+class Worker:
+    """Hosts the engines of one device; a method that uses a model is called on all workers of its pool."""
+
+    def __init__(self, threads: int = 0, log: str | None = None) -> None:
+        if log:
+            _redirect(log)
+        if threads:
+            torch.set_num_threads(threads)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.train: dict[str, Any] = {}
+        self.serve: dict[str, Any] = {}
+        self.versions: dict[str, int] = {}
+        self.tokenizers: dict[str, Any] = {}
+
+    def place(self) -> tuple[str, str, str]:
+        """Host, accelerator and address, by which the driver sorts workers."""
+        return socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES", ""), _address()
+
+    def free_port(self) -> int:
+        """A port of this host that is free now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def setup(self, plan: Plan, rank: int, world: int, meeting: str) -> Report:
+        """Join the process group and load the models.
+
+        Args:
+            plan: what will run.
+            rank: of this worker among ``world``.
+            world: how many workers there are.
+            meeting: where they meet, ``tcp://host:port``.
+        """
+        start = time.time()
+        self.plan, self.rank = plan, rank
+        backend = "nccl" if self.device == "cuda" else "gloo"
+        timeout = timedelta(seconds=plan.schedule["timeout"])
+        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout)
+        for name, model in plan.models.items():
+            self._load(name, model)
+        return Report(start, time.time())
+
+    def _load(self, name: str, model: ModelPlan) -> None:
+        if model.train:
+            options = {key: value for key, value in model.train.items() if key != "engine"}
+            self.train[name] = TRAIN_ENGINES[str(model.train["engine"])](
+                model.path,
+                head=model.head,
+                frozen=model.optimizer is None,
+                optimizer=model.optimizer,
+                seed=self.plan.seed,
+                device=self.device,
+                **options,
+            )
+            self.versions[name] = 0
+        if model.serve:
+            self.serve[name] = SERVE_ENGINES[str(model.serve["engine"])](model.path, device=self.device)
+
+    def tokenizer(self, model: str) -> Any:
+        """The tokenizer that lies with a model's weights."""
+        if model not in self.tokenizers:
+            from transformers import AutoTokenizer
+
+            self.tokenizers[model] = AutoTokenizer.from_pretrained(self.plan.models[model].path)
+        return self.tokenizers[model]
+
+    def run(self, node: str, scope: Scope, *parts: Part) -> Any:
+        """Run an op on this worker's rows: its report, then a ``Part`` for each column that it writes."""
+        start = time.time()
+        function = self.plan.functions[scope.phase][node]
+        columns = dict(zip(_reads(function), parts, strict=True))
+        context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
+        result = self._call(function, columns, context, scope)
+        outputs = self._outputs(node, scope.phase, function, result)
+        lengths = next((part.lengths for part in outputs if part.offsets is not None), None)
+        if lengths is None and outputs:
+            lengths = outputs[0].lengths
+        return _flat(Report(start, time.time(), context.metrics, lengths), outputs)
+
+    def _call(self, function: Function, columns: Mapping[str, Part], context: Context, scope: Scope) -> Any:
+        op = catalog.load(function.target)
+        if columns and op.engine is None and not len(context.rows):
+            return None  # no rows, nothing to compute
+        arguments: dict[str, Any] = dict(function.attributes)
+        for name, hook in function.hooks.items():
+            arguments[name] = self._hook(op.hooks[name], function, hook, columns)
+        for parameter, handle in function.handles.items():
+            arguments[parameter] = self._handle(handle, function, context, scope)
+        for port in op.inputs:
+            column = function.ins.get(port.name)
+            arguments[port.name] = unpack(columns[column], self.device) if column else None
+        result = op.body(**arguments)
+        if op.declared.updates and function.model:
+            self.versions[function.model] += 1
+        return result
+
+    def _hook(self, kind: Any, function: Function, hook: Function, columns: Mapping[str, Part]) -> Any:
+        ports = [port.name for port in catalog.load(hook.target).inputs if port.name not in kind.provides]
+        read = {port: unpack(columns[function.ins[port]], self.device) for port in ports}
+        return kind(catalog.load(hook.target).body, hook.attributes, read)
+
+    def _handle(self, handle: str, function: Function, context: Context, scope: Scope) -> Any:
+        if handle == "context":
+            return context
+        if handle == "tokenizer":
+            assert function.tokenizer
+            return self.tokenizer(function.tokenizer)
+        model = str(function.model)
+        held = self.versions[model] if handle == "train" else self.serve[model].version
+        promised = scope.versions[model]
+        assert held == promised, (
+            f"{context.node} would read {model}@{held}; the plan promised {model}@{promised}"
+        )
+        return self.train[model] if handle == "train" else self.serve[model]
+
+    def _outputs(self, node: str, phase: str, function: Function, result: Any) -> list[Part]:
+        columns = self.plan.columns[phase]
+        if result is None:
+            return [empty(columns[column].type) for column in function.outs.values()]
+        values = (
+            [result] if list(function.outs) == [""] else [getattr(result, name) for name in function.outs]
+        )
+        return [
+            pack(value, columns[column].type.partition("[")[0], f"column `{column}` of node `{node}`")
+            for value, column in zip(values, function.outs.values(), strict=True)
+        ]
+
+    def sync(self, model: str, version: int) -> Report:
+        """Bring the serve engine to the train engine's weights, unless it holds them."""
+        start = time.time()
+        assert self.versions[model] == version, f"{model} is at version {self.versions[model]}, not {version}"
+        if self.serve[model].version != version:
+            self.serve[model].load_weights(self.train[model].weights(), version)
+        return Report(start, time.time())
+
+    def repeat(self, times: int, part: Part) -> Any:
+        """Each row ``times`` times: a prompt's value for each of its samples."""
+        start = time.time()
+        return Report(start, time.time()), take(part, np.repeat(np.arange(len(part)), times))
+
+    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
+        """Rows of this worker's new layout, out of the parts that hold them.
+
+        Args:
+            picks: for each column, an index into its parts' rows laid end to end.
+            counts: for each column, how many of ``parts`` are its own.
+            parts: first the parts of the first column, then of the second.
+        """
+        start, at, outputs = time.time(), 0, []
+        for pick, count in zip(picks, counts, strict=True):
+            outputs.append(take(concat(parts[at : at + count]), pick))
+            at += count
+        return _flat(Report(start, time.time()), outputs)
+
+    def mean(self, *parts: Part) -> tuple[float, int]:
+        """Sum and count of a column's values."""
+        return sum(float(part.values.sum()) for part in parts), sum(len(part.values) for part in parts)
+
+    def write_samples(self, path: str, names: Sequence[str], limit: int, *parts: Part) -> None:
+        """Write the first rows of some columns as JSON lines; token ids as text."""
+        model = next(name for name, model in self.plan.models.items() if model.head == "lm")
+        columns = {
+            name: [
+                self.tokenizer(model).decode(ids)
+                for ids in unpack(take(part, range(min(limit, len(part)))), "cpu").tolist()
+            ]
+            if part.offsets is not None
+            else list(part.values[:limit])
+            for name, part in zip(names, parts, strict=True)
+        }
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        lines = [json.dumps(row, ensure_ascii=False, default=float) for row in rows]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def save(self, folder: str) -> None:
+        """Write this rank's shards of every trained model."""
+        for name, engine in self._trained():
+            engine.save(f"{folder}/{name}")
+
+    def load(self, folder: str, versions: Mapping[str, int]) -> None:
+        """Read what ``save`` wrote, on any number of ranks."""
+        for name, engine in self._trained():
+            engine.load(f"{folder}/{name}")
+        self.versions.update(versions)
+
+    def export(self, folder: str) -> None:
+        """Write every trained model as a Hugging Face directory."""
+        for name, engine in self._trained():
+            engine.export(f"{folder}/{name}")
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _flat(report: Report, outputs: Sequence[Part]) -> Any:
+    return (report, *outputs) if outputs else report
+
+
+def _reads(function: Function) -> list[str]:
+    """Columns in the order in which the plan's step lists them."""
+    return list(dict.fromkeys(function.ins.values()))
+
+
+def _address() -> str:
+    ray = sys.modules.get("ray")  # absent when everything runs inline
+    return str(ray.util.get_node_ip_address()) if ray and ray.is_initialized() else "127.0.0.1"
+
+
+def _redirect(log: str) -> None:
+    """Send this process's output, of native code too, to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)

@@ -1,0 +1,174 @@
+"""Whole runs of small graphs, inline and on Ray."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ONES = str(HERE / "ones.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
+    """Run the command line in a process of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rlgraph", *args], capture_output=True, text=True, env=os.environ | env, timeout=300
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def metrics(run_dir: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without the times."""
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: float) -> None:
+    assert [line.keys() for line in a] == [line.keys() for line in b]
+    for left, right in zip(a, b, strict=True):
+        for name in left:
+            assert math.isclose(left[name], right[name], rel_tol=tolerance, abs_tol=tolerance), (name, left, right)
+
+
+def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
+    rlgraph("run", ONES, "--inline", "--run-dir", "inline")
+    rlgraph("run", ONES, "--devices", "1", "--run-dir", "one")
+    rlgraph("run", ONES, "--devices", "2", "--run-dir", "two")
+    alone = metrics("inline")
+    assert [line["step"] for line in alone] == [0, 1, 2, 3, 4]
+    assert alone[-1]["update_policy/grad_norm"] > 0
+    assert alone[-1]["reward/mean"] > 0
+    assert_close(alone, metrics("one"), 1e-6)
+    assert_close(alone, metrics("two"), 1e-4)
+
+
+def test_a_run_directory_holds_what_the_readme_says() -> None:
+    rlgraph("run", ONES, "--inline", "--steps", "2", "schedule.save_every=1", "schedule.keep=1")
+    run = Path("runs/ones")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+    assert "graph: ones" in (run / "graph.yaml").read_text()
+    assert "run rollout (rollout)" in (run / "plan.txt").read_text()
+    assert json.loads((run / "plan.json").read_text())["graph"] == "ones"
+    events = json.loads((run / "timeline.json").read_text().rstrip().rstrip(",") + "]")
+    assert {"rollout", "update_policy", "sync:policy"} <= {event["name"] for event in events}
+    sample = json.loads((run / "samples" / "step-000002.jsonl").read_text().splitlines()[0])
+    assert {"tokens", "responses", "rewards"} <= sample.keys()
+    assert sample["rewards"] == sample["responses"].count("1") / 4
+    report = rlgraph("report", "runs/ones")
+    assert "update_policy" in report
+    rlgraph("run", ONES, "--inline", "--steps", "0")
+    assert Path("runs/ones-2").is_dir()
+
+
+def test_the_exported_model_is_the_trained_one() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rlgraph("run", ONES, "--inline", "--steps", "1", "--run-dir", "a")
+    before = AutoModelForCausalLM.from_pretrained(os.environ["RLGRAPH_TEST_FILES"] + "/model")
+    after = AutoModelForCausalLM.from_pretrained("a/models/policy")
+    ids = AutoTokenizer.from_pretrained("a/models/policy")("12+34=", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert not torch.allclose(before(input_ids=ids).logits, after(input_ids=ids).logits)
+    # what the next run starts from is what this one ended with
+    rlgraph("run", ONES, "--inline", "--steps", "0", "models.policy.path=a/models/policy", "--run-dir", "b")
+    rlgraph("run", ONES, "--inline", "--steps", "1", "--resume", "--run-dir", "a")
+    assert metrics("b")[0]["eval/accuracy"] == metrics("a")[1]["eval/accuracy"]
+
+
+def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit() -> None:
+    # 7600 rows: batches of 3000 cross the epoch's end
+    settings = [ONES, "--inline", "prompts.batch=3000", "rollout.n=1", "rollout.max_new_tokens=1", "eval.report={}"]
+    settings = [s for s in settings if s != "eval.report={}"] + ["eval.every=0"]
+    rlgraph("run", *settings, "--steps", "6", "--run-dir", "six")
+    rlgraph("run", *settings, "--steps", "3", "--run-dir", "three")
+    rlgraph("run", *settings, "--steps", "6", "--run-dir", "three", "--resume")
+    six = {line["step"]: line for line in metrics("six")}
+    for line in metrics("three"):
+        expected = {name: value for name, value in six[line["step"]].items() if name in line}
+        assert {name: line[name] for name in expected} == expected
+
+
+def test_a_resume_refuses_another_graph_and_a_fresh_run_an_old_folder() -> None:
+    rlgraph("run", ONES, "--inline", "--steps", "1", "--run-dir", "a")
+    assert "holds files already" in rlgraph("run", ONES, "--inline", "--run-dir", "a", expect=1)
+    other = rlgraph("run", ONES, "rollout.n=2", "--inline", "--run-dir", "a", "--resume", expect=1)
+    assert "was made from another graph" in other
+    assert "holds no run" in rlgraph("run", ONES, "--inline", "--run-dir", "b", "--resume", expect=1)
+
+
+@pytest.mark.parametrize("place", [["--inline"], ["--devices", "2"]])
+def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> None:
+    token = uuid.uuid4().hex
+    override = f"nodes.rewards={{op: {HERE / 'ones_ops.py'}:raises}}"
+    text = rlgraph("run", ONES, override, *place, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
+    assert "the abacus broke" in text
+    assert any(line.startswith("!") and "run rewards" in line for line in text.splitlines())
+    assert "of iteration 2 failed" in text
+    assert [line["step"] for line in metrics("a")] == [0, 1]
+    assert_gone(token)
+
+
+def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
+    token = uuid.uuid4().hex
+    command = [sys.executable, "-m", "rlgraph", "run", ONES, "--devices", "2", "--run-dir"]
+    process = subprocess.Popen(
+        [*command, "stopped", "schedule.iterations=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"RLGRAPH_TEST_TOKEN": token},
+        start_new_session=True,
+    )
+    wait_for(lambda: Path("stopped/metrics.jsonl").is_file() and len(metrics("stopped")) > 2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "continue with --resume" in output
+    assert_gone(token)
+    done = metrics("stopped")[-1]["step"]
+    rlgraph("run", ONES, "--devices", "2", "--steps", str(done + 2), "--run-dir", "stopped", "--resume")
+    rlgraph("run", ONES, "--devices", "2", "--steps", str(done + 2), "--run-dir", "whole")
+    whole = metrics("whole")
+    assert_close(metrics("stopped")[:-1], whole[:-1], 1e-5)
+
+
+def wait_for(true: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.2)
+
+
+def assert_gone(token: str) -> None:
+    """No process is left that inherited the token: Ray's daemons and workers do."""
+    wait_for(lambda: not holders(token), 30)
+
+
+def holders(token: str) -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if token.encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text())
+            except OSError:
+                continue  # it has ended meanwhile
+    return [command for command in found if command]
