@@ -15,13 +15,13 @@ from rlgraph.engines import Context, Tokenizer
 from rlgraph.nodes.dataset import DataError, PromptSet, Template, load_examples, load_prompts
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.op import op
-from rlgraph.types import boolean, int64, prompt_tokens, samples, text, tokens
+from rlgraph.types import File, boolean, int64, prompt_tokens, samples, text, tokens
 from rlgraph.types import prompts as prompts_domain
 
 __all__ = ["DataError", "PromptSet", "examples", "load_prompts", "prompts"]
 
 Batch = Annotated[int, Field(ge=1)] | Literal["all"]
-Files = Annotated[list[str], Field(min_length=1)]
+Files = Annotated[list[File], Field(min_length=1)]
 
 
 class Prompts(NamedTuple):

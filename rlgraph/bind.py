@@ -5,39 +5,25 @@ All problems are collected and raised together. Edges are not resolved here: see
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from rlgraph import catalog
 from rlgraph.compose import SECTIONS, graphs_folder
-from rlgraph.errors import GraphError, Mark, Problem, nearest
+from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
 from rlgraph.op import Op
 from rlgraph.sections import Eval, ModelSection, Pool, Schedule
 from rlgraph.source import OPEN, Tree
 from rlgraph.types import holds_paths
+from rlgraph.validate import NODE_KEYS, Binder, validate
 
-NODE_KEYS = ("op", "model", "tokenizer", "in", "out")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+$")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
-
-
-@dataclass
-class Binder:
-    """What binding collects on its way through a tree."""
-
-    problems: list[Problem] = field(default_factory=list)
-    open_values: list[str] = field(default_factory=list)
-
-    def problem(
-        self, kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
-    ) -> None:
-        self.problems.append(Problem(kind, law, mark, tuple(accepted), remedy))
 
 
 def bind(tree: Tree, devices: int) -> Graph:
@@ -52,7 +38,7 @@ def bind(tree: Tree, devices: int) -> Graph:
     """
     binder = Binder()
     _sections_known(tree, binder)
-    binder.open_values += [".".join(map(str, path)) for path, leaf in tree.walk() if leaf.value == OPEN]
+    binder.open_values += _open_values(tree)
     models = {n: m for n, t in _section(tree, "models", binder).items() if (m := _model(n, t, binder))}
     nodes = [
         node for n, t in _section(tree, "nodes", binder).items() if (node := _node(n, t, models, binder))
@@ -68,29 +54,28 @@ def bind(tree: Tree, devices: int) -> Graph:
         open_values=tuple(binder.open_values),
     )
     _evaluation(tree, binder)
+    if not binder.problems:
+        _next_is_written(graph, binder)
     if binder.problems:
         raise GraphError(binder.problems)
     return graph
 
 
-def bind_evaluation(tree: Tree, devices: int) -> Graph | None:
-    """The graph of the ``eval`` section, or None: the nodes with their changes, and what to report.
+def _next_is_written(graph: Graph, binder: Binder) -> None:
+    updated = {node.model for node in graph.nodes if node.updates}
+    for node in graph.nodes:
+        if node.reads_next and node.model not in updated:
+            law = f"node `{node.name}` reads `{node.model}@next`; no node updates `{node.model}`"
+            binder.problem("no-next", law, node.mark, remedy=f"write `model: {node.model}`")
 
-    Updates are left out, and so is a node whose columns are written by one that ``eval`` adds.
-    """
-    section = tree.get("eval")
-    if section is None:
-        return None
-    nodes = tree.items["nodes"]
-    changes = section.items.get("nodes", Tree({}, section.mark)).items
-    for name, change in changes.items():
-        nodes = nodes.with_item(name, _changed(nodes.get(name), change))
-    graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices)
-    added = {name for name, change in changes.items() if change.get("op")}
-    taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
-    kept = [n for n in graph.nodes if n.name in changes or not (n.updates or taken & {*written(n).values()})]
-    report = {name: str(column.value) for name, column in section.items["report"].items.items()}
-    return replace(graph, nodes=tuple(kept), report=report)
+
+def _open_values(tree: Tree) -> Iterable[str]:
+    """Paths of values written ???, each place once: what ``${...}`` took over is given with its origin."""
+    found: dict[Mark, str] = {}
+    for path, leaf in tree.walk():
+        if leaf.value == OPEN:
+            found.setdefault(leaf.mark, ".".join(map(str, path)))
+    return found.values()
 
 
 def written(node: Node) -> dict[str, str]:
@@ -100,17 +85,12 @@ def written(node: Node) -> dict[str, str]:
     return {port: node.call.outs.get(name, name) for port, name in names}
 
 
-def _changed(node: Tree | None, change: Tree) -> Tree:
-    if node is None or change.get("op"):
-        return change
-    return replace(node, value={**node.items, **change.items})
-
-
 def _sections_known(tree: Tree, binder: Binder) -> None:
     for name, item in tree.items.items():
         if name not in SECTIONS:
             law = f"a graph has no section `{name}`"
-            binder.problem("unknown-section", law, item.key, SECTIONS, nearest(name, SECTIONS))
+            known = (*SECTIONS, "extends", "edits")
+            binder.problem("unknown-section", law, item.key, known, nearest(name, known))
     for name in ("graph", "nodes", "schedule"):
         if tree.get(name) is None:
             binder.problem("missing-section", f"the graph has no `{name}`", tree.mark)
@@ -122,6 +102,7 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
         return {}
     if not section.is_map:
         binder.problem("not-a-mapping", f"`{name}` is a mapping of names", section.mark)
+        return {}
     for key, item in section.items.items():
         if not NAME.match(key):
             law = f"`{key}` is no name: letters, digits and _, not starting with a digit"
@@ -154,6 +135,7 @@ def _seed(tree: Tree, binder: Binder) -> int:
 def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
     spec = validate(ModelSection, tree, f"models.{name}", binder)
     if spec is None:
+        binder.broken.add(name)
         return None
     if not spec.frozen and spec.optimizer is None:
         law = f"model `{name}` has no optimizer, so it can't be trained"
@@ -161,7 +143,7 @@ def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
     mark = tree.items["path"].mark
     path = resolved(spec.path, mark)
-    if HUB_ID.match(spec.path) and not Path(path).exists():
+    if HUB_ID.match(spec.path) and not os.path.exists(path):
         path = spec.path
     return Model(name, path, spec, tree.key or tree.mark, mark)
 
@@ -188,13 +170,6 @@ def _evaluation(tree: Tree, binder: Binder) -> None:
     item = tree.get("eval")
     if item:
         validate(Eval, item, "eval", binder)
-
-
-def evaluation_every(tree: Tree) -> int:
-    """Iterations between evaluations; 0 for none on the way."""
-    item = tree.get("eval")
-    every = item.get("every") if item else None
-    return int(every.value) if every else 0
 
 
 def _node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) -> Node | None:
@@ -235,7 +210,8 @@ def _function(
 
 def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
-    values = validate(op.attributes, rest, name, binder, f"op {op.name}")
+    keys = (*(("model",) if op.engine else ()), "in", "out")
+    values = validate(op.attributes, rest, name, binder, f"op {op.name}", keys)
     if values is None:
         return {}
     found = {n: getattr(values, n) for n in op.attributes.model_fields if n not in op.hooks}
@@ -248,6 +224,8 @@ def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]
 
 def _hook(path: str, tree: Tree, binder: Binder) -> Call | None:
     kind = tree.get("kind")
+    if not tree.is_map or (kind and kind.value == OPEN):
+        return None
     if kind is None or not isinstance(kind.value, str):
         binder.problem(
             "no-kind",
@@ -274,7 +252,11 @@ def _names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
             "wrong-type", f"`{key}` maps the op's names to columns, as {{rewards: shaped}}", item.mark
         )
         return {}
-    return {name: str(child.value) for name, child in item.items.items()}
+    for child in item.items.values():
+        if not NAME.match(child.value):
+            law = f"`{child.value}` is no name: letters, digits and _, not starting with a digit"
+            binder.problem("bad-name", law, child.mark)
+    return {name: child.value for name, child in item.items.items()}
 
 
 def _node_model(
@@ -285,11 +267,13 @@ def _node_model(
         if item:
             binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
         return None, False
-    if item is None:
+    if item is None or not isinstance(item.value, str):
         law = f"node `{name}` does not say which model it runs (op {op.name})"
         binder.problem("no-model", law, tree.key or tree.mark, models, "add `model: NAME`")
         return None, False
-    model, _, at = str(item.value).partition("@")
+    model, _, at = item.value.partition("@")
+    if item.value == OPEN or model in binder.broken:
+        return None, False
     if model not in models or at not in ("", "next"):
         law = f"there is no model `{item.value}`"
         binder.problem("unknown-model", law, item.mark, models, nearest(model, models))
@@ -301,95 +285,33 @@ def _node_model(
 def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
     if op.declared.head != model.spec.head:
         law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{model.spec.head}`"
-        binder.problem("wrong-head", law, mark)
+        remedy = f"give models.{model.name} `head: {op.declared.head}`, or name a model that has one"
+        binder.problem("wrong-head", law, mark, remedy=remedy)
     if op.declared.updates and model.spec.frozen:
         law = f"node `{name}` updates model `{model.name}`, which is frozen"
         binder.problem("frozen", law, mark, remedy=f"remove `frozen: true` from models.{model.name}")
 
 
 def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder) -> str | None:
-    if "tokenizer" not in op.handles.values():
-        return None
     item = tree.get("tokenizer")
+    if "tokenizer" not in op.handles.values():
+        if item:
+            law = f"op {op.name} reads no tokenizer"
+            binder.problem("tokenizer-unused", law, item.key, remedy="remove `tokenizer`")
+        return None
     if item and str(item.value) in models:
         return str(item.value)
-    trained = [m.name for m in models.values() if m.spec.head == "lm" and not m.spec.frozen]
-    if item is None and len(trained) == 1:
-        return trained[0]
+    readers = [m for m in models.values() if m.spec.head == "lm"]
+    natural = [m.name for m in readers if not m.spec.frozen] or [m.name for m in readers]
+    if item is None and len(natural) == 1:
+        return natural[0]
+    if binder.broken or (item and item.value == OPEN):
+        return None
     law = f"node `{name}` needs the tokenizer of one model" + (
         f"; there is no `{item.value}`" if item else ""
     )
     binder.problem("no-tokenizer", law, item.mark if item else tree.key, models, "add `tokenizer: MODEL`")
     return None
-
-
-def validate(section: type[BaseModel], tree: Tree, path: str, binder: Binder, what: str = "") -> Any:
-    """A tree as a strict record, or None with the problems noted. Values written ??? are passed over."""
-    given = tree.plain()
-    if not isinstance(given, dict):
-        binder.problem("wrong-type", f"`{path}` is a mapping of attributes", tree.mark, section.model_fields)
-        return None
-    try:
-        return section.model_validate(given)
-    except ValidationError as error:
-        found: dict[Mark, list[Any]] = {}
-        for item in error.errors(include_url=False):
-            place = tree.at(item["loc"])
-            if place.value != OPEN:
-                found.setdefault(place.key or place.mark, []).append(item)
-        for mark, items in found.items():
-            binder.problems += _explain(items, mark, section, tree, path, what)
-        return None if found else section.model_construct(**given)
-
-
-def _explain(
-    items: list[Any], mark: Mark, section: type[BaseModel], tree: Tree, path: str, what: str
-) -> Iterable[Problem]:
-    others = []
-    for item in items:
-        name = str(item["loc"][-1])
-        if item["type"] == "extra_forbidden":
-            known = [*_fields(section, item["loc"][:-1]), *(("model", "in", "out") if what else ())]
-            law = f"`{path}` has no attribute `{name}`" + (f" ({what})" if what else "")
-            yield Problem("unknown-attribute", law, mark, tuple(known), nearest(name, known))
-        elif item["type"] == "missing":
-            inside = ".".join(map(str, (path, *item["loc"][:-1])))
-            law = f"`{inside}` has no `{name}`" + (f", which {what} needs" if what else "")
-            yield Problem("missing-attribute", law, mark, remedy=f"add `{name}: ...`")
-        else:
-            others.append(item)
-    if others:
-        place = tree.at(others[0]["loc"])
-        where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
-        wanted = " or ".join(dict.fromkeys(_wanted(item) for item in others))
-        yield Problem("wrong-value", f"`{where}` {wanted}; it is {place.plain()!r}", place.mark)
-
-
-def _wanted(item: Any) -> str:
-    return str(item["msg"]).replace("Input should be", "must be").replace("Input should", "must")
-
-
-def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The part of pydantic's location that names something in the tree: it adds the branches of unions."""
-    known: list[Any] = []
-    for part in loc:
-        if tree.at((part,)) is tree:
-            break
-        tree = tree.at((part,))
-        known.append(part)
-    return tuple(known)
-
-
-def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Names that may stand at a location inside a section."""
-    for part in loc:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        options = getattr(annotation, "__args__", (annotation,))
-        nested = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
-        if not nested:
-            return []
-        section = nested[0]
-    return [*section.model_fields]
 
 
 def _resolved_tree(tree: Tree) -> Any:

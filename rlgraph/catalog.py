@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +81,43 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark) -> tuple[Op, 
             known,
             nearest(name, known) or f"or your own: {what}: my_ops.py:name",
         )
-    path = (Path(mark.source.name).parent / place).resolve()
-    if not path.is_file():
+    path = Path(mark.source.name).parent / place
+    if not os.path.isfile(path):
         raise fail("no-file", f"{what} `{name}`: there is no file {path}", mark)
-    target = f"{path}:{function}"
+    target = f"{path.resolve()}:{function}"
     try:
-        if not hasattr(_load_file(str(path)), function):
-            raise fail(f"unknown-{what}", f"{path} has no function `{function}`", mark)
-        return load(target, name), target
-    except (OpError, ImportError, SyntaxError) as error:
-        raise fail("bad-op", f"{what} `{name}`: {error}", mark) from error
+        module = _load_file(str(path.resolve()))
+        op = load(target, name) if hasattr(module, function) else None
+    except Exception as error:  # the file is the user's: loading it may raise anything
+        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path.resolve())}", mark) from error
+    if op is None:
+        ops = [name for name, value in vars(module).items() if hasattr(value, "__op__")]
+        law = f"{place} has no function `{function}`"
+        raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
+    _declared_well(op, mark)
+    return op, target
+
+
+def _said(error: Exception, name: str, path: Path) -> str:
+    """What went wrong in a user's file, with its line where there is one."""
+    if isinstance(error, OpError | SyntaxError):
+        return str(error).removeprefix(f"op {name}: ")
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{type(error).__name__}: {error}" + (f" ({path.name}, line {lines[-1]})" if lines else "")
+
+
+def _declared_well(op: Op, mark: Mark) -> None:
+    """What ``@op`` names must stand in the signature."""
+    ports, attributes = {port.name for port in op.inputs}, op.attributes.model_fields
+    declared = op.declared
+    named: list[tuple[str, str, Collection[str]]] = []
+    named += [("times", declared.times, attributes)] if declared.times else []
+    named += [("when", port, ports) for port in declared.when]
+    named += [("when", attribute, attributes) for attribute in declared.when.values()]
+    for word, name, known in named:
+        if name not in known:
+            law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"
+            raise fail("bad-op", law, mark, known, nearest(name, known))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -82,18 +82,14 @@ def check(graph: str, overrides: Sequence[str], devices: int | None) -> None:
 @OVERRIDES
 @DEVICES
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to a file.")
-def plan(graph: str, overrides: Sequence[str], devices: int | None, form: str, output: Path | None) -> None:
+@click.option("-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file.")
+def plan(graph: str, overrides: Sequence[str], devices: int | None, form: str, output: TextIO) -> None:
     """Show what will run, step by step."""
     from rlgraph.compiler import compile_graph
     from rlgraph.text import plan_text
 
     made = compile_graph(graph, overrides, devices)
-    text = plan_text(made) if form == "text" else made.json() + "\n"
-    if output:
-        output.write_text(text, encoding="utf-8")
-    else:
-        click.echo(text, nl=False)
+    click.echo(plan_text(made) if form == "text" else made.json() + "\n", file=output, nl=False)
 
 
 @main.command()

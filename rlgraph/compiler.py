@@ -8,8 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlgraph.bind import bind, bind_evaluation, evaluation_every
+from rlgraph.bind import bind
 from rlgraph.compose import compose
+from rlgraph.errors import GraphError, Problem
+from rlgraph.evaluation import bind_evaluation, evaluation_every
 from rlgraph.graph import Graph
 from rlgraph.passes import PASSES
 from rlgraph.plan import Plan, make_plan
@@ -37,8 +39,22 @@ def plan_tree(tree: Tree, devices: int) -> Plan:
     """The plan of a composed graph."""
     train = bind(tree, devices)
     evaluation = bind_evaluation(tree, devices)
-    lowered = lower(evaluation) if evaluation else None
-    return make_plan(lower(train), lowered, evaluation_every(tree), digest(tree))
+    lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
+    return make_plan(lowered, rest[0] if rest else None, evaluation_every(tree), digest(tree))
+
+
+def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
+    """Each graph through all passes; the problems of all of them together, each once."""
+    done: list[Graph] = []
+    problems: list[Problem] = []
+    for graph in graphs:
+        try:
+            done.append(lower(graph))
+        except GraphError as error:
+            problems += error.problems
+    if problems:
+        raise GraphError(dict.fromkeys(problems))
+    return done
 
 
 def digest(tree: Tree) -> str:

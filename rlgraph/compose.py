@@ -7,12 +7,12 @@ mark of the place that it came from.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlgraph import source
 from rlgraph.errors import GraphError, Mark, Problem, Source, fail, nearest
@@ -58,17 +58,20 @@ def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
         )
     tree = source.read(path)
     parent, edits = tree.get("extends"), tree.get("edits")
+    if parent and not isinstance(parent.value, str):
+        law = "`extends` is the name of a shipped graph, or a file beside this one"
+        raise fail("wrong-type", law, parent.mark, shipped_graphs())
     if parent is None:
         if edits is not None:
             raise fail("edits-alone", "`edits` change a parent; name one with `extends`", edits.key)
         return tree
-    return _extend(tree, _load(str(parent.value), parent, (*seen, path.resolve())), edits)
+    return _extend(tree, _load(parent.value, parent, (*seen, path.resolve())), edits)
 
 
 def _find(graph: str, by: Tree | None) -> Path:
     folder = Path(by.mark.source.name).parent if by else Path()
     path = folder / graph
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path.is_file, false for a name too long
         return path
     shipped = shipped_graphs()
     if graph in shipped:
@@ -77,7 +80,7 @@ def _find(graph: str, by: Tree | None) -> Path:
     law = (
         f"no graph `{graph}`: there is no such file in {folder.resolve()}, and no shipped graph of that name"
     )
-    if not by and path.is_dir():
+    if not by and os.path.isdir(path):
         law = f"no graph `{graph}`: that is a folder"
     raise fail("no-graph", law, by.mark if by else None, names, nearest(Path(graph).stem, names))
 
@@ -121,7 +124,9 @@ def _apply(tree: Tree, edit: Tree) -> Tree:
 def _remove(tree: Tree, content: Tree) -> Tree:
     names = content.value if isinstance(content.value, list) else [content]
     for name in names:
-        path = resolve(tree, str(name.value), name.mark)
+        if not isinstance(name.value, str):
+            raise fail("bad-edit", "`remove` takes names, as `remove: [values, models.critic]`", name.mark)
+        path = resolve(tree, name.value, name.mark)
         tree = _put(tree, path, None, name.mark, must_exist=True)
     return tree
 
@@ -135,8 +140,14 @@ def _replace(tree: Tree, content: Tree) -> Tree:
 
 def _set(tree: Tree, content: Tree) -> Tree:
     for name, child in _mapping(content, "set").items():
-        tree = _put(tree, resolve(tree, name, child.key), child, child.key)
+        tree = _put_set(tree, resolve(tree, name, child.key), child, child.key)
     return tree
+
+
+def _put_set(tree: Tree, path: tuple[str, ...], child: Tree, mark: Mark | None) -> Tree:
+    # an attribute that is not written has a default to change; a node or a model has none
+    must_exist = len(path) == 2 and path[0] in ("nodes", "models")
+    return _put(tree, path, child, mark, must_exist)
 
 
 def _add(tree: Tree, content: Tree) -> Tree:
@@ -183,31 +194,39 @@ def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
         return parts
     nodes = tree.get("nodes")
     known = [*(nodes.items if nodes else ()), *SECTIONS]
+    inside = next((f"{s}.{parts[0]}" for s in ("models", "pools") if _has(tree, (s, parts[0]))), "")
     if parts[0] not in known:
         raise fail(
             "edit-missing",
             f"`{parts[0]}` is neither a node nor a section",
             mark,
             known,
-            nearest(parts[0], known),
+            f"did you mean `{inside}`?" if inside else nearest(parts[0], known),
         )
     return ("nodes", *parts)
 
 
 def _put(
-    tree: Tree, path: tuple[str, ...], child: Tree | None, mark: Mark | None, must_exist: bool = False
+    tree: Tree,
+    path: tuple[str, ...],
+    child: Tree | None,
+    mark: Mark | None,
+    must_exist: bool = False,
+    above: tuple[str, ...] = (),
 ) -> Tree:
     """The tree with ``child`` at ``path``; None takes it out. Mappings on the way must be there."""
     head, rest = path[0], path[1:]
     here = tree.get(head)
     if here is None and (must_exist or (rest and not _may_begin(head))):
-        raise fail("edit-missing", f"there is no `{head}` here", mark, tree.items, nearest(head, tree.items))
+        law = f"there is no `{head}` in " + (f"`{'.'.join(above)}`" if above else "the graph")
+        raise fail("edit-missing", law, mark, tree.items, nearest(head, tree.items))
     if not rest:
         return tree.with_item(head, child)
     here = here or Tree({}, mark or tree.mark, mark)
     if not here.is_map:
-        raise fail("edit-missing", f"`{head}` holds no names, but `{here.value}`", mark)
-    return tree.with_item(head, _put(here, rest, child, mark, must_exist))
+        law = f"there is no `{rest[0]}` in `{'.'.join((*above, head))}`, which is {here.plain()!r}"
+        raise fail("edit-missing", law, mark)
+    return tree.with_item(head, _put(here, rest, child, mark, must_exist, (*above, head)))
 
 
 # mappings that a graph may leave out, and that an edit may begin
@@ -233,35 +252,21 @@ def _override(tree: Tree, text: str) -> Tree:
     if not equals:
         raise fail("bad-override", "an override is key=value, as rollout.n=8", Mark(where, 1, 1))
     column = len(name) + 2
-    parsed = (
-        source.parse(Source("command line", " " * (column - 1) + value))
-        if value.strip()
-        else Tree("", Mark(where, 1, 1))
-    )
-    moved = _at_source(parsed, where)
-    return _put(
-        tree,
-        resolve(tree, name.strip(), Mark(where, 1, 1)),
-        replace(moved, key=Mark(where, 1, 1)),
-        moved.mark,
-    )
-
-
-def _at_source(tree: Tree, where: Source) -> Tree:
-    """The tree with its marks in another source of the same columns."""
-    value: Any = tree.value
-    if isinstance(value, dict):
-        value = {name: _at_source(child, where) for name, child in value.items()}
-    elif isinstance(value, list):
-        value = [_at_source(child, where) for child in value]
-    return Tree(value, replace(tree.mark, source=where), tree.key and replace(tree.key, source=where))
+    if value.lstrip().startswith("#"):
+        law = f"`{value.strip()}` is a comment in YAML, not a value"
+        raise fail(
+            "bad-override", law, Mark(where, 1, column), remedy=f"quote it: '{name}=\"{value.strip()}\"'"
+        )
+    parsed = source.parse(where, column - 1) if value.strip() else Tree("", Mark(where, 1, 1))
+    key = Mark(where, 1, 1)
+    return _put_set(tree, resolve(tree, name.strip(), key), replace(parsed, key=key), key)
 
 
 def _interpolate(root: Tree) -> Tree:
     problems: list[Problem] = []
     tree = _filled(root, root, problems, ())
     if problems:
-        raise GraphError(problems)
+        raise GraphError(dict.fromkeys(problems))  # a reference repeats the problem of what it names
     return tree
 
 
@@ -273,15 +278,23 @@ def _filled(tree: Tree, root: Tree, problems: list[Problem], chain: tuple[str, .
     if not isinstance(tree.value, str) or "${" not in tree.value:
         return tree
     names = INTERPOLATION.findall(tree.value)
+    if len(names) < tree.value.count("${"):
+        problems.append(Problem("open-interpolation", "`${` has no `}`", tree.mark))
+        return tree
     values = [_lookup(name, tree.mark, root, problems, chain) for name in names]
     if len(names) == 1 and INTERPOLATION.fullmatch(tree.value):
         # a string keeps the mark of its origin: a path is relative to the file that it stands in
         mark = values[0].mark if isinstance(values[0].value, str) else tree.mark
         return replace(values[0], mark=mark, key=tree.key)
-    text = tree.value
+    if any(value.value == source.OPEN for value in values):
+        return replace(tree, value=source.OPEN)
+    texts = []
     for name, value in zip(names, values, strict=True):
-        text = text.replace("${" + name + "}", str(value.value))
-    return replace(tree, value=text)
+        if isinstance(value.value, dict | list):
+            law = f"`${{{name}}}` is a mapping or a list, which can't stand inside a text"
+            problems.append(Problem("not-a-text", law, tree.mark))
+        texts.append(value.value if isinstance(value.value, str) else json.dumps(value.plain()))
+    return replace(tree, value=INTERPOLATION.sub(lambda _: texts.pop(0), tree.value))
 
 
 def _lookup(name: str, mark: Mark, root: Tree, problems: list[Problem], chain: tuple[str, ...]) -> Tree:

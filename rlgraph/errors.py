@@ -35,6 +35,12 @@ class Mark:
     def __str__(self) -> str:
         return f"{self.source.name}:{self.line}:{self.column}"
 
+    def excerpt(self, width: int = 110) -> tuple[str, int]:
+        """The line, or ``width`` characters of a longer one, and how many of them stand before the place."""
+        line = "".join(c if c.isprintable() else " " for c in self.source.line(self.line))
+        start = max(0, min(self.column - 1 - width // 2, len(line) - width))
+        return line[start : start + width], self.column - 1 - start
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -50,11 +56,8 @@ class Problem:
         """As text: place and law, the source line with a caret, what is accepted, the remedy."""
         lines = [f"{self.mark}: {self.law}" if self.mark else self.law]
         if self.mark:
-            number = str(self.mark.line)
-            lines += [
-                f"  {number} | {self.mark.source.line(self.mark.line)}",
-                f"  {' ' * len(number)} | {' ' * (self.mark.column - 1)}^",
-            ]
+            number, (line, column) = str(self.mark.line), self.mark.excerpt()
+            lines += [f"  {number} | {line}", f"  {' ' * len(number)} | {' ' * column}^"]
         if self.accepted:
             lines.append(f"  accepted: {', '.join(self.accepted)}")
         if self.remedy:

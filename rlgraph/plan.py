@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlgraph.graph import Call, Graph, Node
-from rlgraph.sections import Schedule
+from rlgraph.sections import Optimizer, Schedule
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def make_plan(graph: Graph, evaluation: Graph | None, eval_every: int, digest: s
 
 
 def _schedule(schedule: Schedule) -> dict[str, Any]:
-    return dict(schedule.model_dump())
+    return dict(schedule.model_dump(warnings=False))
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
@@ -197,8 +197,20 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
     for name, model in graph.models.items():
         if engines[name] or name in tokenizers:
             spec = model.spec
-            optimizer = spec.optimizer.model_dump() if spec.optimizer and not spec.frozen else None
-            train = spec.train.model_dump() if engines[name] else None
-            serve = spec.serve.model_dump() if "serve" in engines[name] else None
+            optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
+            train = spec.train.model_dump(warnings=False) if engines[name] else None
+            serve = spec.serve.model_dump(warnings=False) if "serve" in engines[name] else None
             found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve)
+    return found
+
+
+def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> dict[str, Any] | None:
+    """An optimizer's settings; a schedule without an end ends with the run."""
+    if spec is None:
+        return None
+    found: dict[str, Any] = dict(spec.model_dump(warnings=False))
+    if spec.schedule != "constant" and not spec.total_steps:
+        updates = [n.call.attributes for n in graph.nodes if n.call and n.updates and n.model == model]
+        steps = sum(int(a.get("minibatches", 1)) * int(a.get("epochs", 1)) for a in updates)
+        found["total_steps"] = graph.schedule.iterations * steps
     return found

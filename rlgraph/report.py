@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def report_text(run_dir: Path, width: int = 100) -> str:
         RunError: the folder holds no metrics.
     """
     lines = _read(run_dir)
-    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
     iterations = [line for line in lines if "time/step" in line]
     console.print(f"{run_dir}: {len(iterations)} iterations")
     for name, values in _evaluations(lines).items():

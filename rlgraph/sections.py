@@ -28,13 +28,15 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0  # 0 is off
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: Natural = 0
-    total_steps: Natural = 0  # optimizer steps until a cosine or linear schedule ends
+    total_steps: Natural = 0  # optimizer steps until a cosine or linear schedule ends; 0: those of the run
 
 
 class Serve(Section):
     """The engine that generates with the model."""
 
     engine: Literal["transformers"] = "transformers"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_rows: Count = 1024  # samples that one device generates at a time
 
 
 class Train(Section):

@@ -30,7 +30,9 @@ WORDS: dict[str, Any] = {
 OPEN = "???"  # a value that only the user can give
 # PyYAML takes a ? inside {} for a complex key, though YAML 1.2 allows it: these stand in, of the same width
 STAND_IN = "\ue000\ue000\ue000"
-MAX_DEPTH, MAX_SIZE = 100, 1_000_000
+# what PyYAML gives to values without a tag
+TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "map", "seq", "merge")
+MAX_DEPTH, MAX_SIZE = 100, 200_000
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def parse(source: Source, start: int = 0) -> Tree:
         root = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         mark = _mark(error.problem_mark or error.context_mark, source)
+        if error.context_mark and not source.line(mark.line).strip():  # what began never ended
+            mark = _mark(error.context_mark, source)
         remedy = "indent with spaces, not tabs" if "\t" in source.line(mark.line) else ""
         raise fail("not-yaml", f"this is no YAML: {error.problem}", mark, remedy=remedy) from error
     except yaml.reader.ReaderError as error:
@@ -168,6 +172,8 @@ class Reader:
         if id(node) in above:
             self.problem("self-alias", "the value contains itself, through an alias", mark)
             return Tree(None, mark)
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
+            self.problem("tag", f"the tag `{node.tag}` has no meaning here", mark, "remove it")
         above = above | {id(node)}
         if isinstance(node, yaml.ScalarNode):
             return Tree(self.scalar(node, mark), mark)
@@ -182,7 +188,7 @@ class Reader:
             name = str(key.value).replace(STAND_IN, OPEN)
             if not isinstance(key, yaml.ScalarNode):
                 self.problem("bad-key", "a key is a plain word", where)
-            elif name == "<<":
+            elif name == "<<" and not key.style:  # in quotes it is a word like any other
                 remedy = "write the values out, or change another graph with `extends` and `edits`"
                 self.problem("merge-key", "`<<` merges nothing: YAML 1.2 has no merge keys", where, remedy)
             elif name in items:
@@ -193,8 +199,6 @@ class Reader:
         return items
 
     def scalar(self, node: Any, mark: Mark) -> Any:
-        if not node.tag.startswith("tag:yaml.org,2002:"):
-            self.problem("tag", f"the tag `{node.tag}` has no meaning here", mark, "remove it")
         text = node.value.replace(STAND_IN, OPEN)
         value = text if node.style in ("'", '"', "|", ">") else scalar(text)
         if isinstance(value, float) and not math.isfinite(value):

@@ -7,8 +7,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+from rlgraph.graph import Graph, Node
 from rlgraph.plan import ColumnPlan, Plan, Step
-from rlgraph.source import Tree, scalar
+from rlgraph.source import OPEN, Tree, scalar
 
 
 def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
@@ -32,7 +33,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         )
         yield from _steps(plan, plan.eval_steps, failed)
         yield ""
-    yield f"repeat {plan.iterations} times"
+    yield f"repeat {plan.schedule['iterations']} times"
     yield from _steps(plan, plan.steps, failed)
     yield ""
     yield from _closing(plan)
@@ -44,9 +45,16 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
         yield f"{mark} {step.id:>3}. {sentence(step)}"
         for word, detail in _details(step, plan.columns[step.phase]):
             if detail:
-                first, *rest = textwrap.wrap(detail, 84, break_on_hyphens=False)
+                first, *rest = _wrapped(detail)
                 yield f"         {word:<8}{first}"
                 yield from (f"{'':17}{line}" for line in rest)
+
+
+def _wrapped(detail: str) -> list[str]:
+    """Lines broken between the items of a list, not inside ``tokens: int64[samples, tokens]``."""
+    bound = re.sub(r": |(?<=\w), (?=\w+\])", lambda m: m[0].replace(" ", "\xa0"), detail)
+    lines = textwrap.wrap(bound, 84, break_on_hyphens=False, break_long_words=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def sentence(step: Step) -> str:
@@ -96,6 +104,23 @@ def _closing(plan: Plan) -> Iterator[str]:
         yield f"still open: {name} (give it as {name}=...)"
 
 
+def graph_text(graph: Graph) -> str:
+    """A graph between two passes: one line a node, with what is known of it so far.
+
+    As ``old_logprobs: run logprobs policy@v one, tokens loss_mask -> old_logprobs, after sync:policy``.
+    """
+    return "".join(f"{line}\n" for line in [*map(_node, graph.nodes), *graph.notes])
+
+
+def _node(node: Node) -> str:
+    version = "" if node.version is None else "@v" + (f"+{node.version}" if node.version else "")
+    words = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
+    words += [f"{node.model}{version}" if node.model else "", node.layout]
+    edges = " ".join([*node.reads, *(("->", *node.writes) if node.writes else ())])
+    after = f"after {' '.join(node.after)}" if node.after else ""
+    return ", ".join(part for part in (" ".join(filter(None, words)), edges, after) if part)
+
+
 def show_text(tree: Tree, origin: bool = False) -> str:
     """A composed graph as YAML; with ``origin``, each value's place as a comment."""
     return "\n".join(line.rstrip() for line in _yaml(tree, 0, origin)) + "\n"
@@ -104,6 +129,7 @@ def show_text(tree: Tree, origin: bool = False) -> str:
 def _yaml(tree: Tree, depth: int, origin: bool) -> Iterator[str]:
     pad = "  " * depth
     for name, child in tree.items.items():
+        name = _word(name)
         if child.is_map and child.items:
             yield f"{pad}{name}:"
             yield from _yaml(child, depth + 1, origin)
@@ -122,13 +148,23 @@ def flow(tree: Tree) -> str:
     """A value in YAML's flow style, on one line, reading back as the same value."""
     value = tree.value
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {flow(child)}" for name, child in value.items()) + "}"
+        return "{" + ", ".join(f"{_word(name)}: {flow(child)}" for name, child in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(flow(child) for child in value) + "]"
     if isinstance(value, str):
-        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+        return _word(value)
     return "null" if value is None else json.dumps(value)
 
 
+def _word(value: str) -> str:
+    """A text as it is where YAML reads it back so, else in double quotes."""
+    if _is_plain(value):
+        return value
+    short = {"\n": "\\n", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+    escaped = (short.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
+    return '"' + "".join(escaped) + '"'
+
+
 def _is_plain(value: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z_./?][\w./@?-]*( [\w./@-]+)*", value)) and scalar(value) == value
+    plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
+    return value == OPEN or bool(plain and scalar(value) == value)

@@ -15,13 +15,14 @@ def verify(graph: Graph, after: str) -> None:
     assert len(names) == len(set(names)), f"pass {after}: two nodes of one name"
     written = [column for node in graph.nodes for column in node.writes]
     assert len(written) == len(set(written)), f"pass {after}: a column with two writers"
+    known, columns = set(names), set(written)
     for node in graph.nodes:
-        unwritten = set(node.reads) - set(written)
+        unwritten = set(node.reads) - columns
         assert not unwritten, f"pass {after}: {node.name} reads {unwritten}, which nothing writes"
-        assert set(written) >= set(node.call.ins.values() if node.call else ()), (
+        assert columns >= set(node.call.ins.values() if node.call else ()), (
             f"pass {after}: {node.name}: lost edge"
         )
-        assert set(node.after) <= set(names), f"pass {after}: {node.name} waits for a node that is gone"
+        assert set(node.after) <= known, f"pass {after}: {node.name} waits for a node that is gone"
         assert not node.inserted or node.because, f"pass {after}: {node.name} is inserted without a reason"
     if after in ("partition", "sync", "order"):
         _one_layout_a_node(graph, after)

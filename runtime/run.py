@@ -109,7 +109,7 @@ class Training:
             self._restore()
         with _stop_on_interrupt(self.progress) as stop:
             self._iterate(stop)
-        if not self.folder.checkpoints() or self._saved() < self.state.iteration:
+        if self._saved() < self.state.iteration:
             self._save()
         if stop:
             raise RunError(
@@ -124,15 +124,16 @@ class Training:
             self.folder.metrics({"step": 0, **self._evaluate()})
         while self.state.iteration < self.total and not stop:
             values = self._iteration()
-            if self._is_due(self.plan.eval_every) and self.plan.eval_steps:
+            if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 values |= self._evaluate()
             self.folder.metrics(values)
             self.progress.iteration(values)
-            if self.plan.schedule["save_every"] and self._is_due(self.plan.schedule["save_every"]):
+            if self._is_due(self.plan.schedule["save_every"], self.state.iteration):
                 self._save()
 
-    def _is_due(self, every: int) -> bool:
-        return self.state.iteration == self.total or bool(every and self.state.iteration % every == 0)
+    def _is_due(self, every: int, iteration: int) -> bool:
+        """Whether what happens every so often, and at the end, happens after this many iterations."""
+        return iteration == self.total or bool(every and iteration % every == 0)
 
     def _setup(self) -> None:
         (place,) = self.cluster.get(self.cluster.call(0, "place"))
@@ -157,7 +158,7 @@ class Training:
 
     def _iteration(self) -> dict[str, Any]:
         start = time.time()
-        sampled = self._is_due(self.plan.schedule["save_every"])
+        sampled = self._is_due(self.plan.schedule["save_every"], self.state.iteration + 1)
         walk, ran = self._walk("train", self.plan.steps, sampled)
         for step in self.plan.steps:
             if step.kind == "run" and not step.reads:
@@ -209,7 +210,9 @@ class Training:
         self.folder.commit_checkpoint(folder, self.state, self.plan.schedule["keep"])
 
     def _saved(self) -> int:
-        return int(self.folder.checkpoints()[-1].name.removeprefix("step-"))
+        """The iteration of the last checkpoint, -1 without one."""
+        found = self.folder.checkpoints()
+        return int(found[-1].name.removeprefix("step-")) if found else -1
 
     def _restore(self) -> None:
         state, folder = self.folder.restore()

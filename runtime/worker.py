@@ -94,8 +94,8 @@ class Worker:
 
     def _load(self, name: str, model: ModelPlan) -> None:
         if model.train:
-            options = {key: value for key, value in model.train.items() if key != "engine"}
-            self.train[name] = TRAIN_ENGINES[str(model.train["engine"])](
+            engine, options = _engine(model.train, TRAIN_ENGINES)
+            self.train[name] = engine(
                 model.path,
                 head=model.head,
                 frozen=model.optimizer is None,
@@ -106,7 +106,8 @@ class Worker:
             )
             self.versions[name] = 0
         if model.serve:
-            self.serve[name] = SERVE_ENGINES[str(model.serve["engine"])](model.path, device=self.device)
+            engine, options = _engine(model.serve, SERVE_ENGINES)
+            self.serve[name] = engine(model.path, device=self.device, **options)
 
     def tokenizer(self, model: str) -> Any:
         """The tokenizer that lies with a model's weights."""
@@ -247,6 +248,11 @@ class Worker:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _engine(spec: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, Any]]:
+    """The class of an engine and its options."""
+    return known[spec["engine"]], {name: value for name, value in spec.items() if name != "engine"}
 
 
 def _flat(report: Report, outputs: Sequence[Part]) -> Any:

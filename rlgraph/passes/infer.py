@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlgraph.bind import written
+from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.graph import Column, Domain, Graph, Node
+from rlgraph.nodes import OPS
 from rlgraph.op import Op, Port
 from rlgraph.types import ColumnType
 
@@ -47,9 +49,10 @@ class Inference:
     def __post_init__(self) -> None:
         self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
         self.writers: dict[str, Node] = {}
+        self.outputs: dict[str, str] = {}  # column -> the op's name of the output that it is
         for node in self.graph.nodes:
-            for column in self.outs[node.name].values():
-                self._claim(column, node)
+            for output, column in self.outs[node.name].items():
+                self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
 
     def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "") -> None:
@@ -65,11 +68,12 @@ class Inference:
                 self.problem("unknown-output", law, node.mark, nearest(name, names))
         return written(node)
 
-    def _claim(self, column: str, node: Node) -> None:
+    def _claim(self, column: str, node: Node, output: str) -> None:
         first = self.writers.setdefault(column, node)
-        if first is not node:
+        if (first, self.outputs.setdefault(column, output)) != (node, output):
             law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
-            remedy = f"give one of them another name: {node.name}: {{..., out: {{{column}: other_{column}}}}}"
+            name = output or node.name
+            remedy = f"give one of them another name: {node.name}: {{..., out: {{{name}: other_{column}}}}}"
             self.problem("two-writers", law, node.mark, remedy)
 
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
@@ -83,12 +87,11 @@ class Inference:
         for name in node.call.ins:
             if name not in known:
                 law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
-                self.problem(
-                    "unknown-input", law, node.mark, nearest(name, known) or f"it reads {', '.join(known)}"
-                )
+                remedy = nearest(name, known) or f"it reads {', '.join(known) or 'nothing'}"
+                self.problem("unknown-input", law, node.mark, remedy)
         for port in ports:
             column = node.call.ins.get(port.name, port.name)
-            if column in self.writers or not port.optional:
+            if column in self.writers or not port.optional or port.name in node.call.ins:
                 yield port.name, (port, column)
 
     def in_order(self) -> Iterator[Node]:
@@ -135,7 +138,7 @@ class Inference:
             self.broken.update(self.outs[node.name].values())
             return
         domain = self._domain(node, [(port, self.columns[column]) for port, column in ports.values()])
-        if domain is None:
+        if domain is None or not self._has_rows(node, domain):
             self.broken.update(self.outs[node.name].values())
             return
         ins = {
@@ -159,8 +162,8 @@ class Inference:
     def _missing(self, node: Node, column: str) -> None:
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
         remedy = (
-            nearest(column, self.writers)
-            or writer_of(column)
+            writer_of(column)
+            or nearest(column, self.writers)
             or f"add a node that writes it, or map it: in: {{{column}: ...}}"
         )
         self.problem("missing-column", law, node.mark, remedy)
@@ -185,6 +188,22 @@ class Inference:
                 )
                 return None
         return found or Domain("", "", node.name)
+
+    def _has_rows(self, node: Node, domain: Domain) -> bool:
+        """Whether there is a row for each that the op declares: samples are not made of prompts by itself."""
+        if node.op.declared.makes is not None:
+            return True
+        wants = next((port for port in node.op.inputs if port.type.domain == "samples"), None)
+        law = f"node `{node.name}` ({node.op.name})"
+        if not domain.kind:
+            law, remedy = f"{law} has no rows", "an op reads a column, or says which rows it `makes`"
+            self.problem("no-rows", law, node.mark, remedy)
+        elif wants and domain.kind == "prompts":
+            law += f" reads `{wants.name}` as {wants.type}; all that it reads has a row a prompt"
+            self.problem("prompts-to-samples", law, node.mark, "read a column that a rollout wrote")
+        else:
+            return True
+        return False
 
     def _type_fits(self, node: Node, port: Port, column: Column) -> bool:
         want, have = port.type, column.type
@@ -266,7 +285,8 @@ def writer_of(column: str) -> str:
         if column in nodes:
             body = ", ".join(f"{key}: {_flow(value.plain())}" for key, value in nodes[column].items.items())
             return f"add a node that writes it, as graph `{name}` does: {column}: {{{body}}}"
-    return ""
+    makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
+    return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""
 
 
 def _flow(value: object) -> str:

@@ -61,7 +61,7 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
     rows = node.op.declared.rows
     if node.op.source or rows == "all":
         return ONE
-    if node.op.engine == "serve":
+    if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
         assert node.call

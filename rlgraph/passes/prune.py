@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.errors import fail, nearest
 from rlgraph.graph import Graph, Node
 
 
@@ -12,11 +11,7 @@ def prune(graph: Graph) -> Graph:
     """Keep the nodes that update a model or lead to one that does.
 
     In an evaluation, keep those that lead to what is reported. A graph with neither keeps everything.
-
-    Raises:
-        GraphError: a reported column that nothing writes.
     """
-    _reported_exist(graph)
     writers = {column: node for node in graph.nodes for column in node.writes}
     by_name = {node.name: node for node in graph.nodes}
     stack = _roots(graph)
@@ -35,13 +30,6 @@ def _roots(graph: Graph) -> list[Node]:
     if graph.report:
         return [node for node in graph.nodes if set(node.writes) & set(graph.report.values())]
     return [node for node in graph.nodes if node.updates] or list(graph.nodes)
-
-
-def _reported_exist(graph: Graph) -> None:
-    for metric, column in graph.report.items():
-        if column not in graph.columns:
-            law = f"`eval.report` names column `{column}` for `{metric}`, which nothing writes"
-            raise fail("missing-column", law, None, graph.columns, nearest(column, graph.columns))
 
 
 def _without(graph: Graph, used: set[str]) -> Graph:

@@ -19,7 +19,7 @@ from rlgraph.runtime.fsdp.batching import MicroBatch, micro_batches, minibatch_r
 from rlgraph.runtime.fsdp.gather import gather_full
 from rlgraph.runtime.fsdp.load import Head, load_model, shard_model
 from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, clip_gradients, make_optimizer
-from rlgraph.runtime.fsdp.scoring import Entropy, forward, projects_positions, token_scores
+from rlgraph.runtime.fsdp.scoring import Entropy, forward, token_scores
 from rlgraph.runtime.fsdp.tally import Tally
 
 SMALL = 2**26  # parameters: gathered whole they take 256 MiB in float32, and their gradients as much
@@ -81,7 +81,7 @@ class FsdpEngine:
         self.model.requires_grad_(not frozen)
         size = sum(p.numel() for p in self.model.parameters())
         self.reshard = size > SMALL if reshard is None else reshard
-        self.projects = projects_positions(self.model)
+        self.projection = self.model.get_output_embeddings()
         self.shards = shard_model(self.model, self.mesh, reshard=self.reshard, compute=compute)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
@@ -167,7 +167,7 @@ class FsdpEngine:
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logits = forward(self.model, batch, self.projects)
+        logits = forward(self.model, batch, self.projection)
         if self.head == "value":
             return logits.squeeze(1).float(), None
         return token_scores(logits, batch.labels, temperature, entropy)

@@ -5,7 +5,6 @@ Shapes: ``[scored]`` is one entry for each token that wants a score; ``[scored, 
 
 from __future__ import annotations
 
-import inspect
 from typing import Literal
 
 import torch
@@ -18,19 +17,23 @@ Entropy = Literal["none", "detached", "differentiable"]
 CHUNK = 2**26  # numbers of one float32 copy of the logits: 256 MiB
 
 
-def projects_positions(model: torch.nn.Module) -> bool:
-    """Whether the model's forward takes ``logits_to_keep``: given a mask, it projects no other position.
+def forward(model: torch.nn.Module, batch: MicroBatch, head: torch.nn.Module | None) -> torch.Tensor:
+    """The model's own output where the next token is scored: ``[scored, vocabulary]``, or ``[scored, 1]``.
 
-    transformers 5.23 takes masks; a release that takes only columns fails on one.
+    Args:
+        model: called as a whole, so that what it does behind its head (soft caps, scales) is done.
+        batch: ``keep`` marks the positions.
+        head: the layer that projects onto the vocabulary, which then sees no other position; None for all.
     """
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
-
-
-def forward(model: torch.nn.Module, batch: MicroBatch, projects: bool) -> torch.Tensor:
-    """The model's own output where the next token is scored: ``[scored, vocabulary]``, or ``[scored, 1]``."""
-    options = {"logits_to_keep": batch.keep} if projects else {}
-    logits: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False, **options).logits
-    return logits if projects else logits[batch.keep]
+    if head is None:
+        logits: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
+        return logits[batch.keep]
+    handle = head.register_forward_pre_hook(lambda _, hidden: (hidden[0][batch.keep],))
+    try:
+        projected: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
+    finally:
+        handle.remove()
+    return projected
 
 
 def token_scores(

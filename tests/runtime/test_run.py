@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from rlgraph.errors import RunError
+from rlgraph.report import report_text
+from rlgraph.runtime.run import run_graph
+
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
 
@@ -28,10 +32,20 @@ def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
     """Run the command line in a process of its own; what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "rlgraph", *args], capture_output=True, text=True, env=os.environ | env, timeout=300
+        [sys.executable, "-m", "rlgraph", *args],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        timeout=300,
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def inline(*args: str, steps: int | None = None, run_dir: str | None = None, resume: bool = False) -> None:
+    """Run in this process: importing torch anew takes longer than these runs."""
+    folder = None if run_dir is None else Path(run_dir)
+    run_graph(ONES, args, 1, steps=steps, run_dir=folder, resume=resume, inline=True)
 
 
 def metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -44,11 +58,15 @@ def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: fl
     assert [line.keys() for line in a] == [line.keys() for line in b]
     for left, right in zip(a, b, strict=True):
         for name in left:
-            assert math.isclose(left[name], right[name], rel_tol=tolerance, abs_tol=tolerance), (name, left, right)
+            assert math.isclose(left[name], right[name], rel_tol=tolerance, abs_tol=tolerance), (
+                name,
+                left,
+                right,
+            )
 
 
 def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
-    rlgraph("run", ONES, "--inline", "--run-dir", "inline")
+    inline(run_dir="inline")
     rlgraph("run", ONES, "--devices", "1", "--run-dir", "one")
     rlgraph("run", ONES, "--devices", "2", "--run-dir", "two")
     alone = metrics("inline")
@@ -60,7 +78,7 @@ def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
 
 
 def test_a_run_directory_holds_what_the_readme_says() -> None:
-    rlgraph("run", ONES, "--inline", "--steps", "2", "schedule.save_every=1", "schedule.keep=1")
+    inline("schedule.save_every=1", "schedule.keep=1", steps=2)
     run = Path("runs/ones")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
     assert "graph: ones" in (run / "graph.yaml").read_text()
@@ -71,9 +89,8 @@ def test_a_run_directory_holds_what_the_readme_says() -> None:
     sample = json.loads((run / "samples" / "step-000002.jsonl").read_text().splitlines()[0])
     assert {"tokens", "responses", "rewards"} <= sample.keys()
     assert sample["rewards"] == sample["responses"].count("1") / 4
-    report = rlgraph("report", "runs/ones")
-    assert "update_policy" in report
-    rlgraph("run", ONES, "--inline", "--steps", "0")
+    assert "update_policy" in report_text(run)
+    inline(steps=0)
     assert Path("runs/ones-2").is_dir()
 
 
@@ -81,25 +98,24 @@ def test_the_exported_model_is_the_trained_one() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rlgraph("run", ONES, "--inline", "--steps", "1", "--run-dir", "a")
+    inline(steps=1, run_dir="a")
     before = AutoModelForCausalLM.from_pretrained(os.environ["RLGRAPH_TEST_FILES"] + "/model")
     after = AutoModelForCausalLM.from_pretrained("a/models/policy")
     ids = AutoTokenizer.from_pretrained("a/models/policy")("12+34=", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         assert not torch.allclose(before(input_ids=ids).logits, after(input_ids=ids).logits)
     # what the next run starts from is what this one ended with
-    rlgraph("run", ONES, "--inline", "--steps", "0", "models.policy.path=a/models/policy", "--run-dir", "b")
-    rlgraph("run", ONES, "--inline", "--steps", "1", "--resume", "--run-dir", "a")
+    inline("models.policy.path=a/models/policy", steps=0, run_dir="b")
+    inline(steps=1, resume=True, run_dir="a")
     assert metrics("b")[0]["eval/accuracy"] == metrics("a")[1]["eval/accuracy"]
 
 
 def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit() -> None:
     # 7600 rows: batches of 3000 cross the epoch's end
-    settings = [ONES, "--inline", "prompts.batch=3000", "rollout.n=1", "rollout.max_new_tokens=1", "eval.report={}"]
-    settings = [s for s in settings if s != "eval.report={}"] + ["eval.every=0"]
-    rlgraph("run", *settings, "--steps", "6", "--run-dir", "six")
-    rlgraph("run", *settings, "--steps", "3", "--run-dir", "three")
-    rlgraph("run", *settings, "--steps", "6", "--run-dir", "three", "--resume")
+    settings = ["prompts.batch=3000", "rollout.n=1", "rollout.max_new_tokens=1"]
+    inline(*settings, steps=6, run_dir="six")
+    inline(*settings, steps=3, run_dir="three")
+    inline(*settings, steps=6, run_dir="three", resume=True)
     six = {line["step"]: line for line in metrics("six")}
     for line in metrics("three"):
         expected = {name: value for name, value in six[line["step"]].items() if name in line}
@@ -107,11 +123,13 @@ def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit() -> None
 
 
 def test_a_resume_refuses_another_graph_and_a_fresh_run_an_old_folder() -> None:
-    rlgraph("run", ONES, "--inline", "--steps", "1", "--run-dir", "a")
-    assert "holds files already" in rlgraph("run", ONES, "--inline", "--run-dir", "a", expect=1)
-    other = rlgraph("run", ONES, "rollout.n=2", "--inline", "--run-dir", "a", "--resume", expect=1)
-    assert "was made from another graph" in other
-    assert "holds no run" in rlgraph("run", ONES, "--inline", "--run-dir", "b", "--resume", expect=1)
+    inline(steps=1, run_dir="a")
+    with pytest.raises(RunError, match="holds files already"):
+        inline(run_dir="a")
+    with pytest.raises(RunError, match="was made from another graph"):
+        inline("rollout.n=2", run_dir="a", resume=True)
+    with pytest.raises(RunError, match="holds no run"):
+        inline(run_dir="b", resume=True)
 
 
 @pytest.mark.parametrize("place", [["--inline"], ["--devices", "2"]])

@@ -1,0 +1,85 @@
+"""The import floor: compiling loads nothing heavy, and imports run one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlgraph.compose import shipped_graphs
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "sglang", "transformers", "pyarrow", "numpy")
+COMMANDS = ["check", "plan", "show"]
+
+
+def test_compiling_loads_nothing_heavy() -> None:
+    calls = [[command, name] for name in shipped_graphs() for command in COMMANDS]
+    script = f"""
+import sys
+from rlgraph.cli import main
+for args in {[*calls, ["nodes"], ["nodes", "rollout"], ["graphs"]]!r}:
+    try:
+        main(args)
+    except SystemExit as done:
+        assert not done.code, args
+heavy = set({HEAVY!r}) & set(sys.modules)
+assert not heavy, heavy
+assert not [name for name in sys.modules if name.startswith("rlgraph.runtime")]
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def imported(body: list[ast.stmt]) -> Iterator[str]:
+    """Modules imported when a module is loaded: not in functions, not for the type checker alone."""
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, "relative import"
+            yield statement.module or ""
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from imported(statement.orelse)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imported(
+                [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+            )
+
+
+def everywhere(tree: ast.Module) -> set[str]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {name for body in (tree.body, *(f.body for f in functions)) for name in imported(body)}
+
+
+def modules(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
+
+
+def within(names: set[str], package: str) -> set[str]:
+    return {name for name in names if name == package or name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("path", modules("rlgraph"))
+def test_the_compiler_imports_neither_nodes_nor_runtime(path: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    top = set(imported(tree.body))
+    outward = within(top, "rlgraph.runtime") | within(top, "rlgraph.graphs")
+    if path not in ("rlgraph/catalog.py", "rlgraph/passes/infer.py"):
+        outward |= within(top, "rlgraph.nodes")
+    # the catalog's dicts hold names only
+    assert not outward - {"rlgraph.nodes", "rlgraph.nodes.OPS", "rlgraph.nodes.LOSSES"}
+    assert not {name for heavy in HEAVY for name in within(top, heavy)}
+    if path != "rlgraph/cli.py":
+        assert not within(everywhere(tree), "rlgraph.runtime")
+
+
+@pytest.mark.parametrize("path", modules("nodes"))
+def test_nodes_import_no_runtime(path: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    assert not within(everywhere(tree), "rlgraph.runtime")
+    assert not {name for heavy in HEAVY for name in within(set(imported(tree.body)), heavy)}
