@@ -25,7 +25,7 @@ class Gae(NamedTuple):
     returns: float32[samples, tokens]
 
 
-@op(rows="group")
+@op(rows="group", assumes=("groups",))
 def grpo(
     rewards: float32[samples],
     group: int64[samples],
@@ -59,7 +59,7 @@ def grpo(
     return loss_mask.like(torch.where(loss_mask.values, loss_mask.spread(centred).values, 0).float())
 
 
-@op(rows="all")
+@op(rows="all", assumes=("critic_values",))
 def gae(
     rewards: float32[samples, tokens],
     values: float32[samples, tokens],

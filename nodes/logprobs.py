@@ -17,7 +17,8 @@ def logprobs(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
+    keep: bool = False,
 ) -> float32[samples, tokens]:
     """Log-prob of each token that the policy wrote, under a train engine's weights.
 
@@ -26,10 +27,12 @@ def logprobs(
     ``ref_logprobs`` for a frozen reference.
 
     Attributes:
-        temperature: what the logits are divided by, above 0; give the rollout's, so that both engines speak
+        temperature: what the logits are divided by, above 0; null: the rollout's, so that both engines speak
             of the same distribution.
+        keep: compute it also where the compiler could leave it out, because the update makes one optimizer
+            step from the same weights; for a look at how far the engines are apart.
 
     Example:
-        old_logprobs: {op: logprobs, model: policy, temperature: 1.0}
+        old_logprobs: {op: logprobs, model: policy}
     """
-    return model.logprobs(tokens, loss_mask, temperature)
+    return model.logprobs(tokens, loss_mask, 1.0 if temperature is None else temperature)

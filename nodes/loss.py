@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
+from rlgraph.op import op
 from rlgraph.types import float32, samples, tokens
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
 
 
+@op(assumes=("sampling_logprobs",))
 def ppo_clip(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
@@ -65,6 +67,7 @@ def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
     return logprobs.like(-logprobs.values)
 
 
+@op(assumes=("on_policy",))
 def reinforce(
     logprobs: float32[samples, tokens], advantages: float32[samples, tokens]
 ) -> float32[samples, tokens]:

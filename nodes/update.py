@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, tuple[float, float]]
 
 
-@op(updates=True, when={"ref_logprobs": "kl_coef"})
+@op(updates=True, when={"ref_logprobs": "kl_coef"}, assumes=("reference",))
 def policy(
     model: TrainEngine,
     ctx: Context,
@@ -34,7 +34,7 @@ def policy(
     loss: Loss,
     minibatches: Annotated[int, Field(ge=1)] = 1,
     epochs: Annotated[int, Field(ge=1)] = 1,
-    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
     aggregate: Aggregation = "token-mean",
     kl_coef: Annotated[float, Field(ge=0)] = 0.0,
     kl: KlKind = "k3",
@@ -52,7 +52,7 @@ def policy(
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
-        temperature: what the logits are divided by, above 0; give the rollout's.
+        temperature: what the logits are divided by, above 0; null: the rollout's.
         aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum or
             seq-mean-token-mean.
         kl_coef: weight of the KL to the reference, at least 0; 0 for none.
@@ -66,13 +66,14 @@ def policy(
     if ref_logprobs is not None:
         columns["ref_logprobs"] = ref_logprobs
     objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef)
+    divisor = 1.0 if temperature is None else temperature
     metrics = model.update(
-        columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, temperature, entropy_coef != 0
+        columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, divisor, entropy_coef != 0
     )
     _record(ctx, metrics)
 
 
-@op(updates=True, head="value")
+@op(updates=True, head="value", assumes=("critic_values",))
 def critic(
     model: TrainEngine,
     ctx: Context,
@@ -113,6 +114,9 @@ def policy_objective(
 
     def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
         loss_mask, logprobs = batch["loss_mask"], batch["logprobs"]
+        if "old_logprobs" in loss.parameters and "old_logprobs" not in batch:
+            # the compiler leaves the column out where this forward computes it
+            batch = {**batch, "old_logprobs": logprobs.like(logprobs.values.detach())}
         total = losses.aggregate(loss(batch), loss_mask, totals, how)
         measured = _policy_measures(loss, batch)
         if "ref_logprobs" in batch:

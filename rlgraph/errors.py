@@ -51,6 +51,7 @@ class Problem:
     mark: Mark | None = None
     accepted: tuple[str, ...] = ()
     remedy: str = ""
+    drawing: str = ""  # the piece of the graph, for what is wrong between nodes
 
     def render(self) -> str:
         """As text: place and law, the source line with a caret, what is accepted, the remedy."""
@@ -62,6 +63,7 @@ class Problem:
             lines.append(f"  accepted: {', '.join(self.accepted)}")
         if self.remedy:
             lines.append(f"  {self.remedy}")
+        lines += [f"    {line}" for line in self.drawing.splitlines()]
         return "\n".join(lines)
 
 

@@ -64,6 +64,7 @@ class Declaration:
     updates: bool = False
     head: str = "lm"
     when: Mapping[str, str] = field(default_factory=dict)
+    assumes: tuple[str, ...] = ()
 
 
 def op(
@@ -74,6 +75,7 @@ def op(
     updates: bool = False,
     head: str = "lm",
     when: Mapping[str, str] | None = None,
+    assumes: tuple[str, ...] = (),
 ) -> Callable[[Body], Body]:
     """Declare a function as an op.
 
@@ -85,10 +87,12 @@ def op(
         updates: whether it writes the next version of its model.
         head: the head that its model must have, ``lm`` or ``value``.
         when: optional column -> attribute; the column is read only where the attribute is not 0.
+        assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/assume.py``.
     """
 
     def declare(body: Body) -> Body:
-        setattr(body, "__op__", Declaration(rows, makes, times, updates, head, dict(when or {})))  # noqa: B010
+        declared = Declaration(rows, makes, times, updates, head, dict(when or {}), assumes)
+        setattr(body, "__op__", declared)  # noqa: B010
         return body
 
     return declare

@@ -148,8 +148,8 @@ class Worker:
         return result
 
     def _hook(self, kind: Any, function: Function, hook: Function, columns: Mapping[str, Part]) -> Any:
-        ports = [port.name for port in catalog.load(hook.target).inputs if port.name not in kind.provides]
-        read = {port: unpack(columns[function.ins[port]], self.device) for port in ports}
+        ports = {port.name for port in catalog.load(hook.target).inputs} & function.ins.keys()
+        read = {port: unpack(columns[function.ins[port]], self.device) for port in ports - {*kind.provides}}
         return kind(catalog.load(hook.target).body, hook.attributes, read)
 
     def _handle(self, handle: str, function: Function, context: Context, scope: Scope) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlgraph.nodes.ragged import Ragged
 
 
-@op()
+@op(assumes=("reference",))
 def kl_penalty(
     ctx: Context,
     rewards: float32[samples],

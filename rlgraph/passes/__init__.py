@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlgraph.graph import Graph
+from rlgraph.passes.assume import assume
+from rlgraph.passes.elide import elide
 from rlgraph.passes.infer import infer
 from rlgraph.passes.order import order
 from rlgraph.passes.partition import partition
 from rlgraph.passes.place import place
 from rlgraph.passes.prune import prune
+from rlgraph.passes.resolve import resolve
 from rlgraph.passes.sync import sync
 from rlgraph.passes.version import version
 
@@ -17,6 +20,9 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     infer,
     version,
     prune,  # before anything is inserted for nodes that go
+    assume,
+    resolve,
+    elide,  # after resolve: what is left out must score at the temperature of its reader
     place,
     partition,
     sync,

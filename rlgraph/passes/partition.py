@@ -76,6 +76,7 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
 
 
 def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
+    who = "the repeat for each sample" if reader.kind == "repeat" else f"`{reader.name}`"
     return Node(
         name=f"repartition:{reader.name}",
         kind="repartition",
@@ -84,7 +85,7 @@ def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
         domain=reader.domain,
         pool=reader.pool,
         layout=layout,
-        because=f"`{reader.name}` {BECAUSE[layout.partition('/')[0]]}",
+        because=f"{who} {BECAUSE[layout.partition('/')[0]]}",
     )
 
 

@@ -282,21 +282,24 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
     model = st.sampled_from(["policy", "ref"])
     nodes: dict[str, Any] = {
         "prompts": {"op": "data.prompts", "files": ["a.jsonl"], "batch": 8},
-        "rollout": {"op": "rollout", "model": "policy", "n": draw(st.integers(1, 4)), "max_new_tokens": 8},
+        "rollout": {"op": "rollout", "model": "policy", "n": draw(st.integers(2, 4)), "max_new_tokens": 8},
         "old_logprobs": {"op": "logprobs", "model": "policy"},
     }
     rewards = [f"rewards{n}" for n in range(draw(st.integers(1, 3)))]
     nodes |= {name: {"op": draw(st.sampled_from(["reward.exact", "reward.math"]))} for name in rewards}
     logprobs = ["old_logprobs", *(f"logprobs{n}" for n in range(draw(st.integers(0, 3))))]
     nodes |= {name: {"op": "logprobs", "model": draw(model)} for name in logprobs[1:]}
+    nodes["ref_logprobs"] = {"op": "logprobs", "model": "ref"}
+    olds = [name for name in logprobs if nodes[name]["model"] == "policy"]
+    refs = ["ref_logprobs", *(name for name in logprobs if name not in olds)]
     advantages = [f"advantages{n}" for n in range(draw(st.integers(1, 2)))]
     for name in advantages:
         nodes[name] = {"op": "advantage.grpo", "in": {"rewards": draw(st.sampled_from(rewards))}}
     for number in range(draw(st.integers(1, 3))):
         ins = {
             "advantages": draw(st.sampled_from(advantages)),
-            "old_logprobs": draw(st.sampled_from(logprobs)),
-            "ref_logprobs": draw(st.sampled_from(logprobs)),
+            "old_logprobs": draw(st.sampled_from(olds)),
+            "ref_logprobs": draw(st.sampled_from(refs)),
         }
         nodes[f"update{number}"] = {
             "op": "update.policy",
@@ -336,8 +339,9 @@ def test_lowering_is_pure() -> None:
 
 
 def test_a_cycle_by_versions_is_an_error_of_the_graph() -> None:
+    tree = compose("ppo", ["values.model=critic@next"])
     with pytest.raises(GraphError, match="nodes wait for each other"):
-        lowered(HEAD + TAIL.replace("logprobs, model: policy", "logprobs, model: policy@next"))
+        lower(bind(tree, 2))
 
 
 def test_a_users_op(tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
     assert_close(alone, metrics("two"), 1e-4)
 
 
+def test_a_recompute_that_is_left_out_changes_nothing() -> None:
+    inline("update_policy.minibatches=1", "old_logprobs.keep=true", steps=3, run_dir="kept")
+    inline("update_policy.minibatches=1", steps=3, run_dir="left_out")
+    assert metrics("left_out")[-1]["update_policy/grad_norm"] > 0
+    assert_close(metrics("kept"), metrics("left_out"), 1e-5)
+    assert "run old_logprobs" in Path("kept/plan.txt").read_text()
+    assert "run old_logprobs" not in Path("left_out/plan.txt").read_text()
+
+
 def test_a_run_directory_holds_what_the_readme_says() -> None:
     inline("schedule.save_every=1", "schedule.keep=1", steps=2)
     run = Path("runs/ones")

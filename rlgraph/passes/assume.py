@@ -1,0 +1,149 @@
+"""Check what ops and losses assume of the graph around them: where log-probs, rows and values come from.
+
+An op names the laws that it needs (``@op(assumes=("groups",))``); here is what they say. Each refusal names
+the edit that would make the graph legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.graph import Call, Graph, Node
+from rlgraph.passes.trace import draw, sampler, writer
+
+
+def assume(graph: Graph) -> Graph:
+    """The graph as it is, every law of its nodes checked.
+
+    Raises:
+        GraphError: with every law that is broken.
+    """
+    problems = [
+        problem
+        for node in graph.nodes
+        if node.call
+        for call in (node.call, *node.hooks.values())
+        for law in call.op.declared.assumes
+        if (problem := LAWS[law](graph, node, call))
+    ]
+    if problems:
+        raise GraphError(problems)
+    return graph
+
+
+def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A group has more than one sample."""
+    domain = graph.domains[node.domain or ""]
+    if domain.parent is None or domain.times > 1:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{domain.maker}` makes one"
+    return _problem("small-groups", law, graph, node, [domain.maker], f"set: {{{domain.maker}.n: 8}}")
+
+
+def _sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A ratio's denominator are the log-probs of the weights that sampled the rows."""
+    column = node.call.ins.get("old_logprobs") if node.call else None
+    if column is None:
+        return None  # elided, or not read
+    made, rollout = writer(graph, column), sampler(graph, node.domain)
+    wrong = (
+        f"the loss {call.op.name} of node `{node.name}` divides by log-probs of the weights that sampled; "
+    )
+    if rollout is None:
+        if made.op.source:
+            return None
+        law = wrong + "its rows come from data, and no weights sampled them"
+        remedy = f"replace: {{{node.name}.loss: {{kind: sft}}}}"
+        return _problem("no-sampler", law, graph, node, [made.name], remedy)
+    if made is rollout or (made.op.engine == "train" and _weights(made) == _weights(rollout)):
+        return None
+    law = wrong + f"`{column}` is {_source(made)}, and the rows are sampled by {_weights(rollout)}"
+    remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
+    if made.model == rollout.model:
+        remedy = f"read them before the update: {made.name}: {{model: {rollout.model}}}"
+    return _problem("wrong-ratio", law, graph, node, [rollout.name, made.name], remedy)
+
+
+def _on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A loss without a ratio trains the very weights that sampled its rows, once."""
+    rollout = sampler(graph, node.domain)
+    law = f"node `{node.name}`: the loss {call.op.name} corrects for no change of weights since sampling; "
+    fix = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
+    if rollout is None:
+        law += "its rows come from data"
+        return _problem("off-policy", law, graph, node, [], f"replace: {{{node.name}.loss: {{kind: sft}}}}")
+    names = [rollout.name]
+    if (rollout.model, rollout.version) != (node.model, node.version):
+        law += f"its rows are sampled by {_weights(rollout)}, and it updates {_weights(node)}"
+        return _problem("off-policy", law, graph, node, names, fix)
+    if (steps := optimizer_steps(node)) > 1:
+        law += f"it makes {steps} optimizer steps on them, and all but the first are off-policy"
+        remedy = f"{fix}, or set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}"
+        return _problem("off-policy", law, graph, node, names, remedy)
+    return None
+
+
+def _reference(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A KL term measures the distance to other weights than those that are trained."""
+    column = call.ins.get("ref_logprobs")
+    if column is None or (made := writer(graph, column)).model != _trained(graph, node):
+        return None
+    law = f"node `{node.name}` measures the KL to a reference; "
+    law += f"`{column}` is of the same weights, {_source(made)}"
+    frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
+    remedy = f"set: {{{made.name}.model: {frozen[0] if frozen else 'ref'}}}"
+    if not frozen:
+        remedy += f", and add models.ref: {{path: '${{models.{made.model}.path}}', frozen: true}}"
+    return _problem("same-reference", law, graph, node, [made.name], remedy)
+
+
+def _critic_values(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Values are a critic's, and a critic is trained on its own."""
+    column = call.ins["values"]
+    made = writer(graph, column)
+    wrong = f"node `{node.name}` ({node.op.name}) reads `values`, the estimates of a critic; "
+    if made.op.engine == "train" and made.op.declared.head != "value":
+        law = wrong + f"`{column}` is {_source(made)}, which has no value head"
+        remedy = "add: {values: {op: values, model: critic}}"
+        return _problem("no-critic", law, graph, node, [made.name], remedy)
+    if node.updates and made.op.engine == "train" and made.model != node.model:
+        law = wrong + f"`{column}` is {_source(made)}, and it trains `{node.model}`"
+        remedy = f"set: {{{node.name}.model: {made.model}}}"
+        return _problem("other-critic", law, graph, node, [made.name], remedy)
+    return None
+
+
+LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
+    "groups": _groups,
+    "sampling_logprobs": _sampling_logprobs,
+    "on_policy": _on_policy,
+    "reference": _reference,
+    "critic_values": _critic_values,
+}
+
+
+def optimizer_steps(node: Node) -> int:
+    """Optimizer steps that an update makes in an iteration."""
+    assert node.call
+    return int(node.call.attributes.get("minibatches", 1)) * int(node.call.attributes.get("epochs", 1))
+
+
+def _trained(graph: Graph, node: Node) -> str | None:
+    """The model that a node's KL is about: the one it updates, or the one that sampled its rows."""
+    if node.updates:
+        return node.model
+    rollout = sampler(graph, node.domain)
+    return rollout.model if rollout else None
+
+
+def _weights(node: Node) -> str:
+    return f"{node.model}@v" + (f"+{node.version}" if node.version else "")
+
+
+def _source(node: Node) -> str:
+    return f"written by `{node.name}` ({node.op.name}" + (f", {_weights(node)})" if node.model else ")")
+
+
+def _problem(kind: str, law: str, graph: Graph, node: Node, before: list[str], remedy: str) -> Problem:
+    return Problem(kind, law, node.mark, (), remedy, draw(graph, [*before, node.name]))

@@ -1,0 +1,73 @@
+"""Leave out what the versions prove to be known already, and say so; point at work that is done twice.
+
+``old_logprobs`` of the weights that an update starts from, with one optimizer step, are the log-probs that
+the update computes itself: the ratio is 1 at every token, and its gradient is that of the log-probs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.graph import Graph, Node
+from rlgraph.passes.assume import optimizer_steps
+
+COLUMN = "old_logprobs"
+
+
+def elide(graph: Graph) -> Graph:
+    """Drop a recompute of ``old_logprobs`` that its only reader, an update, makes redundant.
+
+    It stays with ``keep: true``, with several optimizer steps, and where anything else reads it.
+    """
+    for node in graph.nodes:
+        reader = _only_reader(graph, node)
+        if reader:
+            graph = _without(graph, node, reader)
+    return replace(graph, notes=graph.notes + _twins(graph))
+
+
+def _only_reader(graph: Graph, node: Node) -> Node | None:
+    """The update that makes a node redundant, if there is one."""
+    if not (node.call and node.op.name == "logprobs" and not node.call.attributes["keep"]):
+        return None
+    readers = graph.readers(node.writes[0])
+    if len(readers) != 1 or not readers[0].updates or node.writes[0] in graph.report.values():
+        return None
+    (reader,) = readers
+    assert reader.call
+    same = (reader.model, reader.version) == (node.model, node.version)
+    ports = [port for port, column in reader.call.ins.items() if column == node.writes[0]]
+    alike = reader.call.attributes.get("temperature") == node.call.attributes["temperature"]
+    return reader if same and alike and ports == [COLUMN] and optimizer_steps(reader) == 1 else None
+
+
+def _without(graph: Graph, node: Node, reader: Node) -> Graph:
+    assert reader.call
+    (column,) = node.writes
+    ins = {port: source for port, source in reader.call.ins.items() if port != COLUMN}
+    changed = replace(
+        reader,
+        call=replace(reader.call, ins=ins),
+        reads=tuple(read for read in reader.reads if read != column),
+        after=tuple(name for name in reader.after if name != node.name),
+    )
+    nodes = tuple(changed if n is reader else n for n in graph.nodes if n is not node)
+    why = f"`{reader.name}` makes one optimizer step from {node.model}@v, so its own log-probs are these"
+    note = f"left out `{node.name}`: {why} (keep it by {node.name}.keep=true)"
+    columns = {name: found for name, found in graph.columns.items() if name != column}
+    return replace(graph, nodes=nodes, columns=columns, notes=(*graph.notes, note))
+
+
+def _twins(graph: Graph) -> tuple[str, ...]:
+    """Nodes that compute the same from the same: reported, never merged."""
+    seen: dict[str, Node] = {}
+    notes = []
+    for node in graph.nodes:
+        if node.call and node.op.engine == "train" and not node.updates:
+            attributes = sorted(node.call.attributes.items())
+            key = repr((node.call.target, node.model, node.version, node.reads, attributes))
+            twin = seen.setdefault(key, node)
+            if twin is not node:
+                both = f"`{twin.name}` and `{node.name}`"
+                notes.append(f"{both} compute the same: one could read the other's column")
+    return tuple(notes)

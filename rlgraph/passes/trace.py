@@ -1,0 +1,52 @@
+"""Look back through a graph: who wrote a column, who sampled its rows; and draw the piece looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.graph import Graph, Node
+
+
+def writer(graph: Graph, column: str) -> Node:
+    """The node that the user wrote behind a column, through repeats and selections."""
+    node = graph.node(graph.columns[column].writer)
+    return node if node.call else writer(graph, node.reads[0])
+
+
+def sampler(graph: Graph, domain: str | None) -> Node | None:
+    """The rollout that made the rows of a domain, or None where they come from data."""
+    while domain:
+        made = graph.domains[domain]
+        node = graph.node(made.maker)
+        if node.call and node.op.engine == "serve":
+            return node
+        domain = made.parent
+    return None
+
+
+def draw(graph: Graph, names: Sequence[str]) -> str:
+    """Some nodes under one another, each with its weights and the columns that it hands to a later one.
+
+    rollout (policy@v)
+      └─ tokens, loss_mask ─> old_logprobs (ref@v)
+      └─ tokens, loss_mask ─> update_policy (policy@v)
+    """
+    nodes = [graph.node(name) for name in dict.fromkeys(names)]
+    lines = []
+    for index, node in enumerate(nodes):
+        later = nodes[index + 1 :]
+        edges = [(_handed(graph, node, reader), reader) for reader in later]
+        if index == 0 or any(columns for columns, _ in edges):
+            lines.append(_label(node))
+            lines += [f"  └─ {', '.join(names)} ─> {_label(reader)}" for names, reader in edges if names]
+    return "\n".join(lines)
+
+
+def _handed(graph: Graph, node: Node, reader: Node) -> list[str]:
+    return [column for column in reader.reads if writer(graph, column) is node]
+
+
+def _label(node: Node) -> str:
+    if node.model is None:
+        return f"{node.name} ({node.op.name})"
+    return f"{node.name} ({node.model}@v" + (f"+{node.version})" if node.version else ")")
