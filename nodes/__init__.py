@@ -16,6 +16,7 @@ OPS: dict[str, str] = {
     "reward.kl_penalty": "rlgraph.nodes.reward.kl_penalty:kl_penalty",
     "advantage.gae": "rlgraph.nodes.advantage:gae",
     "advantage.grpo": "rlgraph.nodes.advantage:grpo",
+    "filter.mixed": "rlgraph.nodes.filter:mixed",
     "update.policy": "rlgraph.nodes.update:policy",
     "update.critic": "rlgraph.nodes.update:critic",
 }

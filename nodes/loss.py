@@ -61,6 +61,8 @@ def ppo_clip(
 def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
     """Supervised fine-tuning: the negative log-likelihood -logprobs of each token in the loss mask.
 
+    Maximum likelihood, in nats; the stage before RL in InstructGPT (arXiv 2203.02155).
+
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: sft}}
     """

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph import catalog
-from rlgraph.compose import SECTIONS, graphs_folder
+from rlgraph.compose import graphs_folder
+from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
 from rlgraph.op import Op
@@ -194,8 +195,24 @@ def _node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) ->
         model=model,
         reads_next=reads_next,
         tokenizer=_tokenizer(name, tree, op, models, binder),
+        rows=_rows(name, tree, op, binder),
         mark=tree.key or tree.mark,
     )
+
+
+def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
+    """The filter that `rows` names; that there is one by this name is checked where domains are inferred."""
+    item = tree.get("rows")
+    if item is None or item.value == OPEN:
+        return None
+    if not isinstance(item.value, str):
+        binder.problem("wrong-type", f"`rows` of node `{name}` names a filter", item.mark)
+        return None
+    if op.source:
+        binder.problem(
+            "rows-of-a-source", f"op {op.name} makes its own rows", item.key, remedy="remove `rows`"
+        )
+    return item.value
 
 
 def _function(
@@ -210,7 +227,7 @@ def _function(
 
 def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
-    keys = (*(("model",) if op.engine else ()), "in", "out")
+    keys = (*(("model",) if op.engine else ()), "in", "out", "rows")
     values = validate(op.attributes, rest, name, binder, f"op {op.name}", keys)
     if values is None:
         return {}

@@ -48,26 +48,6 @@ def load(target: str, name: str = "") -> Op:
     return signature(name or target, getattr(module, function))
 
 
-def summary(name: str) -> str:
-    """The first line of a shipped op's documentation."""
-    return load(OPS[name], name).doc.partition("\n")[0]
-
-
-def describe(name: str) -> str:
-    """A shipped op: its signature, attributes and documentation.
-
-    Raises:
-        GraphError: no such op.
-    """
-    if name not in OPS:
-        raise fail("unknown-op", f"there is no op `{name}`", None, OPS, nearest(name, OPS))
-    op = load(OPS[name], name)
-    lines = [name, ""]
-    lines += [f"  reads   {port.name}: {port.type}{' (optional)' * port.optional}" for port in op.inputs]
-    lines += [f"  writes  {port.name or 'a column named after the node'}: {port.type}" for port in op.outputs]
-    return "\n".join([*lines, "", op.doc])
-
-
 def _find(name: str, what: str, known: dict[str, str], mark: Mark) -> tuple[Op, str]:
     if name in known:
         return load(known[name], name), known[name]

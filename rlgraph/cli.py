@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from rlgraph.errors import RlgraphError
 
 GRAPH = click.argument("graph")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+OUTPUT = click.option(
+    "-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file."
+)
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 
 
@@ -67,10 +71,17 @@ def run(graph: str, overrides: Sequence[str], devices: int | None, **options: An
 @GRAPH
 @OVERRIDES
 @DEVICES
-def check(graph: str, overrides: Sequence[str], devices: int | None) -> None:
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
     """Find every error of a graph, starting nothing."""
+    from rlgraph.check import check_report
     from rlgraph.compiler import compile_graph
 
+    if form == "json":
+        report = check_report(graph, overrides, devices)
+        click.echo(json.dumps(report, indent=2))
+        ctx.exit(0 if report["ok"] else 1)
     plan = compile_graph(graph, overrides, devices)
     for name in plan.open_values:
         click.echo(f"still open: {name} (give it as {name}=...)")
@@ -82,7 +93,7 @@ def check(graph: str, overrides: Sequence[str], devices: int | None) -> None:
 @OVERRIDES
 @DEVICES
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file.")
+@OUTPUT
 def plan(graph: str, overrides: Sequence[str], devices: int | None, form: str, output: TextIO) -> None:
     """Show what will run, step by step."""
     from rlgraph.compiler import compile_graph
@@ -96,12 +107,41 @@ def plan(graph: str, overrides: Sequence[str], devices: int | None, form: str, o
 @GRAPH
 @OVERRIDES
 @click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
-def show(graph: str, overrides: Sequence[str], origin: bool) -> None:
-    """Show the composed graph."""
+@click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
+@DEVICES
+def show(graph: str, overrides: Sequence[str], origin: bool, column: str | None, devices: int | None) -> None:
+    """Show the composed graph, or one of its columns."""
     from rlgraph.compose import compose
     from rlgraph.text import show_text
 
-    click.echo(show_text(compose(graph, overrides), origin), nl=False)
+    if column is not None and origin:
+        raise click.UsageError("--origin is of the graph, --column of the plan: give one of them")
+    if column is None:
+        click.echo(show_text(compose(graph, overrides), origin), nl=False)
+        return
+    from rlgraph.compiler import compile_graph
+    from rlgraph.lineage import lineage_text
+
+    click.echo(lineage_text(compile_graph(graph, overrides, devices), column), nl=False)
+
+
+@main.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--format", "form", type=click.Choice(["text", "yaml"]), default="text", show_default=True)
+@click.pass_context
+def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
+    """Show what turns graph A into graph B, as edits.
+
+    Exits with 0 where they are the same, with 1 where they differ.
+    """
+    from rlgraph.compose import as_written
+    from rlgraph.diff import diff_text, diff_trees, diff_yaml
+
+    old, new = as_written(a), as_written(b)
+    edits = diff_trees(old, new)
+    click.echo(diff_yaml(edits) if form == "yaml" else diff_text(old, new), nl=False)
+    ctx.exit(1 if edits else 0)
 
 
 @main.command()
@@ -115,16 +155,30 @@ def report(run_dir: Path) -> None:
 
 @main.command()
 @click.argument("name", required=False)
-def nodes(name: str | None) -> None:
-    """List the ops, or show one's declaration and docs."""
-    from rlgraph.catalog import describe, known_ops, summary
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "jsonschema"]),
+    default="text",
+    show_default=True,
+    help="jsonschema: of the whole graph language, for editors.",
+)
+@OUTPUT
+def nodes(name: str | None, form: str, output: TextIO) -> None:
+    """List the ops and losses, or show one's declaration and docs; NAME may be my_ops.py:name."""
+    from rlgraph.describe import catalog_text, describe, entry_of
+    from rlgraph.reference import entry_markdown, reference
+    from rlgraph.schema import graph_schema
 
-    if name:
-        click.echo(describe(name))
+    if name and form == "jsonschema":
+        raise click.UsageError("the JSON schema is of the whole language; leave NAME out")
+    if form == "jsonschema":
+        text = json.dumps(graph_schema(), indent=1) + "\n"
+    elif form == "markdown":
+        text = entry_markdown(entry_of(name)) + "\n" if name else reference()
     else:
-        width = max(map(len, known_ops()))
-        for op in known_ops():
-            click.echo(f"{op:<{width}}  {summary(op)}")
+        text = describe(name) if name else catalog_text()
+    click.echo(text, file=output, nl=False)
 
 
 @main.command()

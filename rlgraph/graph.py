@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rlgraph.errors import Mark
@@ -29,13 +30,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Domain:
-    """What a column has one row per. ``times`` rows for each of the parent's, or a root made by a source."""
+    """What a column has one row per: ``times`` for each of the parent's, some of them, or a source's own."""
 
     name: str
     kind: str  # prompts or samples
     maker: str  # the node that makes it
     parent: str | None = None
     times: int = 1
+    filtered: bool = False  # some of the parent's rows, not several for each
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Node:
     model: str | None = None
     reads_next: bool = False  # model: policy@next
     tokenizer: str | None = None
+    rows: str | None = None  # the filter whose rows alone it sees
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     domain: str | None = None
@@ -119,8 +122,30 @@ class Graph:
     notes: tuple[str, ...] = ()  # what a pass did that the user should know
     open_values: tuple[str, ...] = ()  # paths of values written ???
 
+    @cached_property
+    def _by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _readers(self) -> Mapping[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for column in node.reads:
+                found.setdefault(column, []).append(node)
+        return found
+
     def node(self, name: str) -> Node:
-        return next(node for node in self.nodes if node.name == name)
+        """The node of this name."""
+        return self._by_name[name]
+
+    def ancestors(self, domain: str | None) -> list[Domain]:
+        """A domain and those that it was made of, up to its source."""
+        found = []
+        while domain:
+            found.append(self.domains[domain])
+            domain = found[-1].parent
+        return found
 
     def readers(self, column: str) -> list[Node]:
-        return [node for node in self.nodes if column in node.reads]
+        """The nodes that read a column, in their order."""
+        return self._readers.get(column, [])

@@ -65,6 +65,7 @@ class Declaration:
     head: str = "lm"
     when: Mapping[str, str] = field(default_factory=dict)
     assumes: tuple[str, ...] = ()
+    filters: bool = False
 
 
 def op(
@@ -76,6 +77,7 @@ def op(
     head: str = "lm",
     when: Mapping[str, str] | None = None,
     assumes: tuple[str, ...] = (),
+    filters: bool = False,
 ) -> Callable[[Body], Body]:
     """Declare a function as an op.
 
@@ -88,10 +90,12 @@ def op(
         head: the head that its model must have, ``lm`` or ``value``.
         when: optional column -> attribute; the column is read only where the attribute is not 0.
         assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/assume.py``.
+        filters: whether its one boolean column says which rows stay: other nodes then read those alone
+            (``rows: NODE``).
     """
 
     def declare(body: Body) -> Body:
-        declared = Declaration(rows, makes, times, updates, head, dict(when or {}), assumes)
+        declared = Declaration(rows, makes, times, updates, head, dict(when or {}), assumes, filters)
         setattr(body, "__op__", declared)  # noqa: B010
         return body
 
@@ -145,7 +149,7 @@ def signature(name: str, body: Callable[..., Any]) -> Op:
     Raises:
         OpError: a parameter without an annotation, a type that is none of ours, or a default on a column.
     """
-    hints = _hints(name, body)
+    hints, declared = _hints(name, body), getattr(body, "__op__", Declaration())
     inputs, handles, fields, hooks = [], {}, {}, {}
     for parameter in inspect.signature(body).parameters.values():
         if parameter.name not in hints:
@@ -168,15 +172,18 @@ def signature(name: str, body: Callable[..., Any]) -> Op:
                 f"op {name}: parameter {parameter.name}: {hint!r} is no column type; "
                 "put attributes behind a * in the signature"
             )
+    outputs = _outputs(name, hints.get("return"))
+    if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
+        raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     return Op(
         name=name,
         body=body,
         inputs=tuple(inputs),
-        outputs=_outputs(name, hints.get("return")),
+        outputs=outputs,
         handles=handles,
         attributes=attributes_model(name, fields),
         hooks=hooks,
-        declared=getattr(body, "__op__", Declaration()),
+        declared=declared,
         doc=inspect.getdoc(body) or "",
     )
 

@@ -17,7 +17,7 @@ class Step:
 
     id: int
     phase: str  # train or eval
-    kind: str  # run, sync, repeat or repartition
+    kind: str  # run, sync, repeat, select or repartition
     node: str
     pool: str
     devices: tuple[int, ...]
@@ -30,6 +30,7 @@ class Step:
     because: str
     after: tuple[int, ...]
     op: str = ""
+    filters: bool = False  # its column says which rows stay
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 because=node.because,
                 after=tuple(sorted(needs)),
                 op=node.op.name if node.call else "",
+                filters=node.call is not None and node.op.declared.filters,
             )
         )
     return tuple(steps)

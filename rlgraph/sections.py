@@ -21,67 +21,122 @@ class Section(BaseModel):
 class Optimizer(Section):
     """AdamW and its learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    lr: Positive
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0  # 0 is off
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: Natural = 0
-    total_steps: Natural = 0  # optimizer steps until a cosine or linear schedule ends; 0: those of the run
+    lr: Positive = Field(description="the learning rate at its highest.")
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(
+        default=[0.9, 0.999],
+        description="decay an optimizer step of the averages of the gradient and of its square.",
+    )
+    eps: Positive = Field(default=1e-8, description="what is added to the root of the averaged square.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="how much a weight shrinks an optimizer step, times the learning rate."
+    )
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="gradients with a larger norm are scaled down to it; 0 is off."
+    )
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant", description="how the learning rate goes on after the warm-up."
+    )
+    warmup_steps: Natural = Field(
+        default=0, description="optimizer steps in which the learning rate rises from 0."
+    )
+    total_steps: Natural = Field(
+        default=0, description="optimizer steps until a cosine or linear schedule ends; 0: those of the run."
+    )
 
 
 class Serve(Section):
     """The engine that generates with the model."""
 
-    engine: Literal["transformers"] = "transformers"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    max_rows: Count = 1024  # samples that one device generates at a time
+    engine: Literal["transformers"] = Field(default="transformers", description="which engine it is.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of weights and computation."
+    )
+    max_rows: Count = Field(default=1024, description="samples that one device generates at a time.")
 
 
 class Train(Section):
     """The engine that trains the model."""
 
-    engine: Literal["fsdp"] = "fsdp"
-    micro_tokens: Count = 16384  # padded tokens of one micro-batch on one device
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; master weights are float32
+    engine: Literal["fsdp"] = Field(default="fsdp", description="which engine it is.")
+    micro_tokens: Count = Field(default=16384, description="padded tokens of one micro-batch on one device.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the computation; master weights are float32."
+    )
 
 
 class ModelSection(Section):
     """A set of weights by name."""
 
-    path: str
-    head: Literal["lm", "value"] = "lm"
-    frozen: bool = False
-    optimizer: Optimizer | None = None
-    serve: Serve = Serve()
-    train: Train = Train()
+    path: str = Field(description="a folder with the model, or its name on the Hugging Face hub.")
+    head: Literal["lm", "value"] = Field(
+        default="lm",
+        description="what it puts out: lm, a distribution of the next token; value, one number a token.",
+    )
+    frozen: bool = Field(
+        default=False, description="whether it is only read; any other model needs an optimizer."
+    )
+    optimizer: Optimizer | None = Field(
+        default=None, description="how its updates step; null where it is frozen."
+    )
+    serve: Serve = Field(default=Serve(), description="the engine that generates with it.")
+    train: Train = Field(default=Train(), description="the engine that trains it, and scores with it.")
 
 
 class Pool(Section):
     """A named set of devices."""
 
-    devices: Count | Literal["auto"] = "auto"
+    devices: Count | Literal["auto"] = Field(
+        default="auto", description="how many; auto: those that there are."
+    )
 
 
 class Schedule(Section):
     """How long to run, and what is kept on the way."""
 
-    iterations: Natural
-    staleness: Annotated[int, Field(ge=0, le=0)] = 0  # generation and training take turns
-    save_every: Natural = 0  # iterations between checkpoints; 0: only at the end
-    keep: Count = 2  # checkpoints that stay on disk
-    timeout: Positive = 3600.0  # seconds that one step may take
+    iterations: Natural = Field(description="passes through the graph.")
+    staleness: Annotated[int, Field(ge=0, le=0)] = Field(
+        default=0,
+        description="how many versions old the weights that generate may be; 0: both take turns.",
+    )
+    save_every: Natural = Field(default=0, description="iterations between checkpoints; 0: only at the end.")
+    keep: Count = Field(default=2, description="checkpoints that stay on disk.")
+    timeout: Positive = Field(default=3600.0, description="seconds that one step may take.")
 
 
 class Eval(Section):
     """The graph once more, with other attributes, pruned to the columns that are reported.
 
-    ``nodes`` changes attributes of the graph's nodes, or adds nodes (those with an ``op``), which take the
-    place of any that write the same columns. ``report`` names metrics, each the mean of a column. It runs
-    before the first iteration, every ``every``, and after the last.
+    Updates never run in it. It runs before the first iteration, every ``every``, and after the last.
     """
 
-    nodes: dict[str, dict[str, Any]] = {}
-    report: Annotated[dict[str, str], Field(min_length=1)]
-    every: Natural = 0  # 0: only before the first iteration and after the last
+    nodes: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="other attributes for the graph's nodes, and new nodes (those with an ``op``), which "
+        "take the place of any that write the same columns.",
+    )
+    report: Annotated[dict[str, str], Field(min_length=1)] = Field(
+        description="metric: the column whose mean it is."
+    )
+    every: Natural = Field(
+        default=0,
+        description="iterations from one to the next; 0: only before the first iteration and after the last.",
+    )
+
+
+class GraphFile(Section):
+    """A graph of rlgraph: models, nodes and a schedule; or ``extends`` and ``edits``."""
+
+    graph: str = Field(default="", pattern=r"^[\w.-]+$", description="the graph's name: one word.")
+    about: str = Field(default="", description="what it is, in a sentence.")
+    extends: str = Field(
+        default="", description="the parent: a shipped graph by name, or a file beside this one."
+    )
+    edits: list[dict[str, Any]] = Field(
+        default=[], description="what is changed in the parent, applied in order."
+    )
+    seed: Natural = Field(default=0, description="what every random number depends on.")
+    models: dict[str, ModelSection] = Field(default={}, description="sets of weights, by name.")
+    nodes: dict[str, dict[str, Any]] = Field(default={}, description="stages, by name: each runs an op.")
+    eval: Eval | None = Field(default=None, description="what is measured on the way.")
+    pools: dict[str, Pool] = Field(default={}, description="sets of devices, by name.")
+    schedule: Schedule = Field(description="how long to run, and what is kept on the way.")

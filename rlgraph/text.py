@@ -70,6 +70,8 @@ def sentence(step: Step) -> str:
         return f"sync{model} from the train engine to the serve engine on {where}"
     if step.kind == "repeat":
         return f"repeat {step.reads[0]} for each sample on {where}"
+    if step.kind == "select":
+        return f"select the rows of {step.reads[0]} that stay on {where}"
     if step.kind == "repartition":
         return f"move {', '.join(step.reads)} to {where}"
     return f"run {step.node} ({step.op}){model and ' with' + model} on {where}"

@@ -32,7 +32,7 @@ def verify(graph: Graph, after: str) -> None:
 
 def _one_layout_a_node(graph: Graph, after: str) -> None:
     for node in graph.nodes:
-        if node.kind in ("run", "repeat"):
+        if node.kind in ("run", "repeat", "select"):
             for column in node.reads:
                 have = graph.columns[column].layout
                 assert have == node.layout, (

@@ -48,12 +48,12 @@ def pack(value: Any, dtype: str, what: str) -> Part:
             )
         return Part(value)
     ragged = value if isinstance(value, Ragged) else None
-    flat = ragged.values if ragged else value
+    flat = value if ragged is None else ragged.values
     if not isinstance(flat, torch.Tensor) or flat.dtype != DTYPES[dtype]:
         got = flat.dtype if isinstance(flat, torch.Tensor) else type(flat)
         raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
     values = flat.detach().cpu().contiguous().numpy()
-    return Part(values, ragged.offsets.cpu().numpy() if ragged else None)
+    return Part(values, None if ragged is None else ragged.offsets.cpu().numpy())
 
 
 def empty(kind: str) -> Part:

@@ -56,6 +56,7 @@ class Walk:
         self.layouts: dict[tuple[str, str], Layout] = {}  # (domain, layout) -> rows of each device
         self.rows: dict[str, int] = {}  # domain -> how many rows
         self.makers: dict[str, Step] = {}  # domain -> the step that made it
+        self.origins: dict[str, Any] = {}  # filtered domain -> the parent's row of each of its rows
         self.pending: dict[Any, tuple[Step, int]] = {}  # reference of a report -> its step and device
         self.reports: dict[int, dict[int, Report]] = {}  # step -> device -> report
         self.kept: dict[str, list[Any]] = {}  # columns that outlive their last reader
@@ -80,6 +81,8 @@ class Walk:
             self._call(step, "sync", lambda device: (model, version))
         elif step.kind == "repeat":
             self._repeat(step)
+        elif step.kind == "select":
+            self._select(step)
         elif step.kind == "repartition":
             self._repartition(step)
         else:
@@ -99,6 +102,8 @@ class Walk:
         self._call(step, "run", arguments)
         if step.writes and (made := self.columns[step.writes[0]].domain) != domain:
             self._made(step, made, domain)
+        if step.filters:
+            self._filtered(step, domain)
 
     def _versions(self, step: Step) -> dict[str, int]:
         """The versions that a step reads: the plan counts from those on entry to the iteration."""
@@ -125,6 +130,22 @@ class Walk:
             self.rows[domain] = len(self._report(step, 0).lengths)
             shares = layouts.one(self.rows[domain], self.cluster.size)
         self.layouts[domain, step.layout] = shares
+
+    def _filtered(self, step: Step, parent: str) -> None:
+        """Note the rows that a filter kept, numbered anew in their old order."""
+        held = self._layout(parent, step.layout)
+        stayed = [held[device][self._report(step, device).kept] for device in step.devices]
+        domain = f"{parent}/{step.node}"
+        self.makers[domain] = step
+        self.origins[domain] = np.sort(np.concatenate(stayed))
+        self.rows[domain] = len(self.origins[domain])
+
+    def _select(self, step: Step) -> None:
+        (column,), (copy,) = step.reads, step.writes
+        filtered = self.makers[self.columns[copy].domain]
+        self._call(
+            step, "select", lambda device: (self._report(filtered, device).kept, self.refs[column][device])
+        )
 
     def _repeat(self, step: Step) -> None:
         (column,), (copy,) = step.reads, step.writes
@@ -166,15 +187,23 @@ class Walk:
         kind, _, minibatches = name.partition("/")
         if kind == "balanced":
             return layouts.balanced(self._lengths(domain), devices, int(minibatches))
-        parent = next(column.parent for column in self.columns.values() if column.domain == domain)
-        if kind == "even" and parent:
-            times = next(column.times for column in self.columns.values() if column.domain == domain)
-            return layouts.children(self._layout(parent, name), times)
-        return layouts.even(rows, devices) if kind == "even" else layouts.one(rows, devices)
+        if kind == "one":
+            return layouts.one(rows, devices)
+        of = next(column for column in self.columns.values() if column.domain == domain)
+        if domain in self.origins and of.parent:
+            return layouts.some(self._layout(of.parent, name), self.origins[domain])
+        return (
+            layouts.children(self._layout(of.parent, name), of.times)
+            if of.parent
+            else layouts.even(rows, devices)
+        )
 
     def _lengths(self, domain: str) -> Any:
         """int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
         step = self.makers[domain]
+        if domain in self.origins:
+            parent = self.columns[step.reads[0]].domain
+            return self._lengths(parent)[self.origins[domain]]
         lengths = np.zeros(self.rows[domain], np.int64)
         for device in step.devices:
             lengths[self.layouts[domain, step.layout][device]] = self._report(step, device).lengths

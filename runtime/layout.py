@@ -31,6 +31,16 @@ def children(layout: Layout, times: int) -> Layout:
     return [(rows[:, None] * times + np.arange(times)).reshape(-1) for rows in layout]
 
 
+def some(layout: Layout, rows: Any) -> Layout:
+    """The layout of the part of a domain that a filter kept: each row stays where it was.
+
+    Args:
+        layout: of the whole domain.
+        rows: int64 ``[kept]``, ascending: which of its rows stay; the n-th is row n of the part.
+    """
+    return [np.searchsorted(rows, held[np.isin(held, rows)]) for held in layout]
+
+
 def balanced(lengths: Any, devices: int, minibatches: int) -> Layout:
     """Rows spread so that in each mini-batch the devices hold nearly equal token counts.
 

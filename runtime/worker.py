@@ -48,6 +48,7 @@ class Report:
     end: float
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
+    kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
 
 
 class Worker:
@@ -125,10 +126,8 @@ class Worker:
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
         result = self._call(function, columns, context, scope)
         outputs = self._outputs(node, scope.phase, function, result)
-        lengths = next((part.lengths for part in outputs if part.offsets is not None), None)
-        if lengths is None and outputs:
-            lengths = outputs[0].lengths
-        return _flat(Report(start, time.time(), context.metrics, lengths), outputs)
+        report = Report(start, time.time(), context.metrics, **_rows(function, outputs))
+        return _flat(report, outputs)
 
     def _call(self, function: Function, columns: Mapping[str, Part], context: Context, scope: Scope) -> Any:
         op = catalog.load(function.target)
@@ -190,6 +189,11 @@ class Worker:
         """Each row ``times`` times: a prompt's value for each of its samples."""
         start = time.time()
         return Report(start, time.time()), take(part, np.repeat(np.arange(len(part)), times))
+
+    def select(self, rows: Any, part: Part) -> Any:
+        """The rows of a part that a filter kept, by their places in it."""
+        start = time.time()
+        return Report(start, time.time()), take(part, rows)
 
     def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
         """Rows of this worker's new layout, out of the parts that hold them.
@@ -253,6 +257,15 @@ class Worker:
 def _engine(spec: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, Any]]:
     """The class of an engine and its options."""
     return known[spec["engine"]], {name: value for name, value in spec.items() if name != "engine"}
+
+
+def _rows(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
+    """What a report says of the rows that an op wrote: their lengths, and which of them a filter keeps."""
+    if not outputs:
+        return {}
+    ragged = next((part for part in outputs if part.offsets is not None), outputs[0])
+    filters = catalog.load(function.target).declared.filters
+    return {"lengths": ragged.lengths, "kept": np.flatnonzero(outputs[0].values) if filters else None}
 
 
 def _flat(report: Report, outputs: Sequence[Part]) -> Any:

@@ -34,7 +34,8 @@ def assume(graph: Graph) -> Graph:
 
 def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A group has more than one sample."""
-    domain = graph.domains[node.domain or ""]
+    made = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    domain = made[0]
     if domain.parent is None or domain.times > 1:
         return None
     law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{domain.maker}` makes one"

@@ -1,4 +1,9 @@
-"""Resolve edges by name; give every column its type and domain; insert repeats from prompts to samples."""
+"""Resolve edges by name, type every column, and insert repeats and selections between domains.
+
+prompts ──rollout, n: 8──> samples ──filter──> samples/informative
+        repeat: a row                 select: the rows
+        for each sample               that stay
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.graph import Column, Domain, Graph, Node
 from rlgraph.nodes import OPS
-from rlgraph.op import Op, Port
+from rlgraph.op import Port
+from rlgraph.ports import declared, wanted
 from rlgraph.types import ColumnType
 
 AXIS_REMEDY = (
@@ -31,7 +37,7 @@ def infer(graph: Graph) -> Graph:
     if work.problems:
         raise GraphError(work.problems)
     nodes = [work.done[node.name] for node in graph.nodes]
-    return replace(graph, nodes=(*nodes, *work.repeats.values()), columns=work.columns, domains=work.domains)
+    return replace(graph, nodes=(*nodes, *work.copies.values()), columns=work.columns, domains=work.domains)
 
 
 @dataclass
@@ -43,7 +49,10 @@ class Inference:
     columns: dict[str, Column] = field(default_factory=dict)
     domains: dict[str, Domain] = field(default_factory=dict)
     done: dict[str, Node] = field(default_factory=dict)
-    repeats: dict[tuple[str, str], Node] = field(default_factory=dict)  # (column, domain) -> its repeat
+    copies: dict[tuple[str, str], Node] = field(
+        default_factory=dict
+    )  # (column, domain) -> what makes its copy
+    parts: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
     broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
 
     def __post_init__(self) -> None:
@@ -54,6 +63,7 @@ class Inference:
             for output, column in self.outs[node.name].items():
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
+        self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
 
     def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "") -> None:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
@@ -79,15 +89,11 @@ class Inference:
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
         """Each parameter that this node reads -> its port and column: the op's own and its hooks'."""
         assert node.call
-        ports = [*_wanted(node.op, node.call.attributes)]
-        for attribute, hook in node.hooks.items():
-            provided = node.op.hooks[attribute].provides
-            ports += [port for port in _wanted(hook.op, hook.attributes) if port.name not in provided]
-        known = {port.name for port in ports}
+        ports, known = [*wanted(node)], declared(node)
         for name in node.call.ins:
             if name not in known:
                 law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
-                remedy = nearest(name, known) or f"it reads {', '.join(known) or 'nothing'}"
+                remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
                 self.problem("unknown-input", law, node.mark, remedy)
         for port in ports:
             column = node.call.ins.get(port.name, port.name)
@@ -98,6 +104,7 @@ class Inference:
         """Writers before readers, otherwise as written (Kahn's algorithm)."""
         waits = {
             n.name: {self.writers[c].name for _, c in self.ports[n.name].values() if c in self.writers}
+            | ({n.rows} & self.filters if n.rows else set())
             for n in self.graph.nodes
         }
         readers: dict[str, list[Node]] = {}
@@ -138,18 +145,19 @@ class Inference:
             self.broken.update(self.outs[node.name].values())
             return
         domain = self._domain(node, [(port, self.columns[column]) for port, column in ports.values()])
+        if node.rows is not None and node.rows not in self.filters:
+            self._no_filter(node, node.rows)
         if domain is None or not self._has_rows(node, domain):
             self.broken.update(self.outs[node.name].values())
             return
-        ins = {
-            name: self._edge(node, port, self.columns[column], domain)
-            for name, (port, column) in ports.items()
-        }
+        ins = {name: self._edge(column, domain) for name, (_, column) in ports.items()}
         made = self._made(node, domain)
         outs = self.outs[node.name]
         for port in node.op.outputs:
             column = outs[port.name]
             self.columns[column] = Column(column, port.type, made.name, node.name)
+        if node.name in self.filters:
+            self._filtered(node, made)
         assert node.call
         self.done[node.name] = replace(
             node,
@@ -169,15 +177,15 @@ class Inference:
         self.problem("missing-column", law, node.mark, remedy)
 
     def _domain(self, node: Node, reads: list[tuple[Port, Column]]) -> Domain | None:
-        """The domain that the node works on: that of what it reads, the finest of them."""
-        found: Domain | None = None
+        """The domain that the node works on: that of its filter or of what it reads, the finest of them."""
+        found = self.domains.get(self.parts.get(node.rows or "", ""))
         for port, column in reads:
             domain = self.domains[column.domain]
             if not self._type_fits(node, port, column):
                 return None
-            if found is None or domain.parent == found.name:
+            if found is None or found.name in self._line(domain):
                 found = domain
-            elif domain.name not in (found.name, found.parent):
+            elif domain.name not in self._line(found):
                 law = f"node `{node.name}` reads columns of unrelated domains: "
                 law += f"`{column.name}` is {column.label}, others are of {found.name}"
                 self.problem(
@@ -188,6 +196,13 @@ class Inference:
                 )
                 return None
         return found or Domain("", "", node.name)
+
+    def _line(self, domain: Domain) -> list[str]:
+        """A domain and those that it was made of."""
+        names = [domain.name]
+        while parent := self.domains[names[-1]].parent:
+            names.append(parent)
+        return names
 
     def _has_rows(self, node: Node, domain: Domain) -> bool:
         """Whether there is a row for each that the op declares: samples are not made of prompts by itself."""
@@ -225,28 +240,44 @@ class Inference:
             return True
         return False
 
-    def _edge(self, node: Node, port: Port, column: Column, domain: Domain) -> str:
-        """The column as this node reads it: itself, or its repeat where the node has more rows."""
-        if column.domain == domain.name:
-            return column.name
-        key = (column.name, domain.name)
-        if key not in self.repeats:
-            self._repeat(column, domain)
-        return self.repeats[key].writes[0]
+    def _edge(self, column: str, domain: Domain) -> str:
+        """The column as a node of this domain reads it: itself, or a copy made domain by domain."""
+        line = self._line(domain)
+        for name in reversed(line[: line.index(self.columns[column].domain)]):
+            if (column, name) not in self.copies:
+                self._copy(self.columns[column], self.domains[name])
+            column = self.copies[column, name].writes[0]
+        return column
 
-    def _repeat(self, column: Column, domain: Domain) -> None:
-        name = f"{column.name}*{domain.name}"
-        kind = ColumnType(column.type.dtype, "samples", column.type.axis)
+    def _copy(self, column: Column, domain: Domain) -> None:
+        """Insert what makes a column's copy in a domain made of its own: a repeat, or a selection."""
+        name = f"{column.name}/{domain.maker}" if domain.filtered else f"{column.name}*{domain.name}"
+        kind = ColumnType(column.type.dtype, domain.kind, column.type.axis)
         self.columns[name] = Column(name, kind, domain.name, name)
         because = f"`{column.name}` has a row a prompt; its readers have {domain.times}, one a sample"
-        self.repeats[(column.name, domain.name)] = Node(
+        if domain.filtered:
+            because = f"its readers see only the rows that `{domain.maker}` keeps"
+        self.copies[column.name, domain.name] = Node(
             name=name,
-            kind="repeat",
+            kind="select" if domain.filtered else "repeat",
             reads=(column.name,),
             writes=(name,),
             domain=domain.name,
+            after=(domain.maker,) if domain.filtered else (),
             because=because,
         )
+
+    def _filtered(self, node: Node, domain: Domain) -> None:
+        """The domain of the rows that a filter keeps."""
+        made = Domain(f"{domain.name}/{node.name}", domain.kind, node.name, domain.name, filtered=True)
+        self.domains[made.name] = made
+        self.parts[node.name] = made.name
+
+    def _no_filter(self, node: Node, rows: str) -> None:
+        law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
+        known = ", ".join(sorted(self.filters))
+        remedy = nearest(rows, self.filters) or (f"the filters are {known}" if known else "")
+        self.problem("no-filter", law, node.mark, remedy or f"add one: {rows}: {{op: filter.mixed}}")
 
     def _made(self, node: Node, domain: Domain) -> Domain:
         """The domain of what the node writes: its own new one where the op makes one."""
@@ -264,16 +295,6 @@ class Inference:
         )
         self.domains[made.name] = made
         return made
-
-
-def _wanted(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
-    """The ports that an op reads under these attributes."""
-    for port in op.inputs:
-        attribute = op.declared.when.get(port.name)
-        if attribute is None:
-            yield port
-        elif attributes.get(attribute):
-            yield replace(port, optional=False)
 
 
 def writer_of(column: str) -> str:

@@ -58,6 +58,9 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
         return ONE
     if node.kind == "repeat":
         return EVEN
+    if node.kind == "select":
+        (filtered,) = node.after
+        return columns[graph.node(filtered).writes[0]].layout
     rows = node.op.declared.rows
     if node.op.source or rows == "all":
         return ONE
@@ -70,13 +73,13 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
     for name in node.reads:
         # a number a token weighs more to move than a number a row
         weights[columns[name].layout] += 100 if columns[name].type.axis else 1
-    if rows == "group":
+    if rows == "group" or node.op.declared.filters:
         return max((ONE, EVEN), key=lambda layout: (weights[layout], layout == EVEN))
     return max(weights, key=lambda layout: weights[layout])
 
 
 def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
-    who = "the repeat for each sample" if reader.kind == "repeat" else f"`{reader.name}`"
+    who = f"the {reader.kind} for `{reader.name}`" if reader.inserted else f"`{reader.name}`"
     return Node(
         name=f"repartition:{reader.name}",
         kind="repartition",

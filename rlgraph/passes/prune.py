@@ -22,7 +22,11 @@ def prune(graph: Graph) -> Graph:
             continue
         used.add(node.name)
         stack += [writers[column] for column in node.reads]
-        stack += [by_name[name] for name in node.after if node.reads_next and name in by_name]
+        stack += [
+            by_name[name] for name in node.after if (node.reads_next or node.inserted) and name in by_name
+        ]
+    if not graph.report and not any(node.updates for node in graph.nodes):
+        graph = replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
     return _without(graph, used)
 
 

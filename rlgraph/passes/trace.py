@@ -15,13 +15,8 @@ def writer(graph: Graph, column: str) -> Node:
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
     """The rollout that made the rows of a domain, or None where they come from data."""
-    while domain:
-        made = graph.domains[domain]
-        node = graph.node(made.maker)
-        if node.call and node.op.engine == "serve":
-            return node
-        domain = made.parent
-    return None
+    makers = [graph.node(made.maker) for made in graph.ancestors(domain)]
+    return next((node for node in makers if node.call and node.op.engine == "serve"), None)
 
 
 def draw(graph: Graph, names: Sequence[str]) -> str:

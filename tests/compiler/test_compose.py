@@ -114,7 +114,7 @@ def test_edits_apply_in_order(tmp_path: Path) -> None:
         ("  - {set: {rollout.n: 1}, remove: [rewards]}\n", "bad-edit"),
         ("  - remove: [[rewards]]\n", "bad-edit"),
         ("  - add: rewards\n", "bad-edit"),
-        ("  - insert: {}\n", "unknown-edit"),
+        ("  - move: {}\n", "unknown-edit"),
         ("  - null\n", "bad-edit"),
     ],
 )

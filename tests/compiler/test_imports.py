@@ -19,6 +19,10 @@ COMMANDS = ["check", "plan", "show"]
 
 def test_compiling_loads_nothing_heavy() -> None:
     calls = [[command, name] for name in shipped_graphs() for command in COMMANDS]
+    calls += [["nodes", "--format", form] for form in ("markdown", "jsonschema")]
+    calls += [["check", "demo", "--format", "json"], ["nodes", "ppo_clip"]]
+    calls += [["show", "demo", "--column", "tokens"], ["diff", "demo", "demo", "--format", "yaml"]]
+    calls += [["show", str(ROOT / "tests" / "compiler" / "rewired" / "rewired.yaml")]]
     script = f"""
 import sys
 from rlgraph.cli import main

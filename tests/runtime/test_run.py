@@ -77,6 +77,18 @@ def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
     assert_close(alone, metrics("two"), 1e-4)
 
 
+def test_filtered_rows_train_alike_on_one_and_two_ranks() -> None:
+    body = "  - add: {informative: {op: filter.mixed, min_std: 0.08}}\n"
+    body += "  - set: {advantages.rows: informative, ref_logprobs.rows: informative}\n"
+    body += f"  - set: {{rewards.op: '{HERE / 'ones_ops.py'}:ones', rewards.per: 16}}\n"
+    Path("filtered.yaml").write_text(f"graph: filtered\nextends: {ONES}\nedits:\n{body}")
+    run_graph("filtered.yaml", (), 1, inline=True, run_dir=Path("one"))
+    rlgraph("run", "filtered.yaml", "--devices", "2", "--run-dir", "two")
+    assert any(0 < line.get("informative/kept", 0) < 1 for line in metrics("one"))
+    assert metrics("one")[-1]["update_policy/grad_norm"] > 0
+    assert_close(metrics("one"), metrics("two"), 1e-4)
+
+
 def test_a_recompute_that_is_left_out_changes_nothing() -> None:
     inline("update_policy.minibatches=1", "old_logprobs.keep=true", steps=3, run_dir="kept")
     inline("update_policy.minibatches=1", steps=3, run_dir="left_out")

@@ -1,0 +1,48 @@
+"""Filters: which rows stay. What reads a filter's rows (``rows: NODE``) sees no others.
+
+Shapes: ``[samples]`` is one entry a sample; whole groups are kept or dropped by ops with ``rows="group"``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.engines import Context
+from rlgraph.op import op
+from rlgraph.types import boolean, float32, int64, samples
+
+
+@op(filters=True, rows="group")
+def mixed(
+    ctx: Context,
+    rewards: float32[samples],
+    group: int64[samples],
+    *,
+    min_std: Annotated[float, Field(ge=0)] = 0.0,
+) -> boolean[samples]:
+    """Keep the groups whose rewards differ: the others have no advantage to learn from.
+
+    A group stays where the unbiased standard deviation of its rewards is above ``min_std`` (DAPO's dynamic
+    sampling without the refill, arXiv 2503.14476); a group of one goes. Records ``kept``, the fraction of
+    samples that stay.
+
+    Attributes:
+        min_std: what the standard deviation must be above, in units of the reward, at least 0.
+
+    Example:
+        informative: {op: filter.mixed}
+    """
+    import torch
+
+    members, count = torch.unique(group, return_inverse=True, return_counts=True)[1:]
+    scores = rewards.double()
+    total = torch.zeros(len(count), dtype=torch.float64).index_add(0, members, scores)
+    centred = scores - (total / count)[members]
+    squares = torch.zeros(len(count), dtype=torch.float64).index_add(0, members, centred.square())
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    # sums of equal numbers round: what differs by less than float32 tells apart does not differ
+    kept = (std > max(min_std, 1e-6))[members]
+    ctx.record("kept", kept.float())
+    return kept

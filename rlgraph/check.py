@@ -1,0 +1,47 @@
+"""The outcome of a check as data, for editors and other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import GraphError, Problem
+
+
+def check_report(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> dict[str, Any]:
+    """What ``rlgraph check --format json`` prints.
+
+    Returns:
+        ``ok``; ``problems``, each as ``problem_record`` makes it; ``open``, the paths of values written ???;
+        ``steps``, how many the plan of an iteration has. Of a graph with problems the last two are not known:
+        an empty list and null.
+    """
+    try:
+        plan = compile_graph(graph, overrides, devices)
+    except GraphError as error:
+        problems = [problem_record(problem) for problem in error.problems]
+        return {"ok": False, "problems": problems, "open": [], "steps": None}
+    return {"ok": True, "problems": [], "open": list(plan.open_values), "steps": len(plan.steps)}
+
+
+def problem_record(problem: Problem) -> dict[str, Any]:
+    """A problem with its place: in a file, in an override of the command line, or nowhere.
+
+    ``line`` and ``column`` count from 1, in ``file`` or in ``override``, of which one at least is null.
+    ``accepted`` lists what may stand there, ``remedy`` says how to mend it, ``drawing`` is the piece of the
+    graph that it is about; they are empty where there is nothing to say.
+    """
+    mark = problem.mark
+    typed = mark is not None and mark.source.name == "command line"
+    return {
+        "kind": problem.kind,
+        "law": problem.law,
+        "file": mark.source.name if mark and not typed else None,
+        "override": mark.source.text if mark and typed else None,
+        "line": mark.line if mark else None,
+        "column": mark.column if mark else None,
+        "accepted": list(problem.accepted),
+        "remedy": problem.remedy,
+        "drawing": problem.drawing,
+    }

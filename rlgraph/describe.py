@@ -1,0 +1,216 @@
+"""What an op or a loss is, in words, from its declaration: for the terminal, the reference and the schema."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlgraph.catalog import find_loss, find_op, load
+from rlgraph.docstring import Docstring, read_docstring
+from rlgraph.errors import Mark, Source, fail, nearest
+from rlgraph.nodes import LOSSES, OPS
+from rlgraph.op import Loss, Op, Port
+from rlgraph.passes.assume import LAWS
+from rlgraph.types import holds_paths
+from rlgraph.words import default_of, in_words
+
+ROWS = {
+    "each": "any part of the rows on its own",
+    "group": "all samples of a prompt together",
+    "all": "the whole batch at once",
+}
+WIDTH, CELL = 110, 26  # of a line, and the most of a cell but the last
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An op or a loss, in words. Rows of a table are as wide as its heading."""
+
+    name: str
+    doc: Docstring
+    reads: tuple[tuple[str, str, str], ...]  # column, type, when it is read
+    writes: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]  # such as ("model", "...")
+    attributes: tuple[tuple[str, str, str, str], ...]  # name, type, default, description
+
+
+def catalog_text() -> str:
+    """Every shipped op and loss with its summary, in two groups."""
+    width = max(map(len, OPS | LOSSES))
+    lines = []
+    for title, known in (("ops", OPS), ("losses", LOSSES)):
+        lines.append(f"{title}:")
+        lines += [f"  {name:<{width}}  {entry_of(name).doc.summary}" for name in known]
+    return "\n".join([*lines, "", "`rlgraph nodes NAME` says all of one; NAME may be my_ops.py:name.", ""])
+
+
+def describe(name: str) -> str:
+    """A shipped op or loss, or a function in a file, as text.
+
+    Raises:
+        GraphError: there is none, or its file can't be read.
+    """
+    entry = entry_of(name)
+    blocks = [f"{entry.name}\n{_filled(entry.doc.summary)}"]
+    blocks += [textwrap.indent(entry.doc.body, "  ")] if entry.doc.body else []
+    sections = (
+        ("reads", entry.reads),
+        ("writes", entry.writes),
+        ("", entry.facts),
+        ("attributes", entry.attributes),
+    )
+    for title, rows in sections:
+        if rows:
+            blocks.append("\n".join([*([title] if title else []), *_aligned(rows, 2 if title else 0)]))
+    if entry.doc.example:
+        blocks.append(f"example\n{textwrap.indent(entry.doc.example, '  ')}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def entry_of(name: str) -> Entry:
+    """The entry of an op or a loss.
+
+    Raises:
+        GraphError: there is none, or its file can't be read.
+    """
+    op = find(name)
+    doc, loss = read_docstring(op.doc), is_loss(op)
+    facts = loss_facts(op) if loss else op_facts(op)
+    if doc.sources:
+        facts.append(("source", ", ".join(doc.sources)))
+    return Entry(
+        name=name,
+        doc=doc,
+        reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
+        writes=()
+        if loss
+        else tuple((port.name or "(the node's name)", str(port.type)) for port in op.outputs),
+        facts=tuple(facts),
+        attributes=tuple(attribute_rows(op)),
+    )
+
+
+def find(name: str) -> Op:
+    """The declaration of a shipped op or loss, or of a function in a file (``my_ops.py:name``).
+
+    Raises:
+        GraphError: there is none, or its file can't be read.
+    """
+    known = OPS | LOSSES
+    if name in known:
+        return load(known[name], name)
+    place, colon, _ = name.rpartition(":")
+    if not (colon and Path(place).suffix == ".py"):
+        law = f"there is no op or loss `{name}`"
+        raise fail("unknown-op", law, None, known, nearest(name, known) or "or your own: my_ops.py:name")
+    op, _ = find_op(name, Mark(Source("command line", name), 1, 1))
+    return find_loss(name, Mark(Source("command line", name), 1, 1))[0] if is_loss(op) else op
+
+
+def is_loss(op: Op) -> bool:
+    """Whether it is a loss: it reads what ``update.policy`` computes, the log-probs of now."""
+    return op.name in LOSSES or (
+        op.name not in OPS and set(Loss.provides) <= {port.name for port in op.inputs}
+    )
+
+
+def condition(op: Op, port: Port) -> str:
+    """When an op reads a column; empty for always."""
+    if port.name in op.declared.when:
+        return f"only where {op.declared.when[port.name]} is not 0"
+    if is_loss(op) and port.name in Loss.provides:
+        return "computed now by the op that trains"
+    return "where a node writes it" if port.optional else ""
+
+
+def op_facts(op: Op) -> list[tuple[str, str]]:
+    """Where an op runs, which rows it needs to see, what it makes and what it assumes."""
+    facts = [("runs", _engine(op)), ("sees", ROWS[op.declared.rows]), ("makes", _made(op))]
+    if "tokenizer" in op.handles.values():
+        facts.append(("tokenizer", "`tokenizer: MODEL`; by default that of the one trained language model"))
+    return [(title, text) for title, text in [*facts, ("assumes", _assumed(op))] if text]
+
+
+def loss_facts(op: Op) -> list[tuple[str, str]]:
+    """Where a loss stands, and what it assumes."""
+    stands = f"`loss: {{kind: {op.name}}}` of update.policy; its columns become columns of the node"
+    facts = [("runs", stands), ("assumes", _assumed(op))]
+    return [(title, text) for title, text in facts if text]
+
+
+def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
+    """Name, type in words, default and description of each attribute."""
+    said = read_docstring(op.doc).attributes
+    rows = []
+    for name, schema in attribute_schemas(op).items():
+        kind = "a loss: {kind: NAME, ...}" if name in op.hooks else in_words(schema)
+        default = default_of(schema, op.attributes.model_fields[name].is_required())
+        rows.append((name, kind, default, said.get(name, "")))
+    return rows
+
+
+def attribute_schemas(op: Op) -> dict[str, Any]:
+    """The JSON schema of each attribute; a path has ``format: path``."""
+    schemas: dict[str, Any] = op.attributes.model_json_schema().get("properties", {})
+    for name, field in op.attributes.model_fields.items():
+        if holds_paths(field.annotation, *field.metadata):
+            _mark_paths(schemas[name])
+    return schemas
+
+
+def _mark_paths(schema: dict[str, Any]) -> None:
+    for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+        if part.get("type") == "string":
+            part["format"] = "path"
+
+
+def _engine(op: Op) -> str:
+    head = op.declared.head
+    if op.engine == "serve":
+        return f"`model: NAME` generates, on its serve engine; needs head {head}; NAME@next: after its update"
+    if op.declared.updates:
+        return f"trains `model: NAME`, on its train engine; needs head {head}; writes its next version"
+    if op.engine == "train":
+        return f"reads `model: NAME`, on its train engine; needs head {head}; NAME@next: after its update"
+    return "on the pool's devices, without a model"
+
+
+def _made(op: Op) -> str:
+    makes, times = op.declared.makes, op.declared.times
+    if op.declared.filters:
+        return "a part of its rows: a node with `rows: THIS_NODE` reads those alone"
+    if makes is None:
+        return ""
+    if op.source:
+        return f"rows from nothing: a new domain of {makes}"
+    return f"a new domain of {makes}" + (f": `{times}` for each row that it reads" if times else "")
+
+
+def _assumed(op: Op) -> str:
+    laws: Mapping[str, Any] = LAWS
+    return " ".join((inspect.getdoc(laws[name]) or name).partition("\n")[0] for name in op.declared.assumes)
+
+
+def _aligned(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
+    """Cells under one another, each wrapped; the last takes what is left of the width."""
+    *widths, _ = (min(max(map(len, column)), CELL) for column in zip(*rows, strict=True))
+    widths.append(WIDTH - indent - sum(widths) - 2 * len(widths))
+    lines = []
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, width, break_on_hyphens=False)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            text = "  ".join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True))
+            lines.append((" " * indent + text).rstrip())
+    return lines
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -1,0 +1,53 @@
+"""The parts of an op's docstring: summary, formula, attributes, example."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HEADING = re.compile(r"^(Attributes|Example):\n", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
+SOURCE = re.compile(r"\b\d{4}\.\d{4,5}\b|\bdoi [^\s),;]+|https?://[^\s)]+|\bSource: [^.]+")
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """What an op says of itself; ``body`` is the formula, its conventions and the metrics that it records."""
+
+    summary: str
+    body: str
+    attributes: Mapping[str, str]
+    example: str
+
+    @property
+    def sources(self) -> list[str]:
+        """Where the method is from: arXiv ids, dois, addresses, or what follows ``Source:``, each once."""
+        found = SOURCE.findall(f"{self.summary}\n{self.body}")
+        named = (f"arXiv {name}" if name[0].isdigit() else name.removeprefix("Source: ") for name in found)
+        return list(dict.fromkeys(named))
+
+
+def read_docstring(text: str) -> Docstring:
+    """Take a docstring apart, as Markdown; what is not there is empty.
+
+    Example:
+        >>> doc = read_docstring("Halve.\\n\\ny = x / 2.\\n\\nAttributes:\\n    x: a number,\\n        any.")
+        >>> doc.summary, doc.body, doc.attributes
+        ('Halve.', 'y = x / 2.', {'x': 'a number, any.'})
+    """
+    head, *rest = HEADING.split(text.replace("``", "`"))
+    parts = dict(zip(rest[::2], rest[1::2], strict=True))
+    summary, _, body = head.strip().partition("\n\n")
+    _, *entries = ENTRY.split(parts.get("Attributes", ""))
+    return Docstring(
+        summary=_joined(summary),
+        body=body.strip(),
+        attributes={n: _joined(t) for n, t in zip(entries[::2], entries[1::2], strict=True)},
+        example=inspect.cleandoc(parts.get("Example", "")),
+    )
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())

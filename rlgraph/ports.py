@@ -1,0 +1,42 @@
+"""The columns that a node reads, by the declarations of its op and of its hooks.
+
+Shared by the pass that infers edges and the edits that rewire them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from rlgraph.graph import Call, Node
+from rlgraph.op import Op, Port
+
+
+def wanted(node: Node) -> Iterator[Port]:
+    """The parameters that a node reads columns through under its attributes: its op's and its hooks'."""
+    for call, provided in _calls(node):
+        yield from (port for port in _under(call.op, call.attributes) if port.name not in provided)
+
+
+def declared(node: Node) -> set[str]:
+    """Names of all parameters that a node may read columns through, whatever its attributes."""
+    return {
+        port.name for call, provided in _calls(node) for port in call.op.inputs if port.name not in provided
+    }
+
+
+def _calls(node: Node) -> Iterator[tuple[Call, tuple[str, ...]]]:
+    """The functions that a node calls, each with the parameters that are filled in for it."""
+    assert node.call
+    yield node.call, ()
+    for attribute, hook in node.hooks.items():
+        yield hook, node.op.hooks[attribute].provides
+
+
+def _under(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
+    for port in op.inputs:
+        attribute = op.declared.when.get(port.name)
+        if attribute is None:
+            yield port
+        elif attributes.get(attribute):
+            yield replace(port, optional=False)

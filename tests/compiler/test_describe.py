@@ -1,0 +1,223 @@
+"""`rlgraph nodes`: every op and loss says what it is, and the reference page says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlgraph import sections
+from rlgraph.bind import bind
+from rlgraph.cli import main
+from rlgraph.compose import compose
+from rlgraph.describe import describe, entry_of, find, is_loss
+from rlgraph.edits import SECTIONS
+from rlgraph.errors import GraphError
+from rlgraph.nodes import LOSSES, OPS
+from rlgraph.reference import SECTIONS as DOCUMENTED
+from rlgraph.reference import entry_markdown, reference
+
+CATALOG = [*OPS, *LOSSES]
+NEED_A_SOURCE = ("advantage.", "update.", "filter.", "logprobs", "values", "reward.kl_penalty")
+MODELS = """
+graph: example
+models:
+  policy: {path: a, optimizer: {lr: 1e-6}}
+  critic: {path: a, head: value, optimizer: {lr: 1e-5}}
+  ref:    {path: a, frozen: true}
+schedule: {iterations: 1}
+nodes:
+"""
+OWN = '''
+from typing import Annotated, Literal
+from pydantic import Field
+from rlgraph.engines import Tokenizer, TrainEngine
+from rlgraph.op import op
+from rlgraph.types import File, boolean, float32, int64, samples, tokens
+
+@op(rows="group", head="value", when={"loss_mask": "scale"})
+def mine(
+    model: TrainEngine, tokenizer: Tokenizer,
+    tokens: int64[samples, tokens],
+    rewards: float32[samples] | None,
+    loss_mask: boolean[samples, tokens] | None,
+    *,
+    files: list[File],
+    scale: Annotated[float, Field(ge=0, lt=1)] = 0.5,
+    how: Literal["sum", "mean"] = "sum",
+) -> float32[samples]:
+    """Halve ``rewards``.
+
+    y = scale x (arXiv 1234.56789, 2345.67890; doi 10.1/AB.2).
+
+    Attributes:
+        files: what to read,
+            if anything.
+        scale: by how much.
+
+    Example:
+        halved: {op: my_ops.py:mine}
+    """
+
+def my_loss(logprobs: float32[samples, tokens], weights: float32[samples]) -> float32[samples, tokens]:
+    """Weighted likelihood."""
+'''
+SAID = """my_ops.py:mine
+  Halve `rewards`.
+
+  y = scale x (arXiv 1234.56789, 2345.67890; doi 10.1/AB.2).
+
+reads
+  tokens     int64[samples, tokens]
+  rewards    float32[samples]          where a node writes it
+  loss_mask  boolean[samples, tokens]  only where scale is not 0
+
+writes
+  (the node's name)  float32[samples]
+
+runs       reads `model: NAME`, on its train engine; needs head value; NAME@next: after its update
+sees       all samples of a prompt together
+tokenizer  `tokenizer: MODEL`; by default that of the one trained language model
+source     arXiv 1234.56789, arXiv 2345.67890, doi 10.1/AB.2
+
+attributes
+  files  list of: path               required  what to read, if anything.
+  scale  number, at least 0, below   0.5       by how much.
+         1
+  how    sum or mean                 sum
+
+example
+  halved: {op: my_ops.py:mine}
+"""
+
+
+def call(*args: str) -> Result:
+    result = CliRunner().invoke(main, args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_ops.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_each_says_what_it_is_in_a_line(name: str) -> None:
+    first, *rest = find(name).doc.splitlines()
+    assert first.endswith(".") and (not rest or not rest[0])
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_each_documents_its_attributes_and_no_others(name: str) -> None:
+    entry = entry_of(name)
+    assert [*entry.doc.attributes] == [*find(name).attributes.model_fields]
+    assert all(text for *_, text in entry.attributes)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CATALOG if name in LOSSES or name.startswith(NEED_A_SOURCE)]
+)
+def test_each_estimator_and_loss_names_its_source(name: str) -> None:
+    assert entry_of(name).doc.sources
+    assert "\nsource" in describe(name)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_each_example_is_a_node_that_binds(name: str, tmp_path: Path) -> None:
+    lines = entry_of(name).doc.example.splitlines()
+    assert lines
+    path = tmp_path / "example.yaml"
+    path.write_text(MODELS + "".join(f"  {line}\n" for line in lines))
+    graph = bind(compose(str(path)), 1)
+    used = {node.op.name for node in graph.nodes}
+    used |= {hook.op.name for node in graph.nodes for hook in node.hooks.values()}
+    assert name in used
+
+
+def test_an_example_with_a_wrong_attribute_would_not_bind(tmp_path: Path) -> None:
+    path = tmp_path / "example.yaml"
+    path.write_text(MODELS + "  a: {op: rollout, model: policy, max_new_tokens: 0}\n")
+    with pytest.raises(GraphError, match="at least 1"):
+        bind(compose(str(path)), 1)
+
+
+@pytest.mark.usefixtures("own")
+def test_an_op_in_a_file() -> None:
+    result = call("nodes", "my_ops.py:mine")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == SAID
+
+
+@pytest.mark.usefixtures("own")
+def test_a_loss_in_a_file() -> None:
+    text = describe("my_ops.py:my_loss")
+    assert "`loss: {kind: my_ops.py:my_loss}` of update.policy" in text
+    assert "logprobs  float32[samples, tokens]  computed now by the op that trains" in text
+    assert "writes" not in text and "attributes" not in text
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("rollut", "did you mean `rollout`?"),
+        ("ppo_clp", "did you mean `ppo_clip`?"),
+        ("nothing_like_it", "my_ops.py:name"),
+        ("my_ops.py:min", "did you mean `mine`?"),
+        ("other.py:mine", "there is no file"),
+    ],
+)
+def test_a_name_that_is_not_there(name: str, law: str) -> None:
+    result = call("nodes", name)
+    assert (result.exit_code, result.stdout) == (1, "") and law in result.stderr
+
+
+def test_columns_are_under_one_another() -> None:
+    rows = [line for line in describe("rollout").splitlines() if line.startswith(("  n  ", "  top_k  "))]
+    assert len({line.index("whole number") for line in rows}) == 1 and len(rows) == 2
+    assert max(map(len, describe("update.policy").splitlines())) <= 110
+
+
+def test_the_list_has_two_groups() -> None:
+    before, _, after = call("nodes").stdout.partition("\nlosses:\n")
+    assert [line.split()[0] for line in before.splitlines()] == ["ops:", *OPS]
+    assert [line.split()[0] for line in after.partition("\n\n")[0].splitlines()] == [*LOSSES]
+
+
+def test_names_are_an_op_or_a_loss() -> None:
+    assert not {*OPS} & {*LOSSES}
+    assert [name for name in CATALOG if is_loss(find(name))] == [*LOSSES]
+
+
+def test_the_reference_page_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/reference.md", reference())
+
+
+def test_the_reference_has_every_op_loss_and_section(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    assert call("nodes", "--format", "markdown", "-o", str(path)).stdout == ""
+    text = path.read_text(encoding="utf-8")
+    for name in CATALOG:
+        assert f"\n### {name}\n" in text
+    assert {*DOCUMENTED.values()} == {*sections.Section.__subclasses__()}
+
+
+def test_a_filter_says_what_its_column_is_for() -> None:
+    assert "rows: THIS_NODE" in describe("filter.mixed")
+    assert "rows: THIS_NODE" not in describe("rollout")
+
+
+def test_one_entry_of_the_reference() -> None:
+    assert (
+        call("nodes", "rollout", "--format", "markdown").stdout == entry_markdown(entry_of("rollout")) + "\n"
+    )
+    assert "| `n` | whole number, at least 1 | 1 | responses a prompt, at least 1. |" in reference()
+    assert "| `ref_logprobs` | float32[samples, tokens] | only where kl_coef is not 0 |" in reference()
+
+
+def test_a_graph_files_sections_are_those_that_compose() -> None:
+    assert {*sections.GraphFile.model_fields} == {*SECTIONS, "extends", "edits"}

@@ -1,0 +1,39 @@
+"""Filters against cases worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlgraph.engines import Context
+from rlgraph.nodes.filter import mixed
+
+
+def kept(rewards: list[float], group: list[int], **attributes: float) -> list[bool]:
+    context = Context("filter", 0, 0)
+    found = mixed(context, torch.tensor(rewards), torch.tensor(group), **attributes)
+    assert context.metrics["filter/kept"] == (float(found.sum()), len(group))
+    return found.tolist()
+
+
+def test_groups_whose_rewards_differ_stay_whole() -> None:
+    assert kept([1, 0, 1, 1, 0.25, 0.75], [0, 0, 1, 1, 2, 2]) == [True, True, False, False, True, True]
+
+
+def test_groups_need_not_be_contiguous_nor_numbered_from_0() -> None:
+    assert kept([1, 5, 0, 5], [7, 9, 7, 9]) == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("least", "stays"), [(0.5, True), (0.71, False)])
+def test_the_standard_deviation_is_unbiased(least: float, stays: bool) -> None:
+    # of 1 and 0 it is sqrt(0.5) = 0.7071
+    assert kept([1, 0], [0, 0], min_std=least) == [stays, stays]
+
+
+def test_a_group_of_one_goes_and_no_rows_are_no_rows() -> None:
+    assert kept([1.0], [0]) == [False]
+    assert mixed(Context("f", 0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
+def test_equal_rewards_do_not_differ_by_rounding() -> None:
+    assert kept([0.1] * 7, [0] * 7) == [False] * 7

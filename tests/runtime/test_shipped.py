@@ -1,0 +1,73 @@
+"""What `check` accepts, runs: every shipped graph, and every shipped graph less one of its nodes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlgraph.compose import compose, shipped_graphs
+from rlgraph.errors import GraphError
+from rlgraph.runtime.run import run_graph
+
+TINY = {
+    "prompts.batch": "3",
+    "prompts.template": "plain",
+    "rollout.n": "2",
+    "rollout.max_new_tokens": "3",
+    "examples.batch": "4",
+    "schedule.save_every": "0",
+    "update_policy.minibatches": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo_files").symlink_to(demo_files / "demo_files")
+    Path("train.jsonl").write_text('{"question": "12+34=", "answer": "it is #### 46"}\n' * 5)
+
+
+def tiny(graph: str) -> list[str]:
+    """Settings under which a shipped graph is small."""
+    nodes = compose(graph).items["nodes"].items
+    found = [f"{key}={value}" for key, value in TINY.items() if key.split(".")[0] in {*nodes, "schedule"}]
+    found.append("models.policy.path=demo_files/model")
+    return [*found, "prompts.files=[train.jsonl]"] if graph in ("ppo", "grpo") else found
+
+
+def runs(graph: str, settings: list[str], run_dir: str) -> dict[str, float]:
+    """One iteration; its metrics."""
+    run_graph(graph, settings, 1, steps=1, inline=True, run_dir=Path(run_dir))
+    lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
+    return dict(json.loads(lines[-1]))
+
+
+@pytest.mark.parametrize("graph", shipped_graphs())
+def test_a_shipped_graph_runs(graph: str) -> None:
+    values = runs(graph, tiny(graph), "run")
+    assert values["step"] == 1
+    assert all(math.isfinite(value) for value in values.values()), values
+    assert Path("run/models/policy/config.json").is_file()
+
+
+LESS = [(graph, node) for graph in shipped_graphs() for node in compose(graph).items["nodes"].items]
+
+
+@pytest.mark.parametrize(("graph", "node"), LESS)
+def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) -> None:
+    Path("less.yaml").write_text(f"graph: less\nextends: {graph}\nedits:\n  - remove: [{node}]\n")
+    settings = [setting for setting in tiny(graph) if setting.split(".")[0] != node]
+    if (graph, node) in DISPENSABLE:
+        assert runs("less.yaml", settings, "run")["step"] == 1
+        return
+    with pytest.raises(GraphError) as caught:
+        runs("less.yaml", settings, "run")
+    assert all(problem.mark for problem in caught.value.problems)
+    assert not Path("run").exists()
+
+
+# without its update a graph only generates, and says so
+DISPENSABLE = {(graph, "update_policy") for graph in shipped_graphs()} | {("ppo", "update_critic")}
