@@ -39,8 +39,10 @@ class Progress:
         self.spoke, self.done, self.evaluations = 0.0, 0, dict[int, Mapping[str, float]]()
 
     def __enter__(self) -> Progress:
-        self.console.print(f"{self.plan.graph}: {self.plan.about}" if self.plan.about else self.plan.graph)
-        self.console.print(f"run directory {self.folder}")
+        self.console.print(
+            f"{self.plan.graph}: {self.plan.about}" if self.plan.about else self.plan.graph, soft_wrap=True
+        )
+        self.console.print(f"run directory {self.folder}", soft_wrap=True)
         self.bar.start()
         return self
 
@@ -54,7 +56,7 @@ class Progress:
         if self.console.is_terminal:
             self.bar.update(self.task, now=text)
         else:
-            self.console.print(text)
+            self.console.print(text, soft_wrap=True)
 
     def step(self, step: Step) -> None:
         """The step that the run waits for now."""
@@ -62,7 +64,7 @@ class Progress:
 
     def resumed(self, iteration: int) -> None:
         """A run goes on from a checkpoint."""
-        self.console.print(f"resumed after iteration {iteration}")
+        self.console.print(f"resumed after iteration {iteration}", soft_wrap=True)
         self.done = iteration
         self.bar.update(self.task, completed=iteration)
 
@@ -75,25 +77,25 @@ class Progress:
             time.monotonic() - self.spoke > QUIET_S or self.done == self.total
         ):
             self.spoke = time.monotonic()
-            self.console.print(f"iteration {self.done}/{self.total}  {text}")
+            self.console.print(f"iteration {self.done}/{self.total}  {text}", soft_wrap=True)
 
     def evaluation(self, iteration: int, values: Mapping[str, float]) -> None:
         """An evaluation is done."""
         self.evaluations[iteration] = values
         found = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-        self.console.print(f"after {iteration} iterations: {found}")
+        self.console.print(f"after {iteration} iterations: {found}", soft_wrap=True)
 
     def farewell(self) -> None:
         """Where the results are, and what to look at."""
-        self.console.print(f"\n{self.plan.graph} is done after {self.done} iterations")
+        self.console.print(f"\n{self.plan.graph} is done after {self.done} iterations", soft_wrap=True)
         if self.evaluations:
             first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
             for name in last:
-                self.console.print(f"  {name}: {first[name]:.3f} -> {last[name]:.3f}")
+                self.console.print(f"  {name}: {first[name]:.3f} -> {last[name]:.3f}", soft_wrap=True)
         for file, what in LOOK.items():
             if any(self.folder.glob(file)):
-                self.console.print(f"  {self.folder / file.rstrip('/*')!s:<36} {what}")
-        self.console.print(f"  rlgraph report {self.folder!s:<21} where the time went")
+                self.console.print(f"  {self.folder / file.rstrip('/*')!s:<36} {what}", soft_wrap=True)
+        self.console.print(f"  rlgraph report {self.folder!s:<21} where the time went", soft_wrap=True)
 
 
 LOOK = {
