@@ -32,7 +32,7 @@ def test_the_graphs_shown_are_the_shipped_ones() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     shipped = [path.read_text(encoding="utf-8") for path in (ROOT / "graphs").glob("*.yaml")]
     without_about = [
-        "".join(l for l in text.splitlines(True) if not l.startswith("about:")) for text in shipped
+        "".join(line for line in text.splitlines(True) if not line.startswith("about:")) for text in shipped
     ]
     for block in blocks:
         assert any(block.strip() in text for text in without_about), block
