@@ -18,6 +18,7 @@ from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
 from rlgraph.op import Op
+from rlgraph.passes.infer import edge_problems
 from rlgraph.sections import Eval, ModelSection, Pool, Schedule
 from rlgraph.source import OPEN, Tree
 from rlgraph.types import holds_paths
@@ -57,8 +58,11 @@ def bind(tree: Tree, devices: int) -> Graph:
     _evaluation(tree, binder)
     if not binder.problems:
         _next_is_written(graph, binder)
+    elif len(nodes) == len(_section(tree, "nodes", Binder())) and "bad-name" not in binder.kinds():
+        # every node is known by its ports, so what is wrong between nodes can be said as well
+        binder.problems += edge_problems(graph)
     if binder.problems:
-        raise GraphError(binder.problems)
+        raise GraphError(dict.fromkeys(binder.problems))
     return graph
 
 
@@ -77,13 +81,6 @@ def _open_values(tree: Tree) -> Iterable[str]:
         if leaf.value == OPEN:
             found.setdefault(leaf.mark, ".".join(map(str, path)))
     return found.values()
-
-
-def written(node: Node) -> dict[str, str]:
-    """The op's name of each output -> the column that it becomes: a lone output takes the node's name."""
-    assert node.call
-    names = [(port.name, port.name or node.name) for port in node.op.outputs]
-    return {port: node.call.outs.get(name, name) for port, name in names}
 
 
 def _sections_known(tree: Tree, binder: Binder) -> None:
@@ -230,7 +227,10 @@ def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]
     keys = (*(("model",) if op.engine else ()), "in", "out", "rows")
     values = validate(op.attributes, rest, name, binder, f"op {op.name}", keys)
     if values is None:
-        return {}
+        return {
+            n: None if spec.is_required() else spec.get_default()
+            for n, spec in op.attributes.model_fields.items()
+        }
     found = {n: getattr(values, n) for n in op.attributes.model_fields if n not in op.hooks}
     for attribute, spec in op.attributes.model_fields.items():
         given = rest.get(attribute)

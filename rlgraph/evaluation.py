@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.bind import bind, written
+from rlgraph.bind import bind
 from rlgraph.errors import GraphError, Problem, fail, nearest
 from rlgraph.graph import Graph
+from rlgraph.ports import written
 from rlgraph.source import OPEN, Tree
 
 

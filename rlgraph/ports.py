@@ -1,4 +1,4 @@
-"""The columns that a node reads, by the declarations of its op and of its hooks.
+"""The columns that a node reads and writes, by the declarations of its op and of its hooks.
 
 Shared by the pass that infers edges and the edits that rewire them.
 """
@@ -23,6 +23,13 @@ def declared(node: Node) -> set[str]:
     return {
         port.name for call, provided in _calls(node) for port in call.op.inputs if port.name not in provided
     }
+
+
+def written(node: Node) -> dict[str, str]:
+    """The op's name of each output -> the column that it becomes: a lone output takes the node's name."""
+    assert node.call
+    names = [(port.name, port.name or node.name) for port in node.op.outputs]
+    return {port: node.call.outs.get(name, name) for port, name in names}
 
 
 def _calls(node: Node) -> Iterator[tuple[Call, tuple[str, ...]]]:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.bind import NAME, written
+from rlgraph.bind import NAME
 from rlgraph.catalog import find_loss, find_op
 from rlgraph.edits import has, put
 from rlgraph.errors import Mark, fail, nearest
 from rlgraph.graph import Call, Node
 from rlgraph.interpolate import INTERPOLATION, filled
 from rlgraph.op import Op
-from rlgraph.ports import declared, wanted
+from rlgraph.ports import declared, wanted, written
 from rlgraph.source import OPEN, Tree
 
 Path = tuple[str, ...]

@@ -23,6 +23,10 @@ class Binder:
     open_values: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)  # models with a problem of their own
 
+    def kinds(self) -> set[str]:
+        """The kinds of problems found so far."""
+        return {problem.kind for problem in self.problems}
+
     def problem(
         self, kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
     ) -> None:

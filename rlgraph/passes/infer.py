@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rlgraph.bind import written
 from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.graph import Column, Domain, Graph, Node
 from rlgraph.nodes import OPS
 from rlgraph.op import Port
-from rlgraph.ports import declared, wanted
+from rlgraph.ports import declared, wanted, written
 from rlgraph.types import ColumnType
 
 AXIS_REMEDY = (
@@ -31,13 +30,16 @@ def infer(graph: Graph) -> Graph:
         GraphError: two writers of a column, a column that nothing writes, a cycle, or a column of another
             dtype, domain or token axis than its reader declares.
     """
-    work = Inference(graph)
-    for node in work.in_order():
-        work.bind_node(node)
+    work = Inference(graph).walk()
     if work.problems:
         raise GraphError(work.problems)
     nodes = [work.done[node.name] for node in graph.nodes]
     return replace(graph, nodes=(*nodes, *work.copies.values()), columns=work.columns, domains=work.domains)
+
+
+def edge_problems(graph: Graph) -> list[Problem]:
+    """What is wrong between the nodes of a graph."""
+    return Inference(graph).walk().problems
 
 
 @dataclass
@@ -65,8 +67,14 @@ class Inference:
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
 
-    def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "") -> None:
-        self.problems.append(Problem(kind, law, mark, remedy=remedy))
+    def walk(self) -> Inference:
+        """Bind every node, writers before readers."""
+        for node in self.in_order():
+            self.bind_node(node)
+        return self
+
+    def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "", drawing: str = "") -> None:
+        self.problems.append(Problem(kind, law, mark, (), remedy, drawing))
 
     def _outs(self, node: Node) -> dict[str, str]:
         """The op's name of each output -> the column that it becomes."""
@@ -188,14 +196,19 @@ class Inference:
             elif domain.name not in self._line(found):
                 law = f"node `{node.name}` reads columns of unrelated domains: "
                 law += f"`{column.name}` is {column.label}, others are of {found.name}"
-                self.problem(
-                    "unrelated-domains",
-                    law,
-                    node.mark,
-                    "columns that meet in a node come from the same rollout or source",
-                )
+                remedy = "columns that meet in a node come from the same rollout or source"
+                self.problem("unrelated-domains", law, node.mark, remedy, self._meeting(node, reads))
                 return None
         return found or Domain("", "", node.name)
+
+    def _meeting(self, node: Node, reads: list[tuple[Port, Column]]) -> str:
+        """The columns that meet in a node, each with who makes its rows."""
+        makers = {column.name: self.domains[column.domain].maker for _, column in reads}
+        rows = [f"{maker} ─ {name} ─┐" for name, maker in makers.items()]
+        width = max(map(len, rows))
+        return "\n".join(
+            [*(f"{row:>{width}}" for row in rows), f"{'└─> ' + node.name:>{width + 3 + len(node.name)}}"]
+        )
 
     def _line(self, domain: Domain) -> list[str]:
         """A domain and those that it was made of."""
@@ -224,21 +237,21 @@ class Inference:
         want, have = port.type, column.type
         law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
         law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
-        kind = self.domains[column.domain].kind
+        wrong, remedy = self._misfit(want, have, self.domains[column.domain].kind)
+        if wrong:
+            drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
+            self.problem(wrong, law, node.mark, remedy, drawing)
+        return not wrong
+
+    def _misfit(self, want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
+        """The kind of problem between two types, and its remedy; nothing where they fit."""
         if want.dtype != have.dtype:
-            self.problem("wrong-dtype", law, node.mark, "map the parameter to another column by `in`")
-        elif want.domain == "prompts" and kind == "samples":
-            self.problem(
-                "samples-to-prompts",
-                law,
-                node.mark,
-                "samples become prompts only in an op that reduces groups",
-            )
-        elif want.axis != have.axis:
-            self.problem("wrong-axis", law, node.mark, AXIS_REMEDY if want.axis == "tokens" else "")
-        else:
-            return True
-        return False
+            return "wrong-dtype", "map the parameter to another column by `in`"
+        if want.domain == "prompts" and kind == "samples":
+            return "samples-to-prompts", "samples become prompts only in an op that reduces groups"
+        if want.axis != have.axis:
+            return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
+        return "", ""
 
     def _edge(self, column: str, domain: Domain) -> str:
         """The column as a node of this domain reads it: itself, or a copy made domain by domain."""

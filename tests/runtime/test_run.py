@@ -132,8 +132,10 @@ def test_the_exported_model_is_the_trained_one() -> None:
 
 
 def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit() -> None:
-    # 7600 rows: batches of 3000 cross the epoch's end
-    settings = ["prompts.batch=3000", "rollout.n=1", "rollout.max_new_tokens=1"]
+    # ten rows in batches of four: epochs end inside the third batch and with the fifth
+    rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
+    Path("ten.jsonl").write_text("\n".join(rows) + "\n")
+    settings = ["prompts.files=[ten.jsonl]", "prompts.batch=4"]
     inline(*settings, steps=6, run_dir="six")
     inline(*settings, steps=3, run_dir="three")
     inline(*settings, steps=6, run_dir="three", resume=True)
