@@ -1,0 +1,80 @@
+"""What is wrong beside the graph is said before anything starts, at its place in the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlgraph.errors import GraphError
+from rlgraph.runtime.run import run_graph
+
+GRAPH = """graph: small
+extends: grpo
+edits:
+  - set: {models.policy.path: MODEL}
+  - set: {prompts: {op: data.prompts, files: [FILE], batch: 2, template: plain}}
+  - set: {rollout.max_new_tokens: 4}
+"""
+GOOD = {"MODEL": "demo_files/model", "FILE": "train.jsonl"}
+
+
+@pytest.fixture(autouse=True)
+def _folder(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo_files").symlink_to(demo_files / "demo_files")
+    Path("train.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n' * 2)
+    Path("folder").mkdir()
+    Path("no_weights").mkdir()
+    Path("no_weights/config.json").write_text(Path("demo_files/model/config.json").read_text())
+    Path("no_answer.jsonl").write_text('{"question": "1+1=", "reply": "2"}\n')
+    Path("broken.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n{"question":\n')
+    Path("long.jsonl").write_text(
+        '{"question": "1+1=", "answer": "2"}\n{"question": "' + "1" * 99 + '", "answer": "2"}\n'
+    )
+
+
+def refused(graph: str = GRAPH, overrides: tuple[str, ...] = (), **values: str) -> str:
+    """What a run says that can't start; that it started nothing."""
+    for name, value in {**GOOD, **values}.items():
+        graph = graph.replace(name, value)
+    Path("small.yaml").write_text(graph)
+    with pytest.raises(GraphError) as caught:
+        run_graph("small.yaml", overrides, 1, inline=True)
+    assert not Path("runs").exists()
+    assert all(problem.mark for problem in caught.value.problems)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"FILE": "absent.jsonl"}, ["small.yaml:5:", "absent.jsonl"]),
+        ({"FILE": "train.csv"}, ["small.yaml:5:", "train.csv"]),
+        ({"FILE": "no_answer.jsonl"}, ["small.yaml:5:", "no_answer.jsonl", "answer", "reply"]),
+        ({"FILE": "broken.jsonl"}, ["small.yaml:5:", "broken.jsonl:2"]),
+        (
+            {"FILE": "long.jsonl"},
+            ["small.yaml:5:", "long.jsonl:2", "99 tokens", "prompts.max_prompt_tokens=60"],
+        ),
+        ({"MODEL": "absent/model/here"}, ["small.yaml:4:", "does not exist", "models.policy.path=DIR"]),
+        ({"MODEL": "folder"}, ["small.yaml:4:", "no config.json"]),
+        ({"MODEL": "no_weights"}, ["small.yaml:4:", "no weights"]),
+        ({"MODEL": "runs/demo_sft/models/policy"}, ["rlgraph run demo_sft"]),
+        ({"FILE": "demo_files/absent.parquet"}, ["python -m rlgraph.runtime.demo"]),
+    ],
+)
+def test_what_is_missing_is_named_with_its_remedy(values: dict[str, str], said: list[str]) -> None:
+    text = refused(**values)
+    for piece in said:
+        assert piece in text
+
+
+def test_an_open_value_is_named() -> None:
+    assert "`nodes.prompts.files` is still open" in refused(GRAPH.replace("[FILE]", "???"))
+
+
+def test_overlong_questions_may_be_dropped_instead() -> None:
+    Path("small.yaml").write_text(GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "long.jsonl"))
+    run_graph("small.yaml", ["prompts.max_prompt_tokens=60"], 1, inline=True, steps=1)
+    assert '"data/overlong": 0.5' in Path("runs/small/metrics.jsonl").read_text()
