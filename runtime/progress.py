@@ -103,6 +103,7 @@ LOOK = {
     "samples/*": "what the model wrote",
     "plan.txt": "what ran, step by step",
     "timeline.json": "when it ran: open it at ui.perfetto.dev",
+    "tensorboard/*": "the metrics as charts: tensorboard --logdir runs",
     "models/*": "the trained models, for transformers",
 }
 

@@ -55,6 +55,9 @@ def run_graph(
     """
     tree = compose(graph, overrides)
     plan = plan_tree(tree, devices or local_devices())
+    if inline and max(plan.pools.values()) > 1:
+        mark = tree.at(("pools", *plan.pools, "devices")).mark
+        raise fail("inline", "--inline runs on one device", mark, remedy="leave out `devices`, or --inline")
     preflight(plan, tree)
     path = run_dir or Path("runs") / plan.graph
     folder = RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph)
@@ -68,19 +71,13 @@ def run_graph(
             Training(plan, cluster, folder, progress, total).run(resume)
         finally:
             cluster.close()
+            folder.close()
     progress.farewell()
     return folder.path
 
 
 def _cluster(plan: Plan, folder: RunDir, address: str | None, inline: bool, progress: Progress) -> Cluster:
     ((_, devices),) = plan.pools.items()
-    if inline and devices > 1:
-        raise fail(
-            "inline",
-            f"--inline runs on one device; the graph's pool has {devices}",
-            None,
-            remedy="leave out pools.main.devices",
-        )
     progress.say("starting workers")
     if inline:
         return InlineCluster()
@@ -93,13 +90,8 @@ class Training:
     """The loop over iterations."""
 
     def __init__(self, plan: Plan, cluster: Cluster, folder: RunDir, progress: Progress, total: int) -> None:
-        self.plan, self.cluster, self.folder, self.progress, self.total = (
-            plan,
-            cluster,
-            folder,
-            progress,
-            total,
-        )
+        self.plan, self.cluster, self.folder = plan, cluster, folder
+        self.progress, self.total = progress, total
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
 
     def run(self, resume: bool) -> None:

@@ -4,6 +4,7 @@ runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
   metrics.jsonl                          one object an iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
+  tensorboard/                           the same metrics: tensorboard --logdir runs
   samples/step-000100.jsonl              what the model wrote
   checkpoints/step-000100/               all that a resumed run needs
   models/policy/                         the trained model, as transformers loads it
@@ -20,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tensorboardX import SummaryWriter
+
 from rlgraph.errors import RunError
 from rlgraph.plan import Plan
 from rlgraph.runtime.driver import Ran, State
@@ -31,6 +34,12 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.board: Any = None  # opened with the first metrics
+
+    def close(self) -> None:
+        """Finish what is open."""
+        if self.board:
+            self.board.close()
 
     @staticmethod
     def fresh(path: Path | None, graph: str) -> RunDir:
@@ -85,9 +94,15 @@ class RunDir:
             )
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """Append one line."""
+        """Append one line, and the same to TensorBoard's files."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+        if self.board is None:
+            # what an interrupted run wrote behind its checkpoint is purged from the charts too
+            self.board = SummaryWriter(str(self.path / "tensorboard"), purge_step=values["step"])
+        for name, value in values.items():
+            if name != "step":
+                self.board.add_scalar(name, value, values["step"])
 
     def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads."""

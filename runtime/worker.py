@@ -138,9 +138,11 @@ class Worker:
             arguments[name] = self._hook(op.hooks[name], function, hook, columns)
         for parameter, handle in function.handles.items():
             arguments[parameter] = self._handle(handle, function, context, scope)
+        # what runs on no model is small, and its bodies need not think of devices
+        device = self.device if op.engine == "train" else "cpu"
         for port in op.inputs:
             column = function.ins.get(port.name)
-            arguments[port.name] = unpack(columns[column], self.device) if column else None
+            arguments[port.name] = unpack(columns[column], device) if column else None
         result = op.body(**arguments)
         if op.declared.updates and function.model:
             self.versions[function.model] += 1

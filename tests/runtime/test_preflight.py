@@ -78,3 +78,9 @@ def test_overlong_questions_may_be_dropped_instead() -> None:
     Path("small.yaml").write_text(GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "long.jsonl"))
     run_graph("small.yaml", ["prompts.max_prompt_tokens=60"], 1, inline=True, steps=1)
     assert '"data/overlong": 0.5' in Path("runs/small/metrics.jsonl").read_text()
+
+
+def test_inline_is_one_device() -> None:
+    text = refused(GRAPH + "  - set: {pools.main.devices: 2}\n")
+    assert "small.yaml:7:" in text
+    assert "--inline runs on one device" in text

@@ -111,6 +111,8 @@ def test_a_run_directory_holds_what_the_readme_says() -> None:
     assert {"tokens", "responses", "rewards"} <= sample.keys()
     assert sample["rewards"] == sample["responses"].count("1") / 4
     assert "update_policy" in report_text(run)
+    (events_file,) = (run / "tensorboard").iterdir()
+    assert b"reward/mean" in events_file.read_bytes()
     inline(steps=0)
     assert Path("runs/ones-2").is_dir()
 
