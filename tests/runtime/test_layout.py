@@ -1,0 +1,130 @@
+"""Layouts hold every row once; balanced ones are balanced in each mini-batch; columns survive being moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime import layout as layouts
+from rlgraph.runtime.columns import Part, concat, empty, pack, take, unpack
+
+LENGTHS = st.lists(st.integers(1, 500), max_size=60)
+quick = settings(deadline=None, max_examples=80, derandomize=True)
+
+
+def held(layout: layouts.Layout) -> list[int]:
+    return sorted(row for rows in layout for row in rows.tolist())
+
+
+@quick
+@given(rows=st.integers(0, 50), devices=st.integers(1, 8), times=st.integers(1, 5))
+def test_every_row_is_somewhere_once(rows: int, devices: int, times: int) -> None:
+    for layout in (layouts.one(rows, devices), layouts.even(rows, devices)):
+        assert len(layout) == devices
+        assert held(layout) == list(range(rows))
+        assert held(layouts.children(layout, times)) == list(range(rows * times))
+    sizes = [len(share) for share in layouts.even(rows, devices)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@quick
+@given(lengths=LENGTHS, devices=st.integers(1, 8), minibatches=st.integers(1, 4))
+def test_balanced_layouts_spread_the_tokens_of_each_minibatch(
+    lengths: list[int], devices: int, minibatches: int
+) -> None:
+    weights = np.array(lengths, np.int64)
+    layout = layouts.balanced(weights, devices, minibatches)
+    assert held(layout) == list(range(len(lengths)))
+    owner = np.arange(len(lengths)) * minibatches // max(len(lengths), 1)
+    for number in range(minibatches):
+        loads = [int(weights[rows[owner[rows] == number]].sum()) for rows in layout]
+        # no bin is over the lightest by more than the heaviest row: else a row could move
+        assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_karmarkar_karp_beats_going_by_order() -> None:
+    weights = [512, 8, 8, 8, 500, 8, 8, 8]
+    groups = layouts.karmarkar_karp(weights, 2)
+    loads = sorted(sum(weights[index] for index in group) for group in groups)
+    assert loads[1] - loads[0] <= 12
+
+
+@quick
+@given(rows=st.integers(1, 40), devices=st.integers(1, 4), data=st.data())
+def test_rows_that_a_filter_kept_stay_where_they_were(rows: int, devices: int, data: Any) -> None:
+    kept = np.array(sorted(data.draw(st.sets(st.integers(0, rows - 1)))), np.int64)
+    whole = layouts.even(rows, devices)
+    part = layouts.some(whole, kept)
+    assert held(part) == list(range(len(kept)))
+    for before, after in zip(whole, part, strict=True):
+        assert set(kept[after].tolist()) == set(before.tolist()) & set(kept.tolist())
+
+
+def test_where_a_row_is() -> None:
+    device, place = layouts.where([np.array([2, 0]), np.array([1])], 3)
+    assert device.tolist() == [0, 1, 0]
+    assert place.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (torch.tensor([1.5, -2.0]), "float32"),
+        (torch.tensor([True, False]), "boolean"),
+        (Ragged.of([[1, 2, 3], [], [4]]), "int64"),
+        (["a", ""], "text"),
+    ],
+)
+def test_packing_and_back(value: Any, dtype: str) -> None:
+    back = unpack(pack(value, dtype, "it"), "cpu")
+    assert (back.tolist() if hasattr(back, "tolist") else back) == (
+        value.tolist() if hasattr(value, "tolist") else value
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (torch.tensor([1.0], dtype=torch.float64), "float32"),
+        ([1.0], "float32"),
+        (torch.tensor([1]), "text"),
+        (["a", 1], "text"),
+        (Ragged.of([]), "float32"),
+    ],
+)
+def test_what_is_not_of_its_declared_type_is_refused(value: Any, dtype: str) -> None:
+    with pytest.raises(TypeError, match="column `x` is declared as"):
+        pack(value, dtype, "column `x`")
+
+
+def test_a_ragged_column_without_rows_is_a_column() -> None:
+    part = pack(Ragged.of([], torch.float32), "float32", "it")
+    assert len(part) == 0
+    assert part.offsets.tolist() == [0]
+
+
+@quick
+@given(rows=st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=8), data=st.data())
+def test_taking_rows_and_laying_parts_end_to_end(rows: list[list[int]], data: Any) -> None:
+    part = pack(Ragged.of(rows, torch.int64), "int64", "it")
+    picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    taken = take(part, np.array(picks, np.int64))
+    assert unpack(taken, "cpu").tolist() == [rows[pick] for pick in picks]
+    both = concat([part, taken])
+    assert unpack(both, "cpu").tolist() == rows + [rows[pick] for pick in picks]
+    assert both.lengths.tolist() == [len(row) for row in unpack(both, "cpu").tolist()]
+
+
+@pytest.mark.parametrize("kind", ["float32[samples]", "int64[samples, tokens]", "text[prompts]"])
+def test_an_empty_part_is_of_its_type(kind: str) -> None:
+    part = empty(kind)
+    assert len(part) == 0
+    assert len(concat([part, part])) == 0
+    assert isinstance(part.values, list) == kind.startswith("text")
+    assert isinstance(part, Part)
