@@ -106,7 +106,8 @@ class RayCluster:
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RunError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+            remedy = "is Ray running there, and has this shell its token (RAY_AUTH_TOKEN)?" if address else ""
+            raise RunError(f"no Ray cluster at {address or 'this machine'}: {error}\n  {remedy}") from error
 
     def _place(self, devices: int, gpus: bool, logs: Path, timeout: float) -> None:
         ray = self.ray

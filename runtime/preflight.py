@@ -58,10 +58,14 @@ class Preflight:
         needed = {
             f.tokenizer for phase in self.plan.functions.values() for f in phase.values() if f.tokenizer
         }
+        refused: set[str] = set()  # a policy and its reference often lie at one path: say it once
         for name, model in self.plan.models.items():
+            if model.path in refused:
+                continue
             mark = self.tree.at(("models", name, "path")).mark
             reason = self._model(name, model.path, model.serve is not None or name in needed)
             if reason:
+                refused.add(model.path)
                 remedy = f"give a Hugging Face model folder: models.{name}.path=DIR" + _how_to_make(
                     model.path
                 )
