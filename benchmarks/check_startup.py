@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from rlgraph.compose import shipped_graphs
+from rlgraph.shipped import shipped_graphs
 
 TARGET_S = 0.5
 FLOOR = "import click, pydantic, yaml"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph import catalog
-from rlgraph.compose import graphs_folder
 from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
 from rlgraph.op import Op
 from rlgraph.passes.infer import edge_problems
 from rlgraph.sections import Eval, ModelSection, Pool, Schedule
+from rlgraph.shipped import graphs_folder
 from rlgraph.source import OPEN, Tree
 from rlgraph.types import holds_paths
 from rlgraph.validate import NODE_KEYS, Binder, validate

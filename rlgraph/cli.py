@@ -184,7 +184,8 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
 @main.command()
 def graphs() -> None:
     """List the shipped graphs."""
-    from rlgraph.compose import compose, shipped_graphs
+    from rlgraph.compose import compose
+    from rlgraph.shipped import shipped_graphs
 
     for name in shipped_graphs():
         about = compose(name).get("about")

@@ -16,6 +16,7 @@ from rlgraph import source
 from rlgraph.edits import EDITS, apply, put_set, resolve
 from rlgraph.errors import Mark, Source, fail, nearest
 from rlgraph.interpolate import interpolate
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Tree
 
 
@@ -42,18 +43,6 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     for override in overrides:
         tree = _override(tree, override)
     return tree
-
-
-def shipped_graphs() -> dict[str, Path]:
-    """Name -> file of every shipped graph."""
-    return {path.stem: path for path in sorted(graphs_folder().glob("*.yaml"))}
-
-
-def graphs_folder() -> Path:
-    """Where the shipped graphs lie: the package ``rlgraph.graphs``."""
-    import rlgraph.graphs
-
-    return Path(next(iter(rlgraph.graphs.__path__)))
 
 
 def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:

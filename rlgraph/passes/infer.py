@@ -16,6 +16,7 @@ from rlgraph.graph import Column, Domain, Graph, Node
 from rlgraph.nodes import OPS
 from rlgraph.op import Port
 from rlgraph.ports import declared, wanted, written
+from rlgraph.shipped import example
 from rlgraph.types import ColumnType
 
 AXIS_REMEDY = (
@@ -311,19 +312,8 @@ class Inference:
 
 
 def writer_of(column: str) -> str:
-    """How a shipped graph writes a column: the remedy for a missing one, or nothing."""
-    from rlgraph.compose import compose, shipped_graphs
-
-    for name in ("ppo", "grpo"):
-        nodes = compose(name).items["nodes"].items if name in shipped_graphs() else {}
-        if column in nodes:
-            body = ", ".join(f"{key}: {_flow(value.plain())}" for key, value in nodes[column].items.items())
-            return f"add a node that writes it, as graph `{name}` does: {column}: {{{body}}}"
+    """How a column could be written: the remedy for a missing one, or nothing."""
+    if line := example(column):
+        return f"add a node that writes it, as graph `ppo` does: {line}"
     makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
     return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""
-
-
-def _flow(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    return str(value)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from rlgraph.check import check_report
 from rlgraph.cli import main
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import shipped_graphs
 from rlgraph.errors import GraphError, Problem
+from rlgraph.shipped import shipped_graphs
 
 BAD = Path(__file__).parent / "bad"
 KEYS = {"kind", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}

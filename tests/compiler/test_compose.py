@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import compose, shipped_graphs
+from rlgraph.compose import compose
 from rlgraph.errors import GraphError
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Tree, read
 from rlgraph.text import show_text
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.cli import main
-from rlgraph.compose import as_written, compose, shipped_graphs
+from rlgraph.compose import as_written, compose
 from rlgraph.diff import diff_text, diff_trees, diff_yaml
 from rlgraph.edits import SECTIONS, apply
 from rlgraph.errors import GraphError, Source
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Tree, parse
 
 PLAIN = {name: as_written(name).plain() for name in shipped_graphs()}

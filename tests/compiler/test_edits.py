@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.compose import as_written, compose, shipped_graphs
+from rlgraph.compose import as_written, compose
 from rlgraph.edits import EDITS, apply
 from rlgraph.errors import GraphError, Source
 from rlgraph.interpolate import interpolate
 from rlgraph.plan import Plan
 from rlgraph.rewire import _columns
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Tree, parse
 from rlgraph.text import show_text
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.compiler import plan_tree
-from rlgraph.compose import compose, shipped_graphs
+from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Mark, Source
 from rlgraph.plan import Plan
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Tree, parse
 from rlgraph.text import plan_text, show_text
 

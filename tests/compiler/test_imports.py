@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compose import shipped_graphs
+from rlgraph.shipped import shipped_graphs
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "sglang", "transformers", "pyarrow", "numpy")

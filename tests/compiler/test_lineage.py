@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from rlgraph.cli import main
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import shipped_graphs
 from rlgraph.lineage import lineage_text
+from rlgraph.shipped import shipped_graphs
 
 
 def call(*args: str) -> Result:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower, plan_tree
-from rlgraph.compose import compose, shipped_graphs
+from rlgraph.compose import compose
 from rlgraph.errors import GraphError
 from rlgraph.graph import Graph
 from rlgraph.passes import PASSES
 from rlgraph.passes.prune import prune
 from rlgraph.plan import Plan, Step
+from rlgraph.shipped import shipped_graphs
 from rlgraph.source import Source, parse
 from rlgraph.text import graph_text, plan_text, show_text
 from rlgraph.verify import verify

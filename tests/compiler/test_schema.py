@@ -15,13 +15,14 @@ from rlgraph import source
 from rlgraph.bind import NODE_KEYS
 from rlgraph.check import check_report
 from rlgraph.cli import main
-from rlgraph.compose import compose, shipped_graphs
+from rlgraph.compose import compose
 from rlgraph.describe import find
 from rlgraph.edits import EDITS
 from rlgraph.errors import Source
 from rlgraph.nodes import LOSSES, OPS
 from rlgraph.schema import EDITS as SAID
 from rlgraph.schema import graph_schema
+from rlgraph.shipped import shipped_graphs
 
 BAD = Path(__file__).parent / "bad"
 SCHEMA = graph_schema()

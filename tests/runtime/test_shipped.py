@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compose import compose, shipped_graphs
+from rlgraph.compose import compose
 from rlgraph.errors import GraphError
 from rlgraph.runtime.run import run_graph
+from rlgraph.shipped import shipped_graphs
 
 TINY = {
     "prompts.batch": "3",
