@@ -1,4 +1,4 @@
-"""Advantage estimators: from rewards to a weight for each token that the policy wrote.
+"""Advantage estimators token by token: from rewards a token to a weight for each that the policy wrote.
 
 Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values; ``[rows, steps]`` is
 padded on the right. Sums run in float64, so that the order of rows doesn't show in float32.
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlgraph.nodes.ragged import Ragged, offsets_of
 from rlgraph.op import op
-from rlgraph.types import boolean, float32, int64, samples, tokens
+from rlgraph.types import boolean, float32, samples, tokens
 
 if TYPE_CHECKING:
     import torch
@@ -23,40 +23,6 @@ class Gae(NamedTuple):
 
     advantages: float32[samples, tokens]
     returns: float32[samples, tokens]
-
-
-@op(rows="group", assumes=("groups",))
-def grpo(
-    rewards: float32[samples],
-    group: int64[samples],
-    loss_mask: boolean[samples, tokens],
-    *,
-    scale: bool = True,
-    eps: Annotated[float, Field(gt=0)] = 1e-6,
-) -> float32[samples, tokens]:
-    """Group-relative advantages (GRPO, arXiv 2402.03300): one number a sample, over its loss mask.
-
-    A = (s - mu) / (sigma + eps), mu and sigma the mean and the unbiased standard deviation of the rewards of
-    one prompt's samples. A group of one has mu = 0 and sigma = 1. Without ``scale``, A = s - mu (Dr. GRPO,
-    arXiv 2503.20783). 0 where ``loss_mask`` is false.
-
-    Attributes:
-        scale: whether to divide by the standard deviation.
-        eps: what is added to the standard deviation, in units of the reward, above 0.
-
-    Example:
-        advantages: {op: advantage.grpo}
-    """
-    import torch
-
-    members, count = torch.unique(group, return_inverse=True, return_counts=True)[1:]
-    scores, single = rewards.double(), count == 1
-    mean = _sum_by(members, scores, len(count)) / count
-    centred = scores - mean.masked_fill(single, 0.0)[members]
-    if scale:
-        variance = _sum_by(members, (scores - mean[members]).square(), len(count)) / (count - 1).clamp(min=1)
-        centred = centred / (variance.sqrt().masked_fill(single, 1.0)[members] + eps)
-    return loss_mask.like(torch.where(loss_mask.values, loss_mask.spread(centred).values, 0).float())
 
 
 @op(rows="all", assumes=("critic_values",))
@@ -90,6 +56,30 @@ def gae(
     returns = advantages + estimates.values
     advantages = _whiten(advantages) if whiten else advantages
     return Gae(_scatter(advantages, written, loss_mask), _scatter(returns, written, loss_mask))
+
+
+@op(rows="all")
+def reinforce_pp(
+    rewards: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+) -> float32[samples, tokens]:
+    """REINFORCE++ (arXiv 2501.03262): the discounted return-to-go, whitened over the batch; no critic.
+
+    G_t = r_t + gamma G_{t+1}; A = (G - mean) / sqrt(unbiased variance + 1e-8) over the loss mask of the whole
+    batch. "Next" is the next token that the policy wrote: returns pass undiscounted through tokens outside
+    the loss mask (tool output), where A is 0 and rewards don't count.
+
+    Attributes:
+        gamma: discount a token, 0 to 1.
+
+    Example:
+        advantages: {op: advantage.reinforce_pp, in: {rewards: shaped}}
+    """
+    steps = _compact(rewards, loss_mask)
+    nothing = steps.like(steps.values.new_zeros(len(steps.values)))
+    return _scatter(_whiten(_discounted(steps, nothing, gamma, 1.0)), loss_mask.values, loss_mask)
 
 
 def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:
@@ -130,7 +120,3 @@ def _scatter(values: torch.Tensor, written: torch.Tensor, rows: Ragged) -> Ragge
     out = values.new_zeros(len(written))
     out[written] = values
     return rows.like(out.float())
-
-
-def _sum_by(index: torch.Tensor, values: torch.Tensor, size: int) -> torch.Tensor:
-    return values.new_zeros(size).index_add(0, index, values)

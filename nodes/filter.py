@@ -46,3 +46,20 @@ def mixed(
     kept = (std > max(min_std, 1e-6))[members]
     ctx.record("kept", kept.float())
     return kept
+
+
+@op(filters=True)
+def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean[samples]:
+    """Keep the samples whose reward is at least ``min``: rejection sampling, or best-of-n by a score.
+
+    s >= min (RFT, arXiv 2308.01825). Records ``kept``, the fraction of samples that stay.
+
+    Attributes:
+        min: the least reward that stays, in units of the reward.
+
+    Example:
+        correct: {op: filter.threshold, min: 1.0}
+    """
+    kept = rewards >= min
+    ctx.record("kept", kept.float())
+    return kept

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+PolicyAggregation = Literal[Aggregation, "seq-mean-token-sum-norm"]
 KlKind = Literal["k1", "k2", "k3", "abs"]
 
 LOG_RATIO_LIMIT = 20.0
@@ -83,6 +84,61 @@ def reinforce(
     return logprobs.like(-advantages.values * logprobs.values)
 
 
+@op(assumes=("sampling_logprobs",))
+def cispo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 1.0,
+    clip_high: Annotated[float, Field(gt=0)] = 0.2,
+) -> float32[samples, tokens]:
+    """Clipped importance weights (CISPO, of MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
+
+    -sg(clip(rho, 1 - clip, 1 + clip_high)) A logprobs, sg the stop of gradients, rho =
+    exp(clamp(logprobs - old_logprobs, -20, 20)). The clip bounds a token's weight and leaves it its gradient,
+    where that of ppo_clip takes the gradient away. With ``clip`` 1 there is no lower bound, as in the paper.
+
+    Attributes:
+        clip: how far below 1 the weight may go, above 0; 1 for as far as it likes.
+        clip_high: how far above 1 the weight may go, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: cispo, clip_high: 0.2}}
+    """
+    weight = ratio(logprobs.values.detach(), old_logprobs.values).clamp(1 - clip, 1 + clip_high)
+    return logprobs.like(-weight * advantages.values * logprobs.values)
+
+
+@op(assumes=("sampling_logprobs",))
+def sapo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    tau: Annotated[float, Field(gt=0)] = 1.0,
+    tau_negative: Annotated[float, Field(gt=0)] = 1.05,
+) -> float32[samples, tokens]:
+    """Soft adaptive policy optimisation (SAPO, arXiv 2511.20347): a smooth gate in the place of a clip.
+
+    -A sigmoid(t (rho - 1)) 4 / t, t = ``tau`` where A > 0 and ``tau_negative`` elsewhere, rho =
+    exp(clamp(logprobs - old_logprobs, -20, 20)). At rho = 1 its gradient is that of -A rho; it fades as rho
+    goes away from 1, the faster the larger t.
+
+    Attributes:
+        tau: how fast the gradient fades where A > 0, above 0.
+        tau_negative: how fast it fades where A <= 0, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: sapo}, aggregate: seq-mean-token-mean}
+    """
+    import torch
+
+    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    steepness = torch.where(advantage > 0, tau, tau_negative).to(rho.dtype)
+    return logprobs.like(-advantage * torch.sigmoid(steepness * (rho - 1)) * 4 / steepness)
+
+
 def ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
     """rho = exp(logprobs - old_logprobs) with the exponent clamped to +-20, ``[all tokens]``."""
     return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -106,18 +162,22 @@ def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind) -> torc
     return (inverse.exp() - inverse - 1).clamp(-K3_LIMIT, K3_LIMIT)
 
 
-def aggregate(losses: Ragged, loss_mask: Ragged, totals: Totals, how: Aggregation) -> torch.Tensor:
+def aggregate(
+    losses: Ragged, loss_mask: Ragged, totals: Totals, how: PolicyAggregation, norm: float | None = None
+) -> torch.Tensor:
     """One micro-batch's part of the mini-batch's loss, a scalar; parts of all micro-batches and ranks add up.
 
     ``token-mean``: sum over masked tokens / tokens of the mini-batch. ``token-sum``: the sum.
     ``seq-mean-token-sum``: the sum / sequences of the mini-batch. ``seq-mean-token-mean``: each sequence's
     mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
+    ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant (Dr. GRPO, arXiv 2503.20783).
 
     Args:
         losses: ``[samples, tokens]``, of this micro-batch.
         loss_mask: bool ``[samples, tokens]``.
         totals: token and sequence counts of the whole mini-batch, over all ranks.
         how: which mean.
+        norm: in tokens, above 0; read by ``seq-mean-token-sum-norm`` alone, which must have it.
     """
     import torch
 
@@ -128,4 +188,7 @@ def aggregate(losses: Ragged, loss_mask: Ragged, totals: Totals, how: Aggregatio
         return masked.sum() / max(totals.tokens, 1)
     if how == "seq-mean-token-mean":
         masked = masked / loss_mask.spread(loss_mask.sum().clamp(min=1)).values
+    if how == "seq-mean-token-sum-norm":
+        assert norm is not None, "the compiler refuses a graph without"
+        masked = masked / norm
     return masked.sum() / max(totals.sequences, 1)

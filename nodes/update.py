@@ -11,7 +11,8 @@ from pydantic import Field
 
 from rlgraph.engines import Batch, Context, Objective, Totals, TrainEngine
 from rlgraph.nodes import loss as losses
-from rlgraph.nodes.loss import Aggregation, KlKind
+from rlgraph.nodes.loss import Aggregation, KlKind, PolicyAggregation
+from rlgraph.nodes.loss_sequence import gspo, sequence_ratio
 from rlgraph.op import Loss, op
 from rlgraph.types import boolean, float32, int64, samples, tokens
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, tuple[float, float]]
 
 
-@op(updates=True, when={"ref_logprobs": "kl_coef"}, assumes=("reference",))
+@op(updates=True, when={"ref_logprobs": "kl_coef"}, assumes=("reference", "constant_norm"))
 def policy(
     model: TrainEngine,
     ctx: Context,
@@ -35,7 +36,8 @@ def policy(
     minibatches: Annotated[int, Field(ge=1)] = 1,
     epochs: Annotated[int, Field(ge=1)] = 1,
     temperature: Annotated[float, Field(gt=0)] | None = None,
-    aggregate: Aggregation = "token-mean",
+    aggregate: PolicyAggregation = "token-mean",
+    norm: Annotated[float, Field(gt=0)] | None = None,
     kl_coef: Annotated[float, Field(ge=0)] = 0.0,
     kl: KlKind = "k3",
     entropy_coef: float = 0.0,
@@ -53,8 +55,10 @@ def policy(
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
         temperature: what the logits are divided by, above 0; null: the rollout's.
-        aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum or
-            seq-mean-token-mean.
+        aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum,
+            seq-mean-token-mean or seq-mean-token-sum-norm.
+        norm: what seq-mean-token-sum-norm divides a sequence's sum by, in tokens, above 0, such as the
+            rollout's max_new_tokens; null with any other.
         kl_coef: weight of the KL to the reference, at least 0; 0 for none.
         kl: its estimator: k1, k2, k3 or abs.
         entropy_coef: weight of the entropy bonus, in loss a nat; 0 for none.
@@ -65,7 +69,7 @@ def policy(
     columns = {"tokens": tokens, "loss_mask": loss_mask, **loss.columns}
     if ref_logprobs is not None:
         columns["ref_logprobs"] = ref_logprobs
-    objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef)
+    objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
     divisor = 1.0 if temperature is None else temperature
     metrics = model.update(
         columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, divisor, entropy_coef != 0
@@ -108,7 +112,12 @@ def critic(
 
 
 def policy_objective(
-    loss: Loss, how: Aggregation, kl_coef: float, kl: KlKind, entropy_coef: float
+    loss: Loss,
+    how: PolicyAggregation,
+    kl_coef: float,
+    kl: KlKind,
+    entropy_coef: float,
+    norm: float | None = None,
 ) -> Objective:
     """What ``update.policy`` minimises, as a train engine wants it: (batch, totals) -> (loss, metrics)."""
 
@@ -117,14 +126,14 @@ def policy_objective(
         if "old_logprobs" in loss.parameters and "old_logprobs" not in batch:
             # the compiler leaves the column out where this forward computes it
             batch = {**batch, "old_logprobs": logprobs.like(logprobs.values.detach())}
-        total = losses.aggregate(loss(batch), loss_mask, totals, how)
+        total = losses.aggregate(loss(batch), loss_mask, totals, how, norm)
         measured = _policy_measures(loss, batch)
         if "ref_logprobs" in batch:
             divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
             measured["kl_ref"] = divergence.values
-            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how)
+            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
         if entropy_coef:
-            total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how)
+            total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how, norm)
         return total, _masked_sums(measured, loss_mask)
 
     return objective
@@ -156,7 +165,10 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
         now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
         measured["kl_old"] = losses.kl(old, now, "k3")
         if clip := loss.attributes.get("clip"):
-            rho, high = losses.ratio(now, old), loss.attributes.get("clip_high") or clip
+            high = loss.attributes.get("clip_high") or clip
+            rho = losses.ratio(now, old)
+            if loss.body is gspo:
+                rho = sequence_ratio(now, batch["old_logprobs"], batch["loss_mask"])
             measured["clip_fraction"] = (rho < 1 - clip) | (rho > 1 + high)
     return measured
 

@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from rlgraph import __version__
 from rlgraph.errors import RlgraphError
+
+if TYPE_CHECKING:
+    from rlgraph.plan import Plan
 
 GRAPH = click.argument("graph")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -19,6 +22,8 @@ OUTPUT = click.option(
     "-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file."
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
+
+TOKENS = click.FloatRange(min=1)
 
 
 class Commands(click.Group):
@@ -59,10 +64,11 @@ def main() -> None:
     "--inline", is_flag=True, help="All in this process, on one device, without Ray: for a debugger."
 )
 def run(graph: str, overrides: Sequence[str], devices: int | None, **options: Any) -> None:
-    """Compile a graph and train."""
+    """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
+    saved = _is_saved(graph, overrides, devices)
     from rlgraph.runtime.run import run_graph
 
-    if options["inline"]:
+    if options["inline"] and not saved:
         devices = 1
     run_graph(graph, overrides, devices, **options)
 
@@ -88,19 +94,114 @@ def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int
     click.echo(f"{plan.graph}: ok, {len(plan.steps)} steps an iteration")
 
 
+def _is_saved(graph: str, overrides: Sequence[str], devices: int | None) -> bool:
+    """Whether a saved plan was given in place of a graph; it goes with no settings."""
+    from rlgraph.planfile import SETTLED, is_plan
+
+    saved = is_plan(graph)
+    if saved and (overrides or devices):
+        raise click.UsageError(f"{graph} {SETTLED}")
+    return saved
+
+
+def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        from rlgraph.planfile import plan_schema
+
+        click.echo(json.dumps(plan_schema(), indent=1))
+        ctx.exit()
+
+
 @main.command()
 @GRAPH
 @OVERRIDES
 @DEVICES
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    help="Default: text; json where -o names a .json file, which `rlgraph run` takes.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
+)
+@click.option("--cluster", metavar="NAME_OR_FILE", help="Predict times and memory on a cluster, as h100-8.")
+@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
+@click.option("--response-tokens", type=TOKENS, help="Mean tokens of a response, for --cluster.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Show the JSON Schema of a plan and exit.",
+)
 @OUTPUT
-def plan(graph: str, overrides: Sequence[str], devices: int | None, form: str, output: TextIO) -> None:
-    """Show what will run, step by step."""
-    from rlgraph.compiler import compile_graph
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    form: str | None,
+    against: Path | None,
+    output: TextIO,
+    cluster: str | None,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+) -> None:
+    """Show what will run, step by step; GRAPH may be a saved plan as well."""
+    from rlgraph.planfile import load
     from rlgraph.text import plan_text
 
-    made = compile_graph(graph, overrides, devices)
+    if form is None:
+        form = "json" if output.name.endswith(".json") else "text"
+    if against and form == "json":
+        raise click.UsageError("--against prints words: leave out --format json, and .json behind -o")
+    old = load(against) if against else None
+    tokens = (prompt_tokens, response_tokens)
+    if cluster is None and any(tokens):
+        raise click.UsageError("--prompt-tokens and --response-tokens are for --cluster")
+    if cluster:
+        made = _predicted(graph, overrides, devices, cluster, tokens)
+    else:
+        made = _made(graph, overrides, devices, old)
+    if old:
+        from rlgraph.against import against_text
+
+        text = against_text(old, made)
+        click.echo(text, file=output, nl=False)
+        ctx.exit(1 if text else 0)
     click.echo(plan_text(made) if form == "text" else made.json() + "\n", file=output, nl=False)
+
+
+def _predicted(
+    graph: str, overrides: Sequence[str], devices: int | None, name: str, tokens: tuple[float | None, ...]
+) -> Plan:
+    """The plan for a cluster, with what it takes there."""
+    from rlgraph.cluster import load_cluster
+    from rlgraph.predict import predict
+
+    if devices is not None:
+        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+    cluster = load_cluster(name)
+    saved = _is_saved(graph, overrides, None)
+    return predict(_made(graph, overrides, None if saved else cluster.total, None), cluster, *tokens)
+
+
+def _made(graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None) -> Plan:
+    """The plan that was asked for; beside an old one, and with no other number, for as many devices."""
+    from rlgraph.compiler import compile_graph
+    from rlgraph.planfile import load
+
+    if _is_saved(graph, overrides, devices):
+        return load(Path(graph))
+    if devices is None and old and old.origin:
+        devices = old.origin.devices
+    return compile_graph(graph, overrides, devices)
 
 
 @main.command()
@@ -182,14 +283,21 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
 
 
 @main.command()
-def graphs() -> None:
-    """List the shipped graphs."""
+@click.option("--format", "form", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
+@OUTPUT
+def graphs(form: str, output: TextIO) -> None:
+    """List the shipped graphs, or write the page that shows each as an edit of another."""
+    from rlgraph.algorithms import algorithms
     from rlgraph.compose import compose
     from rlgraph.shipped import shipped_graphs
 
+    if form == "markdown":
+        click.echo(algorithms(), file=output, nl=False)
+        return
+    width = max(len(name) for name in shipped_graphs())
     for name in shipped_graphs():
         about = compose(name).get("about")
-        click.echo(f"{name:<10}  {about.value if about else ''}")
+        click.echo(f"{name:<{width}}  {about.value if about else ''}", file=output)
 
 
 if __name__ == "__main__":

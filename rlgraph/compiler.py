@@ -6,15 +6,17 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from rlgraph import __version__
 from rlgraph.bind import bind
 from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Problem
 from rlgraph.evaluation import bind_evaluation, evaluation_every
 from rlgraph.graph import Graph
 from rlgraph.passes import PASSES
-from rlgraph.plan import Plan, make_plan
+from rlgraph.plan import Origin, Plan, make_plan
 from rlgraph.source import Tree
 from rlgraph.verify import verify
 
@@ -32,7 +34,17 @@ def compile_graph(graph: str, overrides: Sequence[str] = (), devices: int | None
     Raises:
         GraphError: with every problem found.
     """
-    return plan_tree(compose(graph, overrides), devices or local_devices())
+    return compose_and_plan(graph, overrides, devices)[1]
+
+
+def compose_and_plan(
+    graph: str, overrides: Sequence[str] = (), devices: int | None = None
+) -> tuple[Tree, Plan]:
+    """The composed graph, and its plan, which remembers what it was made from; as ``compile_graph``."""
+    tree = compose(graph, overrides)
+    count = devices or local_devices()
+    origin = Origin(graph, tuple(overrides), count, __version__, tree.plain())
+    return tree, replace(plan_tree(tree, count), origin=origin)
 
 
 def plan_tree(tree: Tree, devices: int) -> Plan:

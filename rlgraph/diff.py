@@ -88,10 +88,10 @@ def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
     for edit in edits:
         ((word, content),) = edit.items()
         if isinstance(content, list):
-            lines.append(f"  - {word}: {flow(_tree(content))}")
+            lines.append(f"  - {word}: {flow(as_tree(content))}")
         else:
             lines.append(f"  - {word}:")
-            lines += [f"      {flow(_tree({name: value}))[1:-1]}" for name, value in content.items()]
+            lines += [f"      {flow(as_tree({name: value}))[1:-1]}" for name, value in content.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -142,8 +142,8 @@ def _leaves(tree: Tree) -> int:
     return sum(_leaves(child) for child in tree.items.values()) if tree.items else 1
 
 
-def _tree(value: Any) -> Tree:
-    """A plain value as a tree, of no place."""
+def as_tree(value: Any) -> Tree:
+    """A plain value as a tree, of no place in any file."""
     if isinstance(value, dict):
-        return Tree({name: _tree(child) for name, child in value.items()}, NOWHERE)
-    return Tree([_tree(child) for child in value] if isinstance(value, list) else value, NOWHERE)
+        return Tree({name: as_tree(child) for name, child in value.items()}, NOWHERE)
+    return Tree([as_tree(child) for child in value] if isinstance(value, list) else value, NOWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,6 +10,8 @@ from typing import Any
 
 from rlgraph.graph import Call, Graph, Node
 from rlgraph.sections import Optimizer, Schedule
+
+VERSION = 1  # of the JSON; a released field that goes, comes or changes its meaning raises it
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Step:
     after: tuple[int, ...]
     op: str = ""
     filters: bool = False  # its column says which rows stay
+    updates: bool = False  # it writes the next version of its model
+    seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
+    bytes: int | None = None  # predicted: what the busiest device receives
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,36 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a plan was made from: enough to make it again, and to say what has changed since."""
+
+    graph: str  # a path or the name of a shipped graph, as it was given
+    overrides: tuple[str, ...]
+    devices: int  # what ``auto`` stood for
+    rlgraph: str  # the version that planned
+    composed: Mapping[str, Any]  # the graph with its edits, overrides and ``${...}`` filled in
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a device of a pool holds, in which step, and what it is made of. Bytes."""
+
+    bytes: int
+    capacity: int
+    step: str
+    parts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one iteration takes on a cluster: seconds at best and at worst, and what that assumes."""
+
+    cluster: str
+    seconds: tuple[float, float]
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """A graph for a cluster."""
 
@@ -90,14 +126,35 @@ class Plan:
     functions: Mapping[str, Mapping[str, Function]]  # phase -> node
     notes: tuple[str, ...]
     open_values: tuple[str, ...]
+    origin: Origin | None = None  # None: made from a tree, not from a graph by name
+    peak: Mapping[str, Peak] | None = None  # of each pool; None: planned for no cluster
+    predicted: Prediction | None = None
 
     @property
     def iterations(self) -> int:
         return int(self.schedule["iterations"])
 
     def json(self) -> str:
-        """As JSON."""
-        return json.dumps({"version": 1, **asdict(self)}, indent=1)
+        """As JSON: the fields, the version of their format, and a checksum over all of it."""
+        fields = {"version": VERSION, **asdict(self)}
+        return json.dumps({**fields, "checksum": checksum(fields)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str, name: str = "plan") -> Plan:
+        """The plan that ``json`` wrote; ``name`` is what errors call the text.
+
+        Raises:
+            GraphError: it is no plan, or one of another version, or not as it was written.
+        """
+        from rlgraph.planfile import parse  # it knows every record here
+
+        return parse(text, name)
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Of a plan's JSON without its checksum, however that is laid out."""
+    text = json.dumps({name: value for name, value in fields.items() if name != "checksum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_plan(graph: Graph, evaluation: Graph | None, eval_every: int, digest: str) -> Plan:
@@ -154,6 +211,7 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 after=tuple(sorted(needs)),
                 op=node.op.name if node.call else "",
                 filters=node.call is not None and node.op.declared.filters,
+                updates=node.updates,
             )
         )
     return tuple(steps)

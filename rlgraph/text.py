@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.graph import Graph, Node
 from rlgraph.plan import ColumnPlan, Plan, Step
+from rlgraph.prediction import prediction_text, step_text
 from rlgraph.source import OPEN, Tree, scalar
 
 
@@ -43,7 +44,7 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
     for step in steps:
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
-        for word, detail in _details(step, plan.columns[step.phase]):
+        for word, detail in (*_details(step, plan.columns[step.phase]), ("takes", step_text(plan, step))):
             if detail:
                 first, *rest = _wrapped(detail)
                 yield f"         {word:<8}{first}"
@@ -79,7 +80,7 @@ def sentence(step: Step) -> str:
 
 def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[str, str]]:
     written = [f"{name}: {columns[name].type}" for name in step.writes]
-    if step.op.startswith("update."):
+    if step.updates:
         written += [f"{name}@{_next(version)}" for name, version in step.models.items()]
     if step.inserted:
         yield "because", step.because
@@ -100,6 +101,7 @@ def _closing(plan: Plan) -> Iterator[str]:
     steps = plan.steps
     inserted = sum(step.inserted for step in steps)
     yield f"{len(steps)} steps an iteration, {inserted} of them inserted (marked +)"
+    yield from prediction_text(plan)
     for note in plan.notes:
         yield f"note: {note}"
     for name in plan.open_values:

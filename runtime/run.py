@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from rlgraph.compiler import local_devices, plan_tree
-from rlgraph.compose import compose
 from rlgraph.errors import RunError, fail
 from rlgraph.plan import Plan, Step
+from rlgraph.planfile import plan_given
 from rlgraph.runtime.cluster import Cluster, InlineCluster, RayCluster
 from rlgraph.runtime.driver import Ran, State, Walk
 from rlgraph.runtime.preflight import preflight
@@ -40,7 +39,8 @@ def run_graph(
     """Compile a graph and train; the run directory is returned.
 
     Args:
-        graph: a path, or the name of a shipped graph.
+        graph: a path, the name of a shipped graph, or a saved plan (``rlgraph plan GRAPH -o plan.json``),
+            which goes with no overrides and devices: what it was made with is settled.
         overrides: ``key=value`` settings.
         devices: how many devices ``auto`` stands for; those of this machine unless given.
         steps: stop after this many iterations in all, instead of ``schedule.iterations``.
@@ -51,10 +51,9 @@ def run_graph(
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
-        RunError: the run could not start, or a step failed.
+        RunError: the run could not start, a saved plan is not what its graph gives now, or a step failed.
     """
-    tree = compose(graph, overrides)
-    plan = plan_tree(tree, devices or local_devices())
+    tree, plan = plan_given(graph, overrides, devices, inline)
     if inline and max(plan.pools.values()) > 1:
         mark = tree.at(("pools", *plan.pools, "devices")).mark
         raise fail("inline", "--inline runs on one device", mark, remedy="leave out `devices`, or --inline")
@@ -156,7 +155,7 @@ class Training:
             if step.kind == "run" and not step.reads:
                 taken = self.state.positions.get(step.node, 0)
                 self.state.positions[step.node] = taken + walk.rows[walk.columns[step.writes[0]].domain]
-            for model in step.models if step.op.startswith("update.") else ():
+            for model in step.models if step.updates else ():
                 self.state.versions[model] += 1
         self.state.iteration += 1
         if sampled:

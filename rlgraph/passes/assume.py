@@ -115,12 +115,28 @@ def _critic_values(graph: Graph, node: Node, call: Call) -> Problem | None:
     return None
 
 
+def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A sum that is divided by a constant is given the constant, and no other aggregation has one."""
+    how, norm = call.attributes["aggregate"], call.attributes["norm"]
+    wanted = how == "seq-mean-token-sum-norm"
+    if wanted == (norm is not None):
+        return None
+    if not wanted:
+        law = f"node `{node.name}`: `norm` is read by aggregate seq-mean-token-sum-norm alone, not by {how}"
+        return _problem("norm", law, graph, node, [], f"set: {{{node.name}.norm: null}}")
+    law = f"node `{node.name}`: aggregate {how} divides by a constant number of tokens, `norm`"
+    rollout = sampler(graph, node.domain)
+    value = f"'${{nodes.{rollout.name}.max_new_tokens}}'" if rollout else "1024"
+    return _problem("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
+
+
 LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "groups": _groups,
     "sampling_logprobs": _sampling_logprobs,
     "on_policy": _on_policy,
     "reference": _reference,
     "critic_values": _critic_values,
+    "constant_norm": _constant_norm,
 }
 
 

@@ -97,6 +97,13 @@ def nodes(plan: Plan) -> list[str]:
             "remove: [old_logprobs.temperature]",
         ),
         (
+            "norm",
+            "grpo",
+            ["set: {update_policy.aggregate: seq-mean-token-sum-norm}"],
+            "set: {update_policy.norm: '${nodes.rollout.max_new_tokens}'}",
+        ),
+        ("norm", "grpo", ["set: {update_policy.norm: 8}"], "set: {update_policy.norm: null}"),
+        (
             "no-sampler",
             "demo_sft",
             [

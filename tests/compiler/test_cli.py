@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from rlgraph.catalog import known_ops
 from rlgraph.cli import main
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import shipped_graphs
+from rlgraph.shipped import shipped_graphs
 from rlgraph.text import plan_text
 
 STEP_KEYS = {"id", "phase", "kind", "op", "node", "pool", "devices", "layout", "reads", "writes", "frees"}
-STEP_KEYS |= {"models", "inserted", "because", "after", "filters"}
+STEP_KEYS |= {"models", "inserted", "because", "after", "filters", "updates", "seconds", "bytes"}
 
 
 def call(*args: str) -> Result:

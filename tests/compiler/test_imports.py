@@ -17,12 +17,16 @@ HEAVY = ("torch", "ray", "sglang", "transformers", "pyarrow", "numpy")
 COMMANDS = ["check", "plan", "show"]
 
 
-def test_compiling_loads_nothing_heavy() -> None:
+def test_compiling_loads_nothing_heavy(tmp_path: Path) -> None:
     calls = [[command, name] for name in shipped_graphs() for command in COMMANDS]
     calls += [["nodes", "--format", form] for form in ("markdown", "jsonschema")]
     calls += [["check", "demo", "--format", "json"], ["nodes", "ppo_clip"]]
     calls += [["show", "demo", "--column", "tokens"], ["diff", "demo", "demo", "--format", "yaml"]]
     calls += [["show", str(ROOT / "tests" / "compiler" / "rewired" / "rewired.yaml")]]
+    saved = str(tmp_path / "plan.json")
+    calls += [["plan", "demo", "-o", saved], ["plan", saved], ["plan", "demo", "--against", saved]]
+    calls += [["plan", "--schema"]]
+    calls += [["plan", "grpo", "--cluster", "h100-8"]]
     script = f"""
 import sys
 from rlgraph.cli import main

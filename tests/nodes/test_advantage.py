@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from rlgraph.nodes.advantage import gae, grpo, whitened
+from rlgraph.nodes.advantage import gae, reinforce_pp, whitened
 from rlgraph.nodes.ragged import Ragged
 
 MASK = [[False, True, True, False, True], [False, True], [False, False], [True, False, True], []]
@@ -87,36 +87,43 @@ def test_whitening_a_single_token_is_zero() -> None:
     assert whitened(Ragged.of([[5.0, 7.0]]), Ragged.of([[False, True]])).tolist() == [[0.0, 0.0]]
 
 
-def slow_grpo(rewards: list[float], group: list[int], scale: bool) -> list[float]:
-    out = []
-    for score, own in zip(rewards, group, strict=True):
-        peers = [r for r, g in zip(rewards, group, strict=True) if g == own]
-        mean, deviation = (statistics.mean(peers), statistics.stdev(peers)) if len(peers) > 1 else (0.0, 1.0)
-        out.append((score - mean) / (deviation + 1e-6) if scale else score - mean)
-    return out
+def slow_reinforce_pp(rewards: list[list[float]], gamma: float) -> list[list[float]]:
+    returns = [[0.0] * len(row) for row in rewards]
+    for row, written in enumerate(MASK):
+        carried = 0.0
+        for t in reversed(range(len(written))):
+            if written[t]:
+                carried = returns[row][t] = rewards[row][t] + gamma * carried
+    pairs = [
+        (g, w) for row, written in zip(returns, MASK, strict=True) for g, w in zip(row, written, strict=True)
+    ]
+    kept = [number for number, written in pairs if written]
+    mean, deviation = statistics.mean(kept), math.sqrt(statistics.variance(kept) + 1e-8)
+    return [
+        [(g - mean) / deviation if w else 0.0 for g, w in zip(row, written, strict=True)]
+        for row, written in zip(returns, MASK, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("scale", [True, False])
-def test_grpo_is_its_formula(scale: bool) -> None:
-    rewards, group = [1.0, 0.0, 0.5, 0.25, 3.0], [7, 2, 7, 2, 5]
-    out = grpo(torch.tensor(rewards), torch.tensor(group), mask(), scale=scale)
-    for row, expected in enumerate(slow_grpo(rewards, group, scale)):
-        assert out[row].tolist() == pytest.approx([expected if w else 0.0 for w in MASK[row]], rel=1e-5)
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_reinforce_pp_is_its_formula(gamma: float) -> None:
+    out = reinforce_pp(drawn(0), mask(), gamma=gamma)
+    for row, expected in enumerate(slow_reinforce_pp(drawn(0).tolist(), gamma)):
+        assert out[row].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_grpo_by_hand() -> None:
-    everything = Ragged.of([[True]] * 4)
-    out = grpo(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 0]), everything)
-    assert out.values.tolist() == pytest.approx([math.sqrt(3) / 2 * s for s in (1, -1, -1, 1)], rel=1e-5)
+def test_reinforce_pp_by_hand() -> None:
+    # token, tool, token: the return of the last passes the tool output undiscounted; G = [0 + 0.5 * 4, 4]
+    out = reinforce_pp(Ragged.of([[0.0, 9.0, 4.0]]), Ragged.of([[True, False, True]]), gamma=0.5)
+    assert out.tolist() == [pytest.approx([-math.sqrt(0.5), 0.0, math.sqrt(0.5)])]
 
 
-def test_grpo_of_equal_rewards_is_zero() -> None:
-    out = grpo(torch.full((5,), 0.1), torch.zeros(5, dtype=torch.int64), mask())
-    assert out.values.eq(0).all()
-
-
-def test_grpo_does_not_depend_on_the_order_of_rows() -> None:
+def test_reinforce_pp_does_not_depend_on_the_order_of_rows() -> None:
     order = torch.tensor([3, 4, 0, 2, 1])
-    rewards, group = torch.rand(5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 1, 1])
-    out, moved = grpo(rewards, group, mask()), grpo(rewards[order], group[order], mask().take(order))
+    out, moved = reinforce_pp(drawn(0), mask()), reinforce_pp(drawn(0).take(order), mask().take(order))
     torch.testing.assert_close(moved.values, out.take(order).values)
+
+
+def test_reinforce_pp_of_nothing() -> None:
+    nothing = Ragged.of([[False, False], []], torch.bool)
+    assert reinforce_pp(nothing.like(torch.ones(2)), nothing).tolist() == [[0.0, 0.0], []]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlgraph.engines import Context
-from rlgraph.nodes.filter import mixed
+from rlgraph.nodes.filter import mixed, threshold
 
 
 def kept(rewards: list[float], group: list[int], **attributes: float) -> list[bool]:
@@ -37,3 +37,15 @@ def test_a_group_of_one_goes_and_no_rows_are_no_rows() -> None:
 
 def test_equal_rewards_do_not_differ_by_rounding() -> None:
     assert kept([0.1] * 7, [0] * 7) == [False] * 7
+
+
+def test_threshold_keeps_samples_from_the_least_reward_on() -> None:
+    context = Context("correct", 0, 0)
+    assert threshold(context, torch.tensor([1.0, 0.5, 0.49, -1.0]), min=0.5).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert context.metrics == {"correct/kept": (2.0, 4)}
+    assert threshold(context, torch.zeros(0), min=0.5).tolist() == []

@@ -1,12 +1,13 @@
 """Losses and KL estimators against formulas written out, and their gradients by finite differences."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from rlgraph.engines import Totals
-from rlgraph.nodes.loss import aggregate, kl, ppo_clip, reinforce, sft
+from rlgraph.nodes.loss import aggregate, cispo, kl, ppo_clip, reinforce, sapo, sft
 from rlgraph.nodes.ragged import Ragged
 
 
@@ -18,6 +19,12 @@ def random_columns(count: int, seed: int = 0) -> list[Ragged]:
     draw = torch.Generator().manual_seed(seed)
     rows = Ragged.of([[0.0] * 5, [], [0.0] * 3], torch.float64)
     return [rows.like(torch.randn(8, generator=draw, dtype=torch.float64)) for _ in range(count)]
+
+
+def differences(function: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """The gradient of a scalar function by central differences."""
+    steps = torch.eye(len(start), dtype=start.dtype) * 1e-6
+    return torch.stack([(function(start + step) - function(start - step)) / 2e-6 for step in steps])
 
 
 def slow_ppo(lp: float, old: float, a: float, low: float, high: float, dual: float | None) -> float:
@@ -88,6 +95,79 @@ def test_sft_and_reinforce_by_hand() -> None:
     lp = column([-1.0, -2.0])
     assert sft(lp).tolist() == [[1.0, 2.0]]
     assert reinforce(lp, column([3.0, -1.0])).tolist() == [[3.0, -2.0]]
+
+
+def test_cispo_is_its_formula() -> None:
+    lp, old, advantages = random_columns(3, seed=3)
+    expected = [
+        -max(0.7, min(1.2, math.exp(new - before))) * a * new
+        for new, before, a in zip(*(c.values.tolist() for c in (lp, old, advantages)), strict=True)
+    ]
+    losses = cispo(lp, old, advantages, clip=0.3, clip_high=0.2)
+    assert losses.values.tolist() == pytest.approx(expected)
+    assert losses.offsets.equal(lp.offsets)
+
+
+def test_cispo_by_hand() -> None:
+    # ratios 2, 0.5 and 1: the first counts 1.2, the second keeps its weight as nothing bounds it below
+    lp, old = column([math.log(2), math.log(0.5), -1.0]), column([0.0, 0.0, -1.0])
+    losses = cispo(lp, old, column([1.0, -1.0, 2.0]))
+    assert losses.values.tolist() == pytest.approx([-1.2 * math.log(2), 0.5 * math.log(0.5), 2.0])
+
+
+def test_cispo_gradient_is_that_of_weights_held_fixed() -> None:
+    lp, old, advantages = random_columns(3, seed=4)
+    weights = (lp.values - old.values).exp().clamp(0, 1.2)
+    values = lp.values.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cispo(lp.like(values), old, advantages).values.sum(), values)
+    fixed = differences(lambda flat: -(weights * advantages.values * flat).sum(), lp.values)
+    torch.testing.assert_close(gradient, fixed, atol=1e-6, rtol=1e-6)
+    assert gradient.ne(0).all()  # clipped or not, every token has one
+
+
+def slow_sapo(lp: float, old: float, a: float, tau: float, tau_negative: float) -> float:
+    rho, steepness = math.exp(max(-20.0, min(20.0, lp - old))), tau if a > 0 else tau_negative
+    return -a * 4 / steepness / (1 + math.exp(-steepness * (rho - 1)))
+
+
+def test_sapo_is_its_formula() -> None:
+    lp, old, advantages = random_columns(3, seed=5)
+    losses = sapo(lp, old, advantages, tau=0.8, tau_negative=1.5)
+    expected = [
+        slow_sapo(*numbers, 0.8, 1.5)
+        for numbers in zip(*(c.values.tolist() for c in (lp, old, advantages)), strict=True)
+    ]
+    assert losses.values.tolist() == pytest.approx(expected)
+    assert losses.offsets.equal(lp.offsets)
+
+
+def test_sapo_by_hand() -> None:
+    # at ratio 1 the gate is 1/2 and its slope t/4: value 2 / t, gradient that of the ratio
+    values = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    losses = sapo(column([0.0, 0.0]).like(values), column([0.0, 0.0]), column([1.0, -1.0]))
+    assert losses.values.tolist() == pytest.approx([-2.0, 2.0 / 1.05])
+    (gradient,) = torch.autograd.grad(losses.values.sum(), values)
+    assert gradient.tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_sapo_gradient_by_finite_differences() -> None:
+    lp, old, advantages = random_columns(3, seed=6)
+    values = lp.values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda flat: sapo(lp.like(flat), old, advantages).values, values)
+
+
+@pytest.mark.parametrize("loss", [cispo, sapo])
+def test_a_far_ratio_is_survived(loss: Callable[..., Ragged]) -> None:
+    values = torch.tensor([1000.0, -1000.0], dtype=torch.float64, requires_grad=True)
+    losses = loss(column([0.0, 0.0]).like(values), column([0.0, 0.0]), column([-1.0, 1.0])).values
+    (gradient,) = torch.autograd.grad(losses.sum(), values)
+    assert losses.isfinite().all() and gradient.isfinite().all()
+
+
+def test_norm_is_a_constant_divisor_of_the_sum() -> None:
+    losses, mask = column([1.0, 2.0], [3.0]), Ragged.of([[True, True], [True]], torch.bool)
+    found = aggregate(losses, mask, Totals(3, 2), "seq-mean-token-sum-norm", norm=8)
+    assert found.item() == pytest.approx(6 / 2 / 8)
 
 
 HOWS = {

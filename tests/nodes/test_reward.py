@@ -8,6 +8,7 @@ from rlgraph.nodes.ragged import Ragged
 from rlgraph.nodes.reward.exact import exact
 from rlgraph.nodes.reward.kl_penalty import kl_penalty
 from rlgraph.nodes.reward.math import math
+from rlgraph.nodes.reward.overlong import overlong
 from rlgraph.nodes.reward.verifier import Verifier
 
 
@@ -83,3 +84,20 @@ def test_kl_penalty_of_no_response_at_all() -> None:
     nothing = Ragged.of([[False, False], []], torch.bool)
     zeros = nothing.like(torch.zeros(2))
     assert kl_penalty(context(), torch.ones(2), zeros, zeros, nothing).tolist() == [[0.0, 0.0], []]
+
+
+def test_overlong_is_linear_over_the_last_tokens_of_the_limit() -> None:
+    lengths = [0, 6, 7, 8, 10, 12]
+    loss_mask = Ragged.of([[False, *[True] * length] for length in lengths], torch.bool)
+    ctx = context()
+    out = overlong(ctx, torch.ones(6), loss_mask, limit=10, buffer=4, penalty=2.0)
+    # nothing up to 6 tokens, then a quarter of the penalty a token, and all of it from 10 on
+    assert out.tolist() == [1.0, 1.0, 0.5, 0.0, -1.0, -1.0]
+    assert ctx.metrics == {"reward/overlong": (5.5, 6)}
+
+
+def test_overlong_counts_what_the_policy_wrote() -> None:
+    tool = Ragged.of([[True, False, False, False, True]], torch.bool)
+    assert overlong(context(), torch.ones(1), tool, limit=4, buffer=1).tolist() == [1.0]
+    nothing = Ragged.of([], torch.bool)
+    assert overlong(context(), torch.zeros(0), nothing, limit=4, buffer=1).tolist() == []

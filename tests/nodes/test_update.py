@@ -7,6 +7,7 @@ import torch
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.loss import ppo_clip, reinforce, sft
+from rlgraph.nodes.loss_sequence import gspo
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.nodes.update import critic_objective, policy_objective
 from rlgraph.op import Loss
@@ -47,6 +48,19 @@ def test_policy_objective_measures_ratios() -> None:
     assert total.item() == pytest.approx(-(1.0 + 1.2 + ratios[2]) / 3)
     assert metrics["clip_fraction"] == (2.0, 3.0)
     assert metrics["kl_old"][0] == pytest.approx(sum(rho - 1 - math.log(rho) for rho in ratios))
+
+
+def test_policy_objective_measures_the_ratios_of_sequences_where_those_are_clipped() -> None:
+    columns = batch(old_logprobs=column(0, -1.5, -1.5, 0, -3.1), advantages=column(0, 1, 1, 0, 1))
+    loss = Loss(gspo, {"clip": 0.05, "clip_high": 0.05}, {})
+    _, metrics = policy_objective(loss, "seq-mean-token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
+    # the first sequence's changes, 0.5 and -0.5, cancel; the second's ratio is exp(0.1)
+    assert metrics["clip_fraction"] == (1.0, 3.0)
+
+
+def test_policy_objective_divides_by_a_constant_norm() -> None:
+    objective = policy_objective(Loss(sft, {}, {}), "seq-mean-token-sum-norm", 0.0, "k3", 0.0, 4.0)
+    assert objective(batch(), TOTALS)[0].item() == pytest.approx((1 + 2 + 3) / 2 / 4)
 
 
 def test_policy_objective_reaches_only_masked_tokens() -> None:

@@ -1,8 +1,10 @@
 """A user's op: a reward for writing ones."""
 
-from rlgraph.engines import Context
+from typing import Any
+
+from rlgraph.engines import Batch, Context, Totals, TrainEngine
 from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.types import boolean, float32, int64, samples, text, tokens
 
 
 @op()
@@ -13,6 +15,21 @@ def ones(ctx: Context, responses: text[samples], *, per: int = 4) -> float32[sam
     rewards = torch.tensor([response.count("1") / per for response in responses], dtype=torch.float32)
     ctx.record("reward/mean", rewards)
     return rewards
+
+
+@op(updates=True)
+def imitate(
+    model: TrainEngine, ctx: Context, tokens: int64[samples, tokens], loss_mask: boolean[samples, tokens]
+) -> None:
+    """A user's own update: one step towards what was sampled."""
+    import torch
+
+    def objective(batch: Batch, totals: Totals) -> tuple[Any, dict[str, tuple[float, float]]]:
+        return -batch["logprobs"].values[batch["loss_mask"].values].sum() / totals.tokens, {}
+
+    columns = {"tokens": tokens, "loss_mask": loss_mask}
+    metrics = model.update(columns, objective, torch.tensor(list(ctx.rows)), ctx.total_rows)
+    ctx.record("loss", metrics["loss"], count=1)
 
 
 @op()

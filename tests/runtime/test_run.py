@@ -89,6 +89,18 @@ def test_filtered_rows_train_alike_on_one_and_two_ranks() -> None:
     assert_close(metrics("one"), metrics("two"), 1e-4)
 
 
+def test_a_users_own_update_makes_the_next_version() -> None:
+    body = f"  - replace: {{update_policy: {{op: '{HERE / 'ones_ops.py'}:imitate', model: policy}}}}\n"
+    body += f"  - set: {{rewards.op: '{HERE / 'ones_ops.py'}:ones'}}\n"
+    Path("own.yaml").write_text(f"graph: own\nextends: {ONES}\nedits:\n{body}")
+    # the worker counts versions too, and stops where the plan promised another
+    run_graph("own.yaml", (), 1, inline=True, steps=3, run_dir=Path("own"))
+    lines = metrics("own")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert lines[0]["eval/accuracy"] != lines[3]["eval/accuracy"]  # the rollout saw the new weights
+    assert "policy@v+1" in Path("own/plan.txt").read_text()
+
+
 def test_a_recompute_that_is_left_out_changes_nothing() -> None:
     inline("update_policy.minibatches=1", "old_logprobs.keep=true", steps=3, run_dir="kept")
     inline("update_policy.minibatches=1", steps=3, run_dir="left_out")

@@ -20,8 +20,10 @@ TINY = {
     "rollout.max_new_tokens": "3",
     "examples.batch": "4",
     "schedule.save_every": "0",
+    "overlong.buffer": "1",
     "update_policy.minibatches": "2",
 }
+ON_POLICY = ("gpg", "opo", "rloo")  # no ratio: one optimizer step an iteration
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +36,13 @@ def _folder(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def tiny(graph: str) -> list[str]:
     """Settings under which a shipped graph is small."""
     nodes = compose(graph).items["nodes"].items
-    found = [f"{key}={value}" for key, value in TINY.items() if key.split(".")[0] in {*nodes, "schedule"}]
-    found.append("models.policy.path=demo_files/model")
-    return [*found, "prompts.files=[train.jsonl]"] if graph in ("ppo", "grpo") else found
+    small = {key: value for key, value in TINY.items() if key.split(".")[0] in {*nodes, "schedule"}}
+    if graph in ON_POLICY:
+        del small["update_policy.minibatches"]
+    if "prompts" in nodes and nodes["prompts"].items["files"].value == "???":
+        small["prompts.files"] = "[train.jsonl]"
+    small["models.policy.path"] = "demo_files/model"
+    return [f"{key}={value}" for key, value in small.items()]
 
 
 def runs(graph: str, settings: list[str], run_dir: str) -> dict[str, float]:

@@ -1,0 +1,176 @@
+"""How far is the cost model from phases that others measured? See docs/cost_model.md.
+
+    python benchmarks/published.py
+
+The formulas and constants are those of ``rlgraph plan --cluster``; none is fitted to a row. What a report
+leaves open is taken alike for all rows: see ``Run``. The mean response length of the H20 runs is not known:
+they are shown with the rule of ``rlgraph plan`` (half of the maximum), and with the one length at which the
+middle of the predicted log-prob pass of the first row is the measured one. That cell then says nothing; the
+others do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlgraph.cluster import Cluster, load_cluster
+from rlgraph.cost import (
+    BEST,
+    WORST,
+    Rates,
+    Tokens,
+    decode_seconds,
+    prefill_seconds,
+    score_seconds,
+    sync_seconds,
+    update_seconds,
+)
+from rlgraph.sizes import size_of
+from rlgraph.workload import Lengths, Workload
+
+# Hosts of eight H20. Operations, memory, bandwidth, NVLink: NVIDIA's figures; the adapter as for the H100.
+H20 = Cluster(
+    cluster="h20",
+    hosts=16,
+    devices=8,
+    memory=96e9,
+    bf16_flops=148e12,
+    fp32_flops=44e12,
+    memory_bandwidth=4.0e12,
+    intra_link=450e9,
+    inter_link=50e9,
+    reserve=3.9e9,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published run. Below the line: not published, and so the same for every run."""
+
+    name: str
+    model: str
+    cluster: Cluster
+    devices: int
+    prompts: int
+    n: int
+    responses: Lengths
+    measured: Mapping[str, float]
+    # ---
+    prompt: float = 256
+    micro_tokens: int = 16384
+    minibatches: int = 16
+    recomputed: float = 4  # activation checkpointing: 8 N FLOPs a token
+    cached: float = 0.5  # of the memory is for keys and values
+    references: int = field(default=0)  # log-prob passes of a frozen model
+
+    @property
+    def work(self) -> Workload:
+        rows = {"samples": float(self.prompts * self.n)}
+        return Workload(rows, self.prompt, 2 * self.prompt, self.responses, ())
+
+    def phases(self, grade: int) -> dict[str, float]:
+        """Seconds of each phase at one grade."""
+        size, work = size_of(self.model), self.work
+        rates = Rates(self.cluster, self.devices, "bfloat16", grade)
+        alone = Rates(self.cluster, 1, "bfloat16", grade)
+        rows = self.prompts * self.n / self.devices
+        slots = self.cached * self.cluster.memory / (size.kv_bytes(2) * work.mean)
+        generation = prefill_seconds(size, alone, rows / self.n, self.prompt)
+        generation += decode_seconds(size, alone, rows, slots, self.prompt, self.responses, graphs=True)
+        score = score_seconds(size, rates, self.tokens(1))
+        found = {"generation": generation, "old log-probs": score}
+        trained = self.tokens(self.minibatches)
+        found["update"] = update_seconds(size, rates, trained, self.minibatches, self.recomputed)
+        sync = sync_seconds(size, rates, master=2)
+        return {**found, "step": sum(found.values()) + sync + self.references * score}
+
+    def tokens(self, minibatches: int) -> Tokens:
+        """What the busiest device computes, as ``rlgraph.predict`` has it."""
+        rows = self.prompts * self.n / minibatches
+        longest = self.work.longest(rows)
+        tokens = max(rows * self.work.mean / self.devices, longest)
+        passes = minibatches * math.ceil(tokens / max(self.micro_tokens, longest))
+        return Tokens(tokens * minibatches, tokens / self.work.mean * self.work.square * minibatches, passes)
+
+
+QWEN = "Qwen/Qwen2.5-Math-7B"
+LONGEST = 28 * 1024
+PHASES = ("step", "generation", "old log-probs", "update")
+RULE = Lengths(LONGEST / 2, LONGEST)
+RUNS = tuple(
+    Run(
+        f"7B DAPO, {devices} x H20",
+        QWEN,
+        H20,
+        devices,
+        512,
+        16,
+        RULE,
+        dict(zip(PHASES, seconds, strict=True)),
+    )
+    for devices, seconds in {
+        32: (790, 357, 108, 270),
+        64: (365, 151, 70, 133),
+        128: (356, 178, 54, 114),
+    }.items()
+)
+LLAMA = Run(
+    "8B GRPO, 16 x H100",
+    "meta-llama/Llama-3.1-8B",
+    load_cluster("h100-64"),
+    16,
+    64,
+    32,
+    Lengths(1019 - 256, 4096),  # the mean is that of prompt and response; the maximum is not published
+    {"step": 92.8},
+    references=1,
+)
+
+
+def middle(run: Run, phase: str) -> float:
+    """The geometric middle of a predicted range, in seconds."""
+    return math.sqrt(run.phases(BEST)[phase] * run.phases(WORST)[phase])
+
+
+def of_length(run: Run, mean: float) -> Run:
+    """The run with another mean response length."""
+    return replace(run, responses=Lengths(mean, run.responses.longest))
+
+
+def inferred_length(run: Run, phase: str = "old log-probs") -> float:
+    """The mean response length at which the predicted middle of a phase is the measured time."""
+    low, high = 16.0, run.responses.longest
+    for _ in range(40):
+        mean = (low + high) / 2
+        low, high = (mean, high) if middle(of_length(run, mean), phase) < run.measured[phase] else (low, mean)
+    return low
+
+
+def rows(run: Run) -> Iterator[tuple[str, float, float, float, float]]:
+    """For each phase: its name, measured, predicted at best and at worst, middle over measured."""
+    best, worst = run.phases(BEST), run.phases(WORST)
+    for phase, measured in run.measured.items():
+        yield phase, measured, best[phase], worst[phase], middle(run, phase) / measured
+
+
+def show(title: str, runs: tuple[Run, ...]) -> None:
+    print(f"{title}\n  {'run':<22}{'phase':<15}{'measured':>9}{'predicted':>17}{'ratio':>8}  inside")
+    for run in runs:
+        for phase, measured, best, worst, ratio in rows(run):
+            inside = "yes" if best <= measured <= worst else "no"
+            predicted = f"{best:,.0f} to {worst:,.0f}"
+            print(f"  {run.name:<22}{phase:<15}{measured:>7.1f} s{predicted:>15} s{ratio:>8.2f}  {inside}")
+
+
+def main() -> None:
+    show(f"responses of half the maximum, {RULE.mean:,.0f} tokens (the rule of rlgraph plan)", RUNS)
+    mean = inferred_length(RUNS[0])
+    inferred = tuple(of_length(run, mean) for run in RUNS)
+    show(f"\nresponses of {mean:,.0f} tokens (inferred from the log-prob pass on 32 devices)", inferred)
+    show("\nwith the published mean length", (LLAMA,))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Sizes and times as text."""
+
+from __future__ import annotations
+
+
+def size_text(size: float) -> str:
+    """Bytes in decimal units, three digits.
+
+    Example:
+        >>> [size_text(size) for size in (0, 512, 13_300_000_000)]
+        ['0 B', '512 B', '13.3 GB']
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{_three(size)} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, milliseconds or minutes, three digits at most.
+
+    Example:
+        >>> [seconds_text(seconds) for seconds in (0.0012, 1.26, 90, 750)]
+        ['1.2 ms', '1.26 s', '90 s', '12.5 min']
+    """
+    if seconds < 0.9995:
+        return f"{_three(seconds * 1e3)} ms"
+    return f"{_three(seconds)} s" if seconds < 600 else f"{_three(seconds / 60)} min"
+
+
+def range_text(seconds: tuple[float, float]) -> str:
+    """A range of seconds, from best to worst."""
+    return f"{seconds_text(seconds[0])} to {seconds_text(seconds[1])}"
+
+
+def _three(number: float) -> str:
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    text = f"{number:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

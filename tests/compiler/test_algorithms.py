@@ -1,0 +1,51 @@
+"""The page of algorithms is current, and every shipped graph says what it is and where it is from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlgraph.algorithms import algorithms
+from rlgraph.cli import main
+from rlgraph.compose import compose
+from rlgraph.shipped import shipped_graphs
+
+NO_PAPER = ("demo", "demo_sft")
+
+
+def test_the_page_of_algorithms_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/algorithms.md", algorithms())
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    result = CliRunner().invoke(main, ["graphs", "--format", "markdown", "-o", str(path)])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert path.read_text(encoding="utf-8") == algorithms()
+
+
+@pytest.mark.parametrize("name", shipped_graphs())
+def test_a_shipped_graph_opens_with_its_drawing_and_has_a_source(name: str) -> None:
+    text = shipped_graphs()[name].read_text(encoding="utf-8")
+    assert text.startswith("#  ") and "─>" in text.partition("\n")[0]
+    about = str(compose(name).items["about"].value)
+    assert name in NO_PAPER or re.search(r"arXiv \d{4}\.\d{5}", about)
+
+
+@pytest.mark.parametrize("name", shipped_graphs())
+def test_each_has_a_section_below_its_parents(name: str) -> None:
+    page = algorithms()
+    assert page.count(f"\n## {name}\n") == 1
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    if parent := re.search(r"An edit of \[(\w+)\]", section):
+        assert page.index(f"\n## {parent[1]}\n") < page.index(f"\n## {name}\n")
+
+
+def test_a_new_algorithm_is_a_few_lines() -> None:
+    for name, path in shipped_graphs().items():
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        assert "extends:" not in "".join(lines) or name.startswith("demo") or len(lines) <= 20

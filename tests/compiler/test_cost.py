@@ -1,0 +1,282 @@
+"""The cost model: each formula by hand, what must grow with what, memory that adds up, and the text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlgraph.cli import main
+from rlgraph.cluster import Cluster, load_cluster
+from rlgraph.compiler import compile_graph
+from rlgraph.cost import (
+    BEST,
+    WORST,
+    Rates,
+    Tokens,
+    decode_seconds,
+    decode_step_seconds,
+    prefill_seconds,
+    score_bytes,
+    score_seconds,
+    sync_bound,
+    sync_bytes,
+    update_bytes,
+    update_seconds,
+)
+from rlgraph.efficiency import ASSUMED
+from rlgraph.errors import GraphError
+from rlgraph.memory import layer_activations, logits_bytes, trained
+from rlgraph.plan import Plan
+from rlgraph.planfile import compile_again
+from rlgraph.predict import predict
+from rlgraph.sizes import size_of
+from rlgraph.workload import Lengths
+
+SEVEN = size_of("Qwen/Qwen2.5-7B")
+N = 7_615_616_512
+H100 = load_cluster("h100-8")
+WIDE = ["policy", "ref"]
+SEVEN_FITS = ["models.policy.path=Qwen/Qwen2.5-7B", *(f"models.{m}.train.dtype=bfloat16" for m in WIDE)]
+SEVEN_FITS += [*(f"models.{m}.train.micro_tokens=4096" for m in WIDE), "models.policy.serve.dtype=bfloat16"]
+
+
+def rates(devices: int = 8, grade: int = BEST, dtype: str = "bfloat16") -> Rates:
+    return Rates(H100, devices, dtype, grade)
+
+
+def on(name: str, graph: str = "grpo", *overrides: str, **tokens: float) -> Plan:
+    cluster = load_cluster(name)
+    return predict(compile_graph(graph, overrides, cluster.total), cluster, **tokens)
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def test_prefill_by_hand() -> None:
+    # 4 prompts of 1,000 tokens: 2 N each, N without the embedding; attention 2 s^2 heads head_dim layers
+    work = 4 * (2 * (N - 152064 * 3584 - 3584) * 1000 + 2 * 1000**2 * 3584 * 28)
+    seconds = prefill_seconds(SEVEN, rates(), 4, 1000)
+    norms = 28 * 2 * 3584 + 0  # counted as if multiplied; nothing beside the products
+    assert seconds == pytest.approx(work / (989e12 * ASSUMED.prefill[BEST]), rel=norms / N + 1e-6)
+
+
+def test_a_decode_step_reads_weights_and_cache() -> None:
+    live, context = 8, 2048
+    read = 2 * SEVEN.multiplied + live * context * 56 * 2**10
+    overhead = ASSUMED.decode_step[BEST] + 28 * ASSUMED.decode_layer[BEST]
+    expected = read / (3.35e12 * 0.8) + overhead
+    assert decode_step_seconds(SEVEN, rates(), live, context) == pytest.approx(expected)
+    without = decode_step_seconds(SEVEN, rates(), live, context, graphs=True)
+    assert without == pytest.approx(expected - 28 * ASSUMED.decode_layer[BEST])
+
+
+def test_a_decode_step_of_many_short_rows_computes() -> None:
+    work = 4096 * 2 * (SEVEN.multiplied + 2 * 64 * 3584 * 28)
+    expected = work / (989e12 * ASSUMED.decode[BEST]) + ASSUMED.decode_step[BEST]
+    assert decode_step_seconds(SEVEN, rates(), 4096, 64, graphs=True) == pytest.approx(expected)
+
+
+def test_the_longest_sample_sets_the_phase() -> None:
+    lengths = Lengths(mean=500, longest=8000)
+    few, many = (decode_seconds(SEVEN, rates(), rows, 1024, 100, lengths) for rows in (1, 64))
+    step = decode_step_seconds(SEVEN, rates(), 1, 100)
+    assert many > lengths.of_longest(64) * step > 3 * few / 2
+    assert lengths.of_longest(64) == pytest.approx(500 * math.log(64), rel=0.02)
+
+
+def test_rows_without_a_slot_wait() -> None:
+    lengths = Lengths(500, 1000)
+    one, two = (decode_seconds(SEVEN, rates(), rows, 32, 100, lengths) for rows in (32, 64))
+    full = decode_step_seconds(SEVEN, rates(), 32, 100 + 250)
+    assert two - one == pytest.approx(500 * full)
+
+
+def test_a_log_prob_pass_by_hand() -> None:
+    work = Tokens(tokens=1e6, squares=1e9, passes=1)
+    flops = 2 * SEVEN.multiplied * 1e6 + 2 * 1e9 * 3584 * 28
+    assert score_seconds(SEVEN, rates(1), work) == pytest.approx(flops / (989e12 * ASSUMED.score[BEST]))
+
+
+def test_an_update_by_hand() -> None:
+    work = Tokens(tokens=1e6, squares=1e9, passes=1)
+    flops = 6 * SEVEN.multiplied * 1e6 + 6 * 1e9 * 3584 * 28
+    optimizer = 2 * 28 * N / (3.35e12 * 0.8)
+    expected = flops / (989e12 * 0.43) + optimizer
+    assert update_seconds(SEVEN, rates(1), work, optimizer_steps=2) == pytest.approx(expected)
+    assert update_seconds(SEVEN, rates(1), work, 2, factor=4) - optimizer == pytest.approx(
+        4 / 3 * (expected - optimizer)
+    )
+
+
+@pytest.mark.parametrize("grade", [BEST, WORST])
+def test_an_update_takes_as_many_log_prob_passes_as_was_measured(grade: int) -> None:
+    work = Tokens(tokens=1e6, squares=0, passes=1)
+    ratio = update_seconds(SEVEN, rates(1, grade), work, 0) / score_seconds(SEVEN, rates(1, grade), work)
+    assert 1.9 - 1e-6 <= ratio <= 3.3 + 1e-6
+
+
+def test_communication_hides_at_best_and_adds_at_worst() -> None:
+    work = Tokens(tokens=1e6, squares=0, passes=10)
+    for grade in (BEST, WORST):
+        compute = score_seconds(SEVEN, rates(1, grade), work)
+        travel = 10 * 2 * N * 7 / 8 / (450e9 * ASSUMED.link[grade])
+        expected = max(compute, travel) if grade == BEST else compute + travel
+        assert score_seconds(SEVEN, rates(8, grade), work) == pytest.approx(expected)
+
+
+def test_bytes_by_hand() -> None:
+    assert score_bytes(SEVEN, rates(), passes=3) == pytest.approx(3 * 2 * N * 7 / 8)
+    # a gather for forward, one for backward, gradients in float32
+    assert update_bytes(SEVEN, rates(), passes=3, optimizer_steps=2) == pytest.approx(3 * 8 * N * 7 / 8)
+    assert sync_bytes(SEVEN, 8) == pytest.approx(4 * N * 7 / 8)
+    # the facts page: one all-gather of 7.6B in bfloat16 moves 13.3 GB
+    assert sync_bound(SEVEN, 8, 2) == pytest.approx(13.3e9, abs=0.05e9)
+    assert sync_bytes(SEVEN, 1) == score_bytes(SEVEN, rates(1), 3) == 0
+
+
+def test_training_holds_16_bytes_a_parameter() -> None:
+    plan = compile_graph("grpo", SEVEN_FITS, 8)
+    held = trained(SEVEN, plan.models["policy"], 8)
+    assert held.total() == pytest.approx(16 * N / 8)
+    # the facts page: optimizer offload for 7.6B on 8 GPUs is 11.4 GB: averages and masters
+    assert held["optimizer"] + held["weights"] == pytest.approx(11.4e9, rel=3e-3)
+    assert trained(SEVEN, plan.models["ref"], 8).total() == pytest.approx(2 * N / 8)
+
+
+def test_float32_logits_are_ten_gigabytes() -> None:
+    # the facts page: 16k tokens x 152k vocabulary; in float32 scoring holds them once, beside chunks
+    assert logits_bytes(SEVEN, 4, 16384, update=False) == 16384 * 152064 * 4 + 3 * 4 * 2**26
+    assert logits_bytes(SEVEN, 4, 16384, update=True) == 2 * 16384 * 152064 * 4 + 3 * 4 * 2**26
+
+
+def test_activations_by_hand() -> None:
+    # 4 h, queries and output, keys and values, 4 of the MLP in bfloat16; two norms' inputs in float32
+    assert layer_activations(SEVEN, 2) == 2 * (4 * 3584 + 2 * 3584 + 2 * 512 + 4 * 18944) + 4 * 2 * 3584
+
+
+@pytest.mark.parametrize("graph", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", ["h100-8", "h200-8", "h100-64", "h100-1024"])
+def test_every_step_is_priced_and_parts_sum_to_the_peak(name: str, graph: str) -> None:
+    plan = on(name, graph)
+    assert plan.predicted and plan.peak
+    for step in plan.steps:
+        assert step.seconds and 0 < step.seconds[0] <= step.seconds[1]
+        assert step.bytes is not None and step.bytes >= 0
+    for end in (0, 1):
+        assert plan.predicted.seconds[end] == pytest.approx(
+            sum(s.seconds[end] for s in plan.steps if s.seconds)
+        )
+    for peak in plan.peak.values():
+        assert sum(peak.parts.values()) == peak.bytes <= peak.capacity
+        assert all(isinstance(size, int) and size > 0 for size in peak.parts.values())
+        assert peak.step in {step.node for step in plan.steps}
+
+
+def seconds(plan: Plan, node: str) -> tuple[float, float]:
+    (found,) = (step.seconds for step in plan.steps if step.node == node)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("node", ["rollout", "rewards", "old_logprobs", "update_policy"])
+def test_more_devices_of_a_host_are_not_slower(node: str) -> None:
+    fast = H100.model_copy(update={"intra_link": 1e15, "memory": 200e9})
+    times = []
+    for count in (1, 2, 4, 8):
+        cluster: Cluster = fast.model_copy(update={"devices": count})
+        times.append(seconds(predict(compile_graph("grpo", (), count), cluster), node))
+    for end in (0, 1):
+        ordered = [time[end] for time in times]
+        assert ordered == sorted(ordered, reverse=True) and ordered[0] > ordered[-1]
+
+
+@pytest.mark.parametrize("node", ["rollout", "old_logprobs", "update_policy"])
+@pytest.mark.parametrize("option", ["prompt_tokens", "response_tokens"])
+def test_longer_texts_are_slower(node: str, option: str) -> None:
+    short, long = (seconds(on("h100-8", "grpo", **{option: tokens}), node) for tokens in (64, 512))
+    assert short[0] < long[0] and short[1] < long[1]
+
+
+def test_a_faster_device_is_not_slower() -> None:
+    slow, fast = on("h100-8"), on("h200-8")
+    for before, after in zip(slow.steps, fast.steps, strict=True):
+        assert before.seconds and after.seconds
+        assert after.seconds[0] <= before.seconds[0] and after.seconds[1] <= before.seconds[1]
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    with pytest.raises(GraphError) as caught:
+        on("h100-8", "grpo", "models.policy.path=Qwen/Qwen2.5-7B")
+    said = str(caught.value)
+    assert "grpo does not fit on h100-8" in said and "in `update_policy`" in said
+    assert said.index("activations") < said.index("serve weights") < said.index("reserve")
+    assert "train.micro_tokens=4096" in said and "serve.dtype=bfloat16" in said
+    plan = on("h100-8", "grpo", *SEVEN_FITS)
+    assert plan.peak and plan.peak["main"].bytes <= 80e9
+
+
+def test_every_remedy_that_is_named_fits() -> None:
+    path = "models.policy.path=Qwen/Qwen2.5-1.5B"
+    with pytest.raises(GraphError) as caught:
+        on("h100-8", "grpo", path)
+    lines = str(caught.value).split("what would make it fit:\n")[1].split("peak of")[0].splitlines()
+    remedies = [line.strip().removeprefix("or ") for line in lines if "=" in line]
+    assert remedies
+    for remedy in remedies:
+        assert on("h100-8", "grpo", path, *remedy.split()).peak
+
+
+def test_what_no_setting_mends_says_so() -> None:
+    with pytest.raises(GraphError, match="no setting makes it fit"):
+        on("h100-8", "grpo", "models.policy.path=Qwen/Qwen2.5-72B")
+
+
+def test_a_pool_larger_than_the_cluster() -> None:
+    with pytest.raises(GraphError, match=r"pool `main` has 16 devices; h100-8 has 8"):
+        on("h100-8", "grpo", "pools.main.devices=16")
+
+
+@pytest.mark.parametrize(("graph", "name"), [("grpo", "h100-8"), ("ppo", "h100-64")])
+def test_plan_for_a_cluster(graph: str, name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"plan/{graph}-{name}.txt", call("plan", graph, "--cluster", name).output)
+
+
+def test_the_refusal_as_text(golden: Callable[[str, str], None]) -> None:
+    result = call("plan", "grpo", "models.policy.path=Qwen/Qwen2.5-7B", "--cluster", "h100-8")
+    assert result.exit_code == 1
+    golden("plan/does-not-fit.txt", result.output)
+
+
+def test_the_plan_as_json() -> None:
+    made = json.loads(call("plan", "grpo", "--cluster", "h100-8", "--format", "json").output)
+    assert set(made["predicted"]) == {"cluster", "seconds", "assumed"}
+    assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts"}
+    assert all(len(step["seconds"]) == 2 and step["bytes"] >= 0 for step in made["steps"])
+    without = json.loads(call("plan", "grpo", "--devices", "8", "--format", "json").output)
+    assert without["peak"] is without["predicted"] is None
+    assert {step["seconds"] for step in without["steps"]} == {None}
+    for step in made["steps"]:
+        step["seconds"] = step["bytes"] = None
+    assert made["steps"] == without["steps"]
+
+
+def test_a_plan_saved_for_a_cluster_is_read_and_runs_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert call("plan", "grpo", "--cluster", "h100-8", "-o", str(path)).exit_code == 0
+    saved = Plan.from_json(path.read_text())
+    assert saved.peak == on("h100-8").peak and saved.predicted
+    _, again = compile_again(path)  # which would refuse it, did the two differ
+    assert [step.node for step in again.steps] == [step.node for step in saved.steps]
+
+
+@pytest.mark.parametrize(
+    "options", ["--cluster h100-8 --devices 4", "--prompt-tokens 5", "--cluster cpu --response-tokens 0"]
+)
+def test_options_that_do_not_go_together(options: str) -> None:
+    assert call("plan", "grpo", *options.split()).exit_code == 2

@@ -1,0 +1,106 @@
+"""Sizes of models against published counts; tests/runtime/test_sizes.py has them against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlgraph.errors import GraphError
+from rlgraph.sizes import known_models, size_of
+
+# Parameters that the model cards and reports on the Hugging Face hub state, or that its safetensors sum to.
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+}
+TINY = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
+
+
+def folder(path: Path, config: dict[str, object]) -> str:
+    (path / "config.json").write_text(json.dumps({**config, "rope_theta": 1e6, "torch_dtype": "bfloat16"}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters(name: str) -> None:
+    assert size_of(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "kib"), [("Qwen/Qwen2.5-7B", 56), ("meta-llama/Llama-3.1-8B", 128), ("Qwen/Qwen3-8B", 144)]
+)
+def test_keys_and_values_of_a_token(name: str, kib: int) -> None:
+    assert size_of(name).kv_bytes(2) == kib * 2**10
+
+
+def test_a_value_head_is_one_row_and_a_bias() -> None:
+    untied, tied = "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-0.5B"
+    assert size_of(untied).parameters - size_of(untied, "value").parameters == 152064 * 3584 - 3584 - 1
+    assert size_of(tied, "value").parameters - size_of(tied).parameters == 896 + 1
+    assert size_of(tied, "value").vocabulary == 1
+
+
+def test_a_mixture_multiplies_with_the_experts_that_a_token_chooses() -> None:
+    size = size_of("Qwen/Qwen3-30B-A3B")
+    assert 3.0e9 < size.multiplied < 3.4e9  # A3B: 3.3 billion are active, of which the embedding is looked up
+    assert size.touched(1) == pytest.approx(size.multiplied)
+    assert size.touched(10_000) == pytest.approx(size.parameters - size.embedding, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_parts_make_the_whole(name: str) -> None:
+    size = size_of(name)
+    assert size.root + sum(size.layers) == size.parameters
+    assert size.multiplied <= size.parameters
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-Math-7B", "Qwen/Qwen2.5-Coder-7B-Instruct"]
+)
+def test_a_finetune_has_the_shapes_of_its_base(name: str) -> None:
+    assert size_of(name).parameters == PUBLISHED["Qwen/Qwen2.5-7B"]
+
+
+def test_a_folder_with_a_config(tmp_path: Path) -> None:
+    # embedding and head 512; a layer: q and o 2 * 64, k and v 2 * 32, MLP 3 * 128, norms 16; last norm 8
+    assert size_of(folder(tmp_path, TINY)).parameters == 512 + 2 * (128 + 64 + 384 + 16) + 8
+
+
+def test_an_unknown_model_says_how_to_give_one() -> None:
+    with pytest.raises(GraphError) as caught:
+        size_of("Qwen/Qwen2.5-9B")
+    assert "did you mean `Qwen/Qwen2.5-" in str(caught.value)
+    with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder"):
+        size_of("nobody/nothing")
+
+
+def test_an_open_path_is_said_to_be_open() -> None:
+    with pytest.raises(GraphError, match="still open"):
+        size_of("???")
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"model_type": "rwkv"}, "'llama', 'mistral'"),
+        ({"vocab_size": "many"}, "whole number"),
+    ],
+)
+def test_a_config_that_is_wrong(tmp_path: Path, change: dict[str, object], law: str) -> None:
+    with pytest.raises(GraphError, match=law):
+        size_of(folder(tmp_path, {**TINY, **change}))
+
+
+def test_a_config_that_lacks_a_field(tmp_path: Path) -> None:
+    lacking = {name: value for name, value in TINY.items() if name != "vocab_size"}
+    with pytest.raises(GraphError, match="has no `vocab_size`"):
+        size_of(folder(tmp_path, lacking))

@@ -1,0 +1,134 @@
+"""Sizes and memory of models against what transformers builds and autograd keeps."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+
+from rlgraph.cost import BUCKET
+from rlgraph.cost import SMALL as SMALL_MODEL
+from rlgraph.memory import CACHED, CHUNK, PREFILL, layer_activations, logits_bytes
+from rlgraph.runtime.fsdp import engine, gather, scoring
+from rlgraph.runtime.fsdp.scoring import token_scores
+from rlgraph.runtime.serve.transformers import TransformersEngine
+from rlgraph.sizes import CARDS, Config, Size, known_models, size_of
+from rlgraph.source import read
+
+SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"vocab_size": 97, "tie_word_embeddings": False}
+TOKENS = 1024
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, but for those that were there before."""
+
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = {tensor.untyped_storage()._cdata for tensor in before}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.count(tensor.untyped_storage())
+        return out
+
+    def count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if size and key not in self.seen:
+            self.seen.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.free, key, size)
+
+    def free(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+
+def built(kind: str, config: dict[str, Any], head: str = "lm") -> Any:
+    auto: Any = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
+    made = AutoConfig.for_model(kind, **config, **({} if head == "lm" else {"num_labels": 1}))
+    return auto.from_config(made, attn_implementation="sdpa")
+
+
+@pytest.mark.parametrize("head", ["lm", "value"])
+@pytest.mark.parametrize("name", known_models())
+def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
+    config = read(CARDS).items[name].plain()
+    with torch.device("meta"):
+        model = built(config.pop("model_type"), config, head)
+    assert size_of(name, head).parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+        ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 32}),
+        ("mixtral", {"num_local_experts": 3}),
+        ("llama", {"tie_word_embeddings": True}),
+    ],
+)
+def test_a_saved_config_counts_what_transformers_builds(
+    kind: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    with torch.device("meta"):
+        model = built(kind, {**SMALL, "num_hidden_layers": 3, **more})
+    model.config.save_pretrained(tmp_path)
+    assert size_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.dtype) -> None:
+    kept = []
+    for layers in (1, 3):
+        model = built(kind, {**SMALL, "num_hidden_layers": layers}).to(dtype)
+        live = Live([*model.parameters(), *model.buffers()])
+        ids = torch.zeros(2, TOKENS // 2, dtype=torch.int64)
+        with live:
+            out = model(input_ids=ids, use_cache=False).logits
+            kept.append(live.now)
+        del out
+    measured = (kept[1] - kept[0]) / 2 / TOKENS
+    config = Config.model_validate({"model_type": kind, **SMALL, "num_hidden_layers": 1})
+    assert layer_activations(Size(config), dtype.itemsize) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunks", [1, 10])
+def test_logits_are_bounded_by_what_is_counted(
+    chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = 97 * TOKENS // chunks
+    monkeypatch.setattr("rlgraph.memory.CHUNK", chunk)
+    hidden = torch.ones(TOKENS, 8, dtype=dtype, requires_grad=True)
+    head = torch.ones(97, 8, dtype=dtype, requires_grad=True)
+    labels = torch.zeros(TOKENS, dtype=torch.int64)
+    live = Live([hidden, head, labels])
+    with live:
+        scores, _ = token_scores(hidden @ head.T, labels, 1.0, "detached", chunk)
+        scores.sum().backward()
+    config = Config.model_validate({"model_type": "llama", **SMALL, "num_hidden_layers": 1})
+    predicted = logits_bytes(Size(config), dtype.itemsize, TOKENS, update=True)
+    assert 0.9 * live.peak <= predicted * 1.05 and live.peak <= predicted * 1.05
+
+
+def test_constants_are_the_engines() -> None:
+    defaults = inspect.signature(TransformersEngine).parameters
+    assert (CHUNK, SMALL_MODEL, BUCKET) == (scoring.CHUNK, engine.SMALL, gather.BUCKET)
+    assert defaults["max_cached_tokens"].default == CACHED
+    assert defaults["prefill_tokens"].default == PREFILL
