@@ -7,6 +7,7 @@ the edit that would make the graph legal.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.graph import Call, Graph, Node
@@ -14,7 +15,7 @@ from rlgraph.passes.trace import draw, sampler, writer
 
 
 def assume(graph: Graph) -> Graph:
-    """The graph as it is, every law of its nodes checked.
+    """Every law of the graph's nodes checked; a note where a filter may have cut groups.
 
     Raises:
         GraphError: with every law that is broken.
@@ -29,7 +30,19 @@ def assume(graph: Graph) -> Graph:
     ]
     if problems:
         raise GraphError(problems)
-    return graph
+    return replace(graph, notes=graph.notes + _cut_groups(graph))
+
+
+def _cut_groups(graph: Graph) -> tuple[str, ...]:
+    """Filters that look at single rows may leave a part of a group to a node that compares its samples."""
+    notes = []
+    for node in graph.nodes:
+        if node.call and node.op.declared.rows == "group":
+            filters = [graph.node(made.maker) for made in graph.ancestors(node.domain) if made.filtered]
+            cut = [f"`{made.name}`" for made in filters if made.op.declared.rows == "each"]
+            if cut:
+                notes.append(f"{', '.join(cut)} may cut groups: `{node.name}` compares what is left of them")
+    return tuple(notes)
 
 
 def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:

@@ -100,3 +100,10 @@ def test_what_is_refused(edits: list[str], kind: str, said: str) -> None:
         planned(FILTER, *edits)
     assert kind in [problem.kind for problem in caught.value.problems]
     assert said in str(caught.value)
+
+
+def test_a_filter_of_single_rows_may_cut_groups_and_the_plan_says_so() -> None:
+    row = "add: {good: {op: filter.threshold, min: 0.5}}"
+    (note,) = planned(row, "set: {advantages.rows: good}").notes
+    assert note == "`good` may cut groups: `advantages` compares what is left of them"
+    assert not planned(FILTER, "set: {advantages.rows: informative}").notes
