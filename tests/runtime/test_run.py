@@ -183,9 +183,10 @@ def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> 
 
 def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
     token = uuid.uuid4().hex
-    command = [sys.executable, "-m", "rlgraph", "run", ONES, "--devices", "2", "--run-dir"]
+    # the learning rate falls towards the last iteration, so all three runs must be of one length
+    settings = ["run", ONES, "schedule.iterations=100000", "--devices", "2", "--run-dir"]
     process = subprocess.Popen(
-        [*command, "stopped", "schedule.iterations=100000"],
+        [sys.executable, "-m", "rlgraph", *settings, "stopped"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -199,8 +200,8 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
     assert "continue with --resume" in output
     assert_gone(token)
     done = metrics("stopped")[-1]["step"]
-    rlgraph("run", ONES, "--devices", "2", "--steps", str(done + 2), "--run-dir", "stopped", "--resume")
-    rlgraph("run", ONES, "--devices", "2", "--steps", str(done + 2), "--run-dir", "whole")
+    rlgraph(*settings, "stopped", "--resume", "--steps", str(done + 2))
+    rlgraph(*settings, "whole", "--steps", str(done + 2))
     whole = metrics("whole")
     assert_close(metrics("stopped")[:-1], whole[:-1], 1e-5)
 
