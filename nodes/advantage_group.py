@@ -47,10 +47,9 @@ def grpo(
     Example:
         advantages: {op: advantage.grpo}
     """
-    centred, members, count = _centred(rewards, group)
+    centred, members, count = centred_by_group(rewards, group)
     if scale:
-        sigma = (_sum_by(members, centred.square(), count) / (count - 1).clamp(min=1)).sqrt()
-        centred = centred / (sigma.masked_fill(count == 1, 1.0)[members] + eps)
+        centred = centred / (deviation(centred, members, count).masked_fill(count == 1, 1.0)[members] + eps)
     return _over_tokens(centred, loss_mask)
 
 
@@ -66,7 +65,7 @@ def rloo(
     Example:
         advantages: {op: advantage.rloo}
     """
-    centred, members, count = _centred(rewards, group)
+    centred, members, count = centred_by_group(rewards, group)
     return _over_tokens(centred * (count / (count - 1).clamp(min=1))[members], loss_mask)
 
 
@@ -83,7 +82,7 @@ def reinforce_pp_baseline(
     Example:
         advantages: {op: advantage.reinforce_pp_baseline}
     """
-    return whitened(loss_mask.spread(_centred(rewards, group)[0]), loss_mask)
+    return whitened(loss_mask.spread(centred_by_group(rewards, group)[0]), loss_mask)
 
 
 @op(rows="group", assumes=("groups",))
@@ -126,7 +125,7 @@ def gpg(
     Example:
         advantages: {op: advantage.gpg}
     """
-    centred, _, _ = _centred(rewards, group)
+    centred, _, _ = centred_by_group(rewards, group)
     felt = (centred.abs() > EQUAL).sum().clamp(min=1)
     return _over_tokens(centred * len(centred) / felt / f_norm, loss_mask)
 
@@ -139,12 +138,19 @@ def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return members, count
 
 
-def _centred(rewards: torch.Tensor, group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def centred_by_group(
+    rewards: torch.Tensor, group: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s - mu in float64 ``[samples]``, mu 0 for a group of one; and ``_groups``."""
     members, count = _groups(group)
     scores = rewards.double()
     mean = (_sum_by(members, scores, count) / count).masked_fill(count == 1, 0.0)
     return scores - mean[members], members, count
+
+
+def deviation(centred: torch.Tensor, members: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Each group's unbiased standard deviation ``[groups]``, of values less their group mean."""
+    return (_sum_by(members, centred.square(), count) / (count - 1).clamp(min=1)).sqrt()
 
 
 def _over_tokens(per_sample: torch.Tensor, loss_mask: Ragged) -> Ragged:

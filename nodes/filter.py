@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlgraph.engines import Context
+from rlgraph.nodes.advantage_group import EQUAL, centred_by_group, deviation
 from rlgraph.op import op
 from rlgraph.types import boolean, float32, int64, samples
 
@@ -34,16 +35,9 @@ def mixed(
     Example:
         informative: {op: filter.mixed}
     """
-    import torch
-
-    members, count = torch.unique(group, return_inverse=True, return_counts=True)[1:]
-    scores = rewards.double()
-    total = torch.zeros(len(count), dtype=torch.float64).index_add(0, members, scores)
-    centred = scores - (total / count)[members]
-    squares = torch.zeros(len(count), dtype=torch.float64).index_add(0, members, centred.square())
-    std = (squares / (count - 1).clamp(min=1)).sqrt()
-    # sums of equal numbers round: what differs by less than float32 tells apart does not differ
-    kept = (std > max(min_std, 1e-6))[members]
+    centred, members, count = centred_by_group(rewards, group)
+    std = deviation(centred, members, count).masked_fill(count == 1, 0.0)
+    kept = (std > max(min_std, EQUAL))[members]
     ctx.record("kept", kept.float())
     return kept
 

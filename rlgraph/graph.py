@@ -100,6 +100,17 @@ class Node:
         return self.call.op
 
     @property
+    def weights(self) -> str:
+        """The version of its model that it reads, as in ``policy@v+1``."""
+        return f"{self.model}@v" + (f"+{self.version}" if self.version else "")
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps that an update makes in an iteration."""
+        attributes = self.call.attributes if self.call else {}
+        return int(attributes.get("minibatches", 1)) * int(attributes.get("epochs", 1))
+
+    @property
     def updates(self) -> bool:
         """Whether it writes the next version of its model."""
         return self.call is not None and self.op.declared.updates
@@ -140,12 +151,17 @@ class Graph:
 
     def ancestors(self, domain: str | None) -> list[Domain]:
         """A domain and those that it was made of, up to its source."""
-        found = []
-        while domain:
-            found.append(self.domains[domain])
-            domain = found[-1].parent
-        return found
+        return ancestors(self.domains, domain)
 
     def readers(self, column: str) -> list[Node]:
         """The nodes that read a column, in their order."""
         return self._readers.get(column, [])
+
+
+def ancestors(domains: Mapping[str, Domain], domain: str | None) -> list[Domain]:
+    """A domain and those that it was made of, up to its source."""
+    found = []
+    while domain:
+        found.append(domains[domain])
+        domain = found[-1].parent
+    return found

@@ -270,7 +270,6 @@ def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> dict[str, An
         return None
     found: dict[str, Any] = dict(spec.model_dump(warnings=False))
     if spec.schedule != "constant" and not spec.total_steps:
-        updates = [n.call.attributes for n in graph.nodes if n.call and n.updates and n.model == model]
-        steps = sum(int(a.get("minibatches", 1)) * int(a.get("epochs", 1)) for a in updates)
+        steps = sum(node.optimizer_steps for node in graph.nodes if node.updates and node.model == model)
         found["total_steps"] = graph.schedule.iterations * steps
     return found

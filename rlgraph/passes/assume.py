@@ -70,9 +70,9 @@ def _sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         law = wrong + "its rows come from data, and no weights sampled them"
         remedy = f"replace: {{{node.name}.loss: {{kind: sft}}}}"
         return _problem("no-sampler", law, graph, node, [made.name], remedy)
-    if made is rollout or (made.op.engine == "train" and _weights(made) == _weights(rollout)):
+    if made is rollout or (made.op.engine == "train" and made.weights == rollout.weights):
         return None
-    law = wrong + f"`{column}` is {_source(made)}, and the rows are sampled by {_weights(rollout)}"
+    law = wrong + f"`{column}` is {_source(made)}, and the rows are sampled by {rollout.weights}"
     remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
     if made.model == rollout.model:
         remedy = f"read them before the update: {made.name}: {{model: {rollout.model}}}"
@@ -89,9 +89,9 @@ def _on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
         return _problem("off-policy", law, graph, node, [], f"replace: {{{node.name}.loss: {{kind: sft}}}}")
     names = [rollout.name]
     if (rollout.model, rollout.version) != (node.model, node.version):
-        law += f"its rows are sampled by {_weights(rollout)}, and it updates {_weights(node)}"
+        law += f"its rows are sampled by {rollout.weights}, and it updates {node.weights}"
         return _problem("off-policy", law, graph, node, names, fix)
-    if (steps := optimizer_steps(node)) > 1:
+    if (steps := node.optimizer_steps) > 1:
         law += f"it makes {steps} optimizer steps on them, and all but the first are off-policy"
         remedy = f"{fix}, or set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}"
         return _problem("off-policy", law, graph, node, names, remedy)
@@ -153,12 +153,6 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
 }
 
 
-def optimizer_steps(node: Node) -> int:
-    """Optimizer steps that an update makes in an iteration."""
-    assert node.call
-    return int(node.call.attributes.get("minibatches", 1)) * int(node.call.attributes.get("epochs", 1))
-
-
 def _trained(graph: Graph, node: Node) -> str | None:
     """The model that a node's KL is about: the one it updates, or the one that sampled its rows."""
     if node.updates:
@@ -167,12 +161,8 @@ def _trained(graph: Graph, node: Node) -> str | None:
     return rollout.model if rollout else None
 
 
-def _weights(node: Node) -> str:
-    return f"{node.model}@v" + (f"+{node.version}" if node.version else "")
-
-
 def _source(node: Node) -> str:
-    return f"written by `{node.name}` ({node.op.name}" + (f", {_weights(node)})" if node.model else ")")
+    return f"written by `{node.name}` ({node.op.name}" + (f", {node.weights})" if node.model else ")")
 
 
 def _problem(kind: str, law: str, graph: Graph, node: Node, before: list[str], remedy: str) -> Problem:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.graph import Graph, Node
-from rlgraph.passes.assume import optimizer_steps
 
 COLUMN = "old_logprobs"
 
@@ -38,7 +37,7 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     same = (reader.model, reader.version) == (node.model, node.version)
     ports = [port for port, column in reader.call.ins.items() if column == node.writes[0]]
     alike = reader.call.attributes.get("temperature") == node.call.attributes["temperature"]
-    return reader if same and alike and ports == [COLUMN] and optimizer_steps(reader) == 1 else None
+    return reader if same and alike and ports == [COLUMN] and reader.optimizer_steps == 1 else None
 
 
 def _without(graph: Graph, node: Node, reader: Node) -> Graph:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.graph import Column, Domain, Graph, Node
+from rlgraph.graph import Column, Domain, Graph, Node, ancestors
 from rlgraph.nodes import OPS
 from rlgraph.op import Port
 from rlgraph.ports import declared, wanted, written
@@ -212,11 +212,8 @@ class Inference:
         )
 
     def _line(self, domain: Domain) -> list[str]:
-        """A domain and those that it was made of."""
-        names = [domain.name]
-        while parent := self.domains[names[-1]].parent:
-            names.append(parent)
-        return names
+        """Names of a domain and of those that it was made of."""
+        return [made.name for made in ancestors(self.domains, domain.name)]
 
     def _has_rows(self, node: Node, domain: Domain) -> bool:
         """Whether there is a row for each that the op declares: samples are not made of prompts by itself."""

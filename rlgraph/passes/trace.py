@@ -42,6 +42,4 @@ def _handed(graph: Graph, node: Node, reader: Node) -> list[str]:
 
 
 def _label(node: Node) -> str:
-    if node.model is None:
-        return f"{node.name} ({node.op.name})"
-    return f"{node.name} ({node.model}@v" + (f"+{node.version})" if node.version else ")")
+    return f"{node.name} ({node.weights if node.model else node.op.name})"
