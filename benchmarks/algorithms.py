@@ -24,6 +24,7 @@ from rlgraph.source import Tree
 
 START = Path("runs/demo_sft/models/policy")
 FILES = Path("demo_files")
+ELSEWHERE = ("demo", "demo_sft", "sft", "dpo", "distill", "rm_ppo")  # learn from other data, or a model
 PROMPTS = "{op: data.prompts, files: [FILE], batch: BATCH, template: plain}"
 OPTIMIZER = "{lr: 2e-4, schedule: linear, warmup_steps: 5}"
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--iterations", type=int, default=80)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--graphs", default=",".join(n for n in shipped_graphs() if not n.startswith("demo")))
+    parser.add_argument("--graphs", default=",".join(n for n in shipped_graphs() if n not in ELSEWHERE))
     options = parser.parse_args()
     if not START.is_dir():
         sys.exit(f"there is no {START}: run `make demo` first, and this from the same folder")

@@ -1,11 +1,12 @@
 """Advantage estimators token by token: from rewards a token to a weight for each that the policy wrote.
 
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values; ``[rows, steps]`` is
-padded on the right. Sums run in float64, so that the order of rows doesn't show in float32.
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. Sums run in float64,
+so that the order of rows doesn't show in float32.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
@@ -99,16 +100,34 @@ def _whiten(values: torch.Tensor) -> torch.Tensor:  # [all tokens]
 
 
 def _discounted(rewards: Ragged, values: Ragged, gamma: float, lam: float) -> torch.Tensor:
-    """A_t of rows in which each token is one step, ``[all tokens]``."""
+    """A_t of rows in which each token is one step, ``[all tokens]``.
+
+    Rows lie step by step, the longest first, so that a step is one addition to a slice and nothing is padded:
+
+        row a: a0 a1 a2        a0 b0 | a1 b1 | a2
+        row b: b0 b1                     step 1 += gamma lam step 2[: its rows], then step 0 += ... step 1
+    """
+    ahead = values.values.roll(-1)
+    ahead[rewards.offsets[1:][rewards.lengths > 0] - 1] = 0
+    delta = rewards.values + gamma * ahead - values.values
+    where, sizes = _by_step(rewards)
+    packed = delta.new_empty(len(delta))
+    packed[where] = delta
+    for now, after in reversed([*itertools.pairwise(packed.split(sizes))]):
+        now[: len(after)].add_(after, alpha=gamma * lam)
+    return packed[where]
+
+
+def _by_step(rows: Ragged) -> tuple[torch.Tensor, list[int]]:
+    """Where each value goes when rows lie step by step ``[all tokens]``, and how many rows each step has."""
     import torch
 
-    value = torch.nn.functional.pad(values.padded(), (0, 1))  # [rows, steps + 1]
-    delta = rewards.padded() + gamma * value[:, 1:] - value[:, :-1]  # [rows, steps], 0 in the padding
-    out, carried = torch.zeros_like(delta), delta.new_zeros(len(delta))
-    for step in range(delta.shape[1] - 1, -1, -1):
-        carried = delta[:, step] + gamma * lam * carried
-        out[:, step] = carried
-    return out[values.mask()]
+    lengths, row = rows.lengths, rows.row_of
+    rank = torch.empty_like(lengths)
+    rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=lengths.device)
+    sizes = (len(lengths) - torch.bincount(lengths).cumsum(0))[:-1]  # rows longer than 0, 1, 2, ...
+    step = torch.arange(len(row), device=row.device) - rows.offsets[row]
+    return offsets_of(sizes)[step] + rank[row], sizes.tolist()
 
 
 def _compact(column: Ragged, loss_mask: Ragged) -> Ragged:

@@ -5,6 +5,7 @@ Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -57,6 +58,38 @@ def ppo_clip(
     if dual_clip is not None:
         losses = torch.where(advantage < 0, torch.minimum(losses, -advantage * dual_clip), losses)
     return logprobs.like(losses)
+
+
+@op(assumes=("behaviour_logprobs",))
+def decoupled_ppo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    cap: Annotated[float, Field(gt=0)] | None = None,
+) -> float32[samples, tokens]:
+    """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
+
+    w max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20)),
+    w = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)), no more than ``cap``. The policy that an update
+    starts from bounds its steps (``old_logprobs``, the proximal policy); the one that sampled
+    (``rollout_logprobs``, the behaviour policy) only decides what a row counts. First in arXiv 2110.00641.
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        cap: the most that a token's weight w may be, above 0; null for no cap, as in the paper.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
+    """
+    weight = ratio(old_logprobs.values, rollout_logprobs.values).clamp(max=cap or math.inf)
+    return logprobs.like(
+        weight * ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high).values
+    )
 
 
 def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:

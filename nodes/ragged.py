@@ -51,7 +51,8 @@ class Ragged:
         """int64 ``[all tokens]``: which row each value belongs to."""
         import torch
 
-        return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.lengths)
+        rows = torch.arange(len(self), device=self.offsets.device)
+        return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
 
     def like(self, values: torch.Tensor) -> Ragged:
         """The same rows with other values ``[all tokens]``."""
@@ -60,7 +61,9 @@ class Ragged:
 
     def spread(self, per_row: torch.Tensor) -> Ragged:
         """A number a row ``[rows]`` repeated over the row's tokens."""
-        return self.like(per_row[self.row_of])
+        import torch
+
+        return self.like(torch.repeat_interleave(per_row, self.lengths, dim=0, output_size=len(self.values)))
 
     def sum(self) -> torch.Tensor:
         """Each row's sum ``[rows]``, 0 for an empty row."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rlgraph.nodes.ragged import Ragged
 
-Metrics = dict[str, tuple[float, float]]
+Metrics = dict[str, tuple[float, float | None]]
 
 
 @op(updates=True, when={"ref_logprobs": "kl_coef"}, assumes=("reference", "constant_norm"))
@@ -31,6 +31,8 @@ def policy(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
     ref_logprobs: float32[samples, tokens] | None,
+    rollout_logprobs: float32[samples, tokens] | None,
+    rollout_weights: float32[samples, tokens] | None,
     *,
     loss: Loss,
     minibatches: Annotated[int, Field(ge=1)] = 1,
@@ -44,11 +46,15 @@ def policy(
 ) -> None:
     """Train a policy on a loss a token; writes the next version of its model.
 
-    L = agg(loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
+    L = agg(w loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
     whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
-    columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. Records ``loss``,
-    ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a token) and
-    ``clip_fraction`` (tokens whose ratio is outside the clip).
+    columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. w is ``rollout_weights``,
+    which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. Records
+    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a
+    token) and ``clip_fraction`` (tokens whose ratio is outside the clip). Between ``rollout_logprobs`` and
+    ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``,
+    ``rollout_gap_std`` and ``rollout_gap_max``, the mean, standard deviation and maximum of
+    |p_rollout - p_old| a token, and ``rollout_kl``, KL(rollout, old) by k3.
 
     Attributes:
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
@@ -66,15 +72,21 @@ def policy(
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
     """
-    columns = {"tokens": tokens, "loss_mask": loss_mask, **loss.columns}
-    if ref_logprobs is not None:
-        columns["ref_logprobs"] = ref_logprobs
+    if rollout_logprobs is not None and _same(rollout_logprobs, loss.columns.get("old_logprobs")):
+        rollout_logprobs = None  # the ratio is to what sampled, and there is nothing to compare
+    extra = {
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "rollout_weights": rollout_weights,
+    }
+    given = {name: column for name, column in extra.items() if column is not None}
+    columns = {"tokens": tokens, "loss_mask": loss_mask, **given, **loss.columns}
     objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
     divisor = 1.0 if temperature is None else temperature
     metrics = model.update(
         columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, divisor, entropy_coef != 0
     )
-    _record(ctx, metrics)
+    _record(ctx, _with_deviation(metrics))
 
 
 @op(updates=True, head="value", assumes=("critic_values",))
@@ -126,7 +138,10 @@ def policy_objective(
         if "old_logprobs" in loss.parameters and "old_logprobs" not in batch:
             # the compiler leaves the column out where this forward computes it
             batch = {**batch, "old_logprobs": logprobs.like(logprobs.values.detach())}
-        total = losses.aggregate(loss(batch), loss_mask, totals, how, norm)
+        weighed = loss(batch)
+        if "rollout_weights" in batch:
+            weighed = weighed.like(weighed.values * batch["rollout_weights"].values)
+        total = losses.aggregate(weighed, loss_mask, totals, how, norm)
         measured = _policy_measures(loss, batch)
         if "ref_logprobs" in batch:
             divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
@@ -134,7 +149,7 @@ def policy_objective(
             total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
         if entropy_coef:
             total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how, norm)
-        return total, _masked_sums(measured, loss_mask)
+        return total, _masked_sums(measured, loss_mask) | _rollout_gap(batch)
 
     return objective
 
@@ -178,6 +193,35 @@ def _masked_sums(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metric
     mask = loss_mask.values
     count = float(mask.sum())
     return {name: (float(values.detach()[mask].double().sum()), count) for name, values in measured.items()}
+
+
+def _rollout_gap(batch: Batch) -> Metrics:
+    """How far the engine that sampled is from the one that trains, over the loss mask."""
+    mask = batch["loss_mask"].values
+    if "rollout_logprobs" not in batch or not mask.any():
+        return {}
+    rollout, train = batch["rollout_logprobs"].values, batch.get("old_logprobs", batch["logprobs"]).values
+    rollout, train = rollout[mask].double(), train.detach()[mask].double()
+    gap, count = (rollout.exp() - train.exp()).abs(), float(len(rollout))
+    return {
+        "rollout_gap": (float(gap.sum()), count),
+        "rollout_gap_square": (float(gap.square().sum()), count),
+        "rollout_gap_max": (float(gap.max()), None),
+        "rollout_kl": (float(losses.kl(rollout, train, "k3").sum()), count),
+    }
+
+
+def _with_deviation(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics with the standard deviation of the gap instead of its mean square."""
+    rest = {name: value for name, value in metrics.items() if name != "rollout_gap_square"}
+    if "rollout_gap_square" not in metrics:
+        return rest
+    variance = metrics["rollout_gap_square"] - metrics["rollout_gap"] ** 2
+    return {**rest, "rollout_gap_std": max(variance, 0.0) ** 0.5}
+
+
+def _same(column: Ragged, other: Ragged | None) -> bool:
+    return other is not None and column.values.equal(other.values)
 
 
 def _rows(ctx: Context) -> torch.Tensor:

@@ -133,37 +133,46 @@ def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
 
 def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _free(tree, new, mark, {*_columns(tree)})
+    there = _sections(tree, old)
     for path, node in _nodes(tree):
-        for port in wanted(node):
-            if node.call and node.call.ins.get(port.name, port.name) == new and port.optional:
-                law = (
-                    f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
-                )
-                raise fail("name-taken", law, mark, remedy="take another name")
-    tree = _map_ports(tree, "out", lambda node: [p for p, c in _outs(node).items() if c == old], new, mark)
+        if {port.name for port in wanted(node) if port.optional} & {*_readers(path, node, new, there)}:
+            law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
+            raise fail("name-taken", law, mark, remedy="take another name")
+    tree = _map_ports(tree, "out", lambda _, node: [p for p, c in _outs(node).items() if c == old], new, mark)
     return _redirect(tree, old, new, mark)
 
 
 def _redirect(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     """What read one column reads another: parameters of nodes, and ``eval.report``."""
-    tree = _map_ports(tree, "in", lambda node: _readers(node, old), new, mark)
+    there = _sections(tree, old, new)
+    tree = _map_ports(tree, "in", lambda path, node: _readers(path, node, old, there), new, mark)
     for metric, column in _section(tree, ("eval", "report")).items.items():
         if column.value == old:
             tree = put(tree, ("eval", "report", metric), replace(column, value=new), mark)
     return tree
 
 
-def _readers(node: Node, column: str) -> list[str]:
-    """The parameters through which a node reads a column."""
+def _sections(tree: Tree, *columns: str) -> set[Path]:
+    """Where nodes write one of some columns: in training, in evaluation."""
+    return {path[:-1] for path, node in _nodes(tree) if {*columns} & {*written(node).values()}}
+
+
+def _readers(path: Path, node: Node, column: str, there: set[Path]) -> list[str]:
+    """The parameters through which a node reads a column, which the sections ``there`` write."""
     ins = node.call.ins if node.call else {}
-    return [port.name for port in wanted(node) if ins.get(port.name, port.name) == column]
+    # in training, what only an evaluation writes is not there: a parameter that can do without reads nothing
+    absent = path[:-1] == TRAIN and TRAIN not in there
+    ports = [port for port in wanted(node) if not (absent and port.optional and port.name not in ins)]
+    return [port.name for port in ports if ins.get(port.name, port.name) == column]
 
 
-def _map_ports(tree: Tree, key: str, ports: Callable[[Node], list[str]], column: str, mark: Mark) -> Tree:
+def _map_ports(
+    tree: Tree, key: str, ports: Callable[[Path, Node], list[str]], column: str, mark: Mark
+) -> Tree:
     """``in`` or ``out`` of every node with some of its ports on another column."""
     for section in (TRAIN, EVAL):  # evaluation second: its nodes inherit from those that are changed by then
         for path, node in [(p, n) for p, n in _nodes(tree) if p[:-1] == section]:
-            for port in ports(node):
+            for port in ports(path, node):
                 tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
     return tree
 

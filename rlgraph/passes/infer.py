@@ -3,6 +3,9 @@
 prompts ──rollout, n: 8──> samples ──filter──> samples/informative
         repeat: a row                 select: the rows
         for each sample               that stay
+
+A rollout with n: 1 makes a row a prompt: what it says of a sample as a whole is repeated to the samples of
+another rollout of the same prompts, as a column of prompts is.
 """
 
 from __future__ import annotations
@@ -12,16 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.graph import Column, Domain, Graph, Node, ancestors
+from rlgraph.graph import Column, Domain, Graph, Node
+from rlgraph.meeting import line, misfit, row_a_prompt, start, unrelated
 from rlgraph.nodes import OPS
 from rlgraph.op import Port
 from rlgraph.ports import declared, wanted, written
 from rlgraph.shipped import example
 from rlgraph.types import ColumnType
-
-AXIS_REMEDY = (
-    "an op between them makes one of the other: reward.kl_penalty spreads sample rewards over tokens"
-)
 
 
 def infer(graph: Graph) -> Graph:
@@ -153,13 +153,17 @@ class Inference:
         if missing or any(column in self.broken for _, column in ports.values()):
             self.broken.update(self.outs[node.name].values())
             return
-        domain = self._domain(node, [(port, self.columns[column]) for port, column in ports.values()])
+        domain = self._domain(node, ports)
         if node.rows is not None and node.rows not in self.filters:
             self._no_filter(node, node.rows)
         if domain is None or not self._has_rows(node, domain):
             self.broken.update(self.outs[node.name].values())
             return
-        ins = {name: self._edge(column, domain) for name, (_, column) in ports.items()}
+        ins = {
+            name: self._edge(column, domain)
+            for name, (_, column) in ports.items()
+            if start(self.domains, self.columns[column], domain.name)
+        }
         made = self._made(node, domain)
         outs = self.outs[node.name]
         for port in node.op.outputs:
@@ -185,35 +189,29 @@ class Inference:
         )
         self.problem("missing-column", law, node.mark, remedy)
 
-    def _domain(self, node: Node, reads: list[tuple[Port, Column]]) -> Domain | None:
+    def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> Domain | None:
         """The domain that the node works on: that of its filter or of what it reads, the finest of them."""
         found = self.domains.get(self.parts.get(node.rows or "", ""))
-        for port, column in reads:
-            domain = self.domains[column.domain]
+        reads = [(port, self.columns[column]) for port, column in ports.values()]
+
+        def last(read: tuple[Port, Column]) -> tuple[bool, bool]:
+            # what is read by chance decides nothing, and a row a prompt is repeated to what is read beside it
+            return _by_chance(node, read[0]), row_a_prompt(self.domains, read[1])
+
+        for port, column in sorted(reads, key=last):
+            finer = found is None or found.name in line(self.domains, column.domain)
+            meets = finer or (found and start(self.domains, column, found.name) is not None)
+            if not meets and _by_chance(node, port):
+                continue
             if not self._type_fits(node, port, column):
                 return None
-            if found is None or found.name in self._line(domain):
-                found = domain
-            elif domain.name not in self._line(found):
-                law = f"node `{node.name}` reads columns of unrelated domains: "
-                law += f"`{column.name}` is {column.label}, others are of {found.name}"
-                remedy = "columns that meet in a node come from the same rollout or source"
-                self.problem("unrelated-domains", law, node.mark, remedy, self._meeting(node, reads))
+            if found and not meets:
+                asked = [column for port, column in reads if not _by_chance(node, port)]
+                maker = self.graph.node(self.domains[column.domain].maker)
+                self.problems.append(unrelated(self.domains, node, column, found, asked, maker))
                 return None
+            found = self.domains[column.domain] if finer else found
         return found or Domain("", "", node.name)
-
-    def _meeting(self, node: Node, reads: list[tuple[Port, Column]]) -> str:
-        """The columns that meet in a node, each with who makes its rows."""
-        makers = {column.name: self.domains[column.domain].maker for _, column in reads}
-        rows = [f"{maker} ─ {name} ─┐" for name, maker in makers.items()]
-        width = max(map(len, rows))
-        return "\n".join(
-            [*(f"{row:>{width}}" for row in rows), f"{'└─> ' + node.name:>{width + 3 + len(node.name)}}"]
-        )
-
-    def _line(self, domain: Domain) -> list[str]:
-        """Names of a domain and of those that it was made of."""
-        return [made.name for made in ancestors(self.domains, domain.name)]
 
     def _has_rows(self, node: Node, domain: Domain) -> bool:
         """Whether there is a row for each that the op declares: samples are not made of prompts by itself."""
@@ -235,26 +233,16 @@ class Inference:
         want, have = port.type, column.type
         law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
         law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
-        wrong, remedy = self._misfit(want, have, self.domains[column.domain].kind)
+        wrong, remedy = misfit(want, have, self.domains[column.domain].kind)
         if wrong:
             drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
             self.problem(wrong, law, node.mark, remedy, drawing)
         return not wrong
 
-    def _misfit(self, want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
-        """The kind of problem between two types, and its remedy; nothing where they fit."""
-        if want.dtype != have.dtype:
-            return "wrong-dtype", "map the parameter to another column by `in`"
-        if want.domain == "prompts" and kind == "samples":
-            return "samples-to-prompts", "samples become prompts only in an op that reduces groups"
-        if want.axis != have.axis:
-            return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
-        return "", ""
-
     def _edge(self, column: str, domain: Domain) -> str:
         """The column as a node of this domain reads it: itself, or a copy made domain by domain."""
-        line = self._line(domain)
-        for name in reversed(line[: line.index(self.columns[column].domain)]):
+        made, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
+        for name in reversed(made[: made.index(str(first))]):
             if (column, name) not in self.copies:
                 self._copy(self.columns[column], self.domains[name])
             column = self.copies[column, name].writes[0]
@@ -306,6 +294,12 @@ class Inference:
         )
         self.domains[made.name] = made
         return made
+
+
+def _by_chance(node: Node, port: Port) -> bool:
+    """Whether a node reads a column only because another writes one of that name, not because it asked."""
+    assert node.call
+    return port.optional and port.name not in node.call.ins
 
 
 def writer_of(column: str) -> str:

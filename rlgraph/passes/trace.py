@@ -1,9 +1,10 @@
-"""Look back through a graph: who wrote a column, who sampled its rows; and draw the piece looked at."""
+"""Look back through a graph: who wrote a column, who sampled its rows; draw the piece, and refuse it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlgraph.errors import Problem
 from rlgraph.graph import Graph, Node
 
 
@@ -17,6 +18,22 @@ def sampler(graph: Graph, domain: str | None) -> Node | None:
     """The rollout that made the rows of a domain, or None where they come from data."""
     makers = [graph.node(made.maker) for made in graph.ancestors(domain)]
     return next((node for node in makers if node.call and node.op.engine == "serve"), None)
+
+
+def read_from(graph: Graph, node: Node, parameter: str) -> Node | None:
+    """The node that the user wrote behind what a parameter reads, or None where it reads nothing."""
+    column = node.call.ins.get(parameter) if node.call else None
+    return writer(graph, column) if column else None
+
+
+def source(node: Node) -> str:
+    """Who wrote a column, in words, with its weights."""
+    return f"written by `{node.name}` ({node.op.name}" + (f", {node.weights})" if node.model else ")")
+
+
+def refusal(kind: str, law: str, graph: Graph, node: Node, before: Sequence[str], remedy: str) -> Problem:
+    """A law of a node that the graph breaks, drawn with the nodes ``before`` it; ``remedy`` is an edit."""
+    return Problem(kind, law, node.mark, (), remedy, draw(graph, [*before, node.name]))
 
 
 def draw(graph: Graph, names: Sequence[str]) -> str:

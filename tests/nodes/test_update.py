@@ -99,3 +99,34 @@ def test_critic_objective_gradient_by_finite_differences() -> None:
 
     start = torch.randn(5, generator=draw, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(total, start)
+
+
+def test_policy_objective_weighs_the_loss_of_tokens_and_not_the_kl() -> None:
+    columns = batch(advantages=column(9, 1, 1, 9, -1), ref_logprobs=column(0, -2, -2, 0, -1))
+    columns["rollout_weights"] = column(9, 2, 0, 9, 0.5)
+    objective = policy_objective(Loss(reinforce, {}, {}), "token-mean", 0.5, "k1", 0.0)
+    # -w A lp: 2 + 0 - 1.5, still over all three tokens; kl: 1 + 0 - 2
+    assert objective(columns, TOTALS)[0].item() == pytest.approx((0.5 + 0.5 * -1) / 3)
+
+
+def test_policy_objective_measures_how_far_the_engines_are_apart() -> None:
+    columns = batch(advantages=column(0, 1, 1, 0, 1), old_logprobs=column(0, -1, -2, 0, -1))
+    columns["rollout_logprobs"] = column(9, -1, math.log(0.5), 9, -1)
+    loss = Loss(ppo_clip, {"clip": 0.2}, {})
+    _, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
+    gap, d = 0.5 - math.exp(-2), math.log(0.5) + 2
+    assert metrics["rollout_gap"] == pytest.approx((gap, 3.0))
+    assert metrics["rollout_gap_square"] == pytest.approx((gap**2, 3.0))
+    assert metrics["rollout_gap_max"] == (pytest.approx(gap), None)
+    assert metrics["rollout_kl"] == pytest.approx((math.exp(-d) + d - 1, 3.0))
+    # without old_logprobs, against those of now
+    del columns["old_logprobs"]
+    _, metrics = policy_objective(Loss(reinforce, {}, {}), "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
+    assert metrics["rollout_gap_max"] == (pytest.approx(max(gap, math.exp(-1) - math.exp(-3))), None)
+
+
+def test_policy_objective_measures_nothing_where_nothing_was_written() -> None:
+    nothing = MASK.like(torch.zeros(5, dtype=torch.bool))
+    columns = batch(loss_mask=nothing, rollout_logprobs=column(0, 0, 0, 0, 0))
+    _, metrics = policy_objective(Loss(sft, {}, {}), "token-mean", 0.0, "k3", 0.0)(columns, Totals(0, 2))
+    assert metrics == {}

@@ -1,0 +1,33 @@
+"""Advantages from a teacher's log-probs, token by token.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column of log-probs in nats.
+"""
+
+from __future__ import annotations
+
+from rlgraph.engines import Context
+from rlgraph.op import op
+from rlgraph.types import boolean, float32, samples, tokens
+
+
+@op()
+def distill(
+    ctx: Context,
+    teacher_logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+) -> float32[samples, tokens]:
+    """On-policy distillation (arXiv 2306.13649, 2306.08543): how much more a teacher likes each token.
+
+    A_t = log p_teacher(token t) - log p_student(token t), both before t, on what the student sampled: the
+    policy gradient of -KL(student, teacher) at each token, where later tokens don't count. 0 where
+    ``loss_mask`` is false. Records ``kl``, the mean of -A: an estimate of the KL, nats a token.
+
+    Example:
+        advantages: {op: advantage.distill}
+    """
+    import torch
+
+    gap = torch.where(loss_mask.values, teacher_logprobs.values - old_logprobs.values, 0)
+    ctx.record("kl", -float(gap.double().sum()), count=int(loss_mask.values.sum()))
+    return loss_mask.like(gap.float())

@@ -1,0 +1,149 @@
+"""A reward for a program that passes a test, run in a process of its own.
+
+parent   a process group of its own, in an empty folder, without network ──> program.py
+         reads the token, or gives up after `timeout`; then kills the group
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.engines import Context
+from rlgraph.errors import RunError
+from rlgraph.op import op
+from rlgraph.types import float32, samples, text
+
+CHILD = str(Path(__file__).with_name("program.py"))
+NO_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+MIB = 2**20
+
+
+class CodeError(RunError):
+    """Programs can't be run as the graph says: says what to change."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use."""
+
+    timeout: float  # seconds
+    memory: int  # bytes of address space
+    file: int  # bytes of any one file that it writes
+    network: bool
+
+
+@op()
+def code(
+    ctx: Context,
+    responses: text[samples],
+    answer: text[samples],
+    *,
+    timeout: Annotated[float, Field(gt=0)] = 10.0,
+    memory_mib: Annotated[int, Field(ge=64)] = 1024,
+    file_mib: Annotated[int, Field(ge=1)] = 16,
+    network: bool = False,
+    parallel: Annotated[int, Field(ge=1)] = 4,
+) -> float32[samples]:
+    """1.0 where the response's Python passes the test in ``answer``, else 0.0 (arXiv 2107.03374).
+
+    The program is the last fenced block of the response, or all of it where there is none. ``answer`` is
+    Python that runs behind it, with its names, and raises where it is wrong. Each runs in a process of its
+    own, in an empty folder, with no environment, under limits of time, address space, file size and open
+    files, and without network; then its process group is killed. This is no sandbox: it can read what the
+    run's user can read, write where that user can write, start processes that leave its group, and look for
+    the secret by which it is judged. Run hostile code in a container or on another machine (reward.remote).
+    Records ``reward/mean`` and ``reward/late``, the fraction that ran out of time.
+
+    Attributes:
+        timeout: seconds that a program and its test may take together, above 0.
+        memory_mib: address space of the process, in MiB, at least 64; libraries such as NumPy want 1024.
+        file_mib: size of any file that it writes, in MiB, at least 1.
+        network: whether it may use the network; without, Linux must let users make namespaces (unshare).
+        parallel: programs at a time, at least 1.
+
+    Example:
+        rewards: {op: reward.code, timeout: 10}
+    """
+    import torch
+
+    limits = Limits(timeout, memory_mib * MIB, file_mib * MIB, network)
+    if not network and not isolates():
+        raise CodeError(
+            f"reward.code: no network can't be had here: `{' '.join(NO_NETWORK)} true` fails; allow user "
+            "namespaces, or set network: true"
+        )
+    with ThreadPoolExecutor(parallel) as pool:
+        verdicts = list(pool.map(lambda r, a: passes(program(r), a, limits), responses, answer))
+    scores = [float(verdict is True) for verdict in verdicts]
+    ctx.record("reward/mean", scores)
+    ctx.record("reward/late", [float(verdict is None) for verdict in verdicts])
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+def program(response: str) -> str:
+    r"""The program in a response.
+
+    Example:
+        >>> program("So:\n```python\nx = 1\n```\nDone.")
+        'x = 1\n'
+    """
+    blocks = re.findall(r"```[^\n`]*\n(.*?)```", response, re.DOTALL)
+    return blocks[-1] if blocks else response
+
+
+def passes(source: str, test: str, limits: Limits) -> bool | None:
+    """Whether a program and then its test run to their end; None: they ran out of time."""
+    token = secrets.token_hex(16)
+    job = {"program": source, "test": test, "token": token}
+    bounds = {"seconds": math.ceil(limits.timeout) + 1, "memory": limits.memory, "file": limits.file}
+    command = [*(() if limits.network else NO_NETWORK), sys.executable, "-I", CHILD]
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryDirectory() as folder:
+        json.dump(job | bounds, given)
+        given.seek(0)
+        return _verdict(command, given.fileno(), folder, token, limits.timeout)
+
+
+def _verdict(command: Sequence[str], given: int, folder: str, token: str, timeout: float) -> bool | None:
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        command,
+        stdin=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    )
+    assert child.stdout
+    with child.stdout as verdict:
+        in_time = bool(select.select([verdict], [], [], timeout)[0])
+        said = os.read(verdict.fileno(), len(token)) if in_time else b""
+        os.killpg(child.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
+        child.wait()
+    return said == token.encode() if in_time else None
+
+
+@functools.cache
+def isolates() -> bool:
+    """Whether a process without network can be started here."""
+    if shutil.which(NO_NETWORK[0]) is None:
+        return False
+    return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,168 @@
+"""A reward from a service that answers over HTTP.
+
+POST {"samples": [{"question": ..., "response": ..., "answer": ...}, ...]}
+  -> {"rewards": [number, ...]}                                              one a sample, in order
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.engines import Context
+from rlgraph.errors import RunError
+from rlgraph.op import op
+from rlgraph.types import boolean, float32, samples, text
+
+log = logging.getLogger(__name__)
+
+Sample = dict[str, str]
+
+
+class RemoteError(RunError):
+    """A service that gave no rewards: says why, for which sample, and what to do."""
+
+
+class Judged(NamedTuple):
+    """What ``reward.remote`` writes."""
+
+    rewards: float32[samples]
+    failed: boolean[samples]
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where rewards are asked for, and how patiently."""
+
+    url: str
+    timeout: float  # seconds a try may take
+    retries: int  # tries after the first
+    backoff: float  # seconds before the first retry; doubles with each
+
+    def ask(self, batch: Sequence[Sample]) -> list[float]:
+        """A reward for each sample.
+
+        Raises:
+            RemoteError: the service refused, gave something else, or could not be reached in any try.
+        """
+        body = json.dumps({"samples": list(batch)}).encode()
+        for tried in range(self.retries + 1):
+            if tried:
+                time.sleep(self.backoff * 2 ** (tried - 1))
+            try:
+                return _rewards(self._post(body), len(batch))
+            except urllib.error.HTTPError as error:
+                with error:  # its body is an open connection
+                    reason = f"HTTP {error.code} {error.reason}"
+                if error.code != 429 and error.code < 500:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"{type(error).__name__}: {error}"
+        raise RemoteError(f"{self.url}: {reason}, in {tried + 1} of {self.retries + 1} tries")
+
+    def _post(self, body: bytes) -> bytes:
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=self.timeout) as reply:
+            return bytes(reply.read())
+
+
+@op()
+def remote(
+    ctx: Context,
+    question: text[samples],
+    responses: text[samples],
+    answer: text[samples],
+    *,
+    url: Annotated[str, Field(pattern=r"^https?://")],
+    batch: Annotated[int, Field(ge=1)] = 32,
+    parallel: Annotated[int, Field(ge=1)] = 8,
+    timeout: Annotated[float, Field(gt=0)] = 60.0,
+    retries: Annotated[int, Field(ge=0)] = 3,
+    backoff: Annotated[float, Field(ge=0)] = 1.0,
+    on_error: Literal["fail", "zero"] = "fail",
+) -> Judged:
+    r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
+
+    POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,
+    one a sample in order. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
+    ``backoff``, then twice that, and so on; not when it says anything else. A batch that fails has reward 0
+    and ``failed`` true with ``on_error: zero``, and the first of them is logged with a sample; to drop those
+    samples, let other nodes read the rows of a filter.judged. Records ``reward/mean`` (of what did not fail)
+    and ``reward/failed``, the fraction that did.
+
+    Attributes:
+        url: where to POST, http or https.
+        batch: samples of one request, at least 1.
+        parallel: requests at a time, at least 1.
+        timeout: seconds of silence after which a try is given up, above 0.
+        retries: tries after the first, at least 0.
+        backoff: seconds before the first retry, at least 0; each later one waits twice as long.
+        on_error: fail ends the run, saying why; zero goes on with reward 0.
+
+    Example:
+        rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}
+    """
+    import torch
+
+    names = ("question", "response", "answer")
+    rows = [dict(zip(names, row, strict=True)) for row in zip(question, responses, answer, strict=True)]
+    batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+    service = Service(url, timeout, retries, backoff)
+    with ThreadPoolExecutor(parallel) as pool:
+        outcomes = list(pool.map(lambda asked: _outcome(service, asked), batches))
+    rewards, failed = torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
+    for start, outcome in zip(range(0, len(rows), batch), outcomes, strict=True):
+        if isinstance(outcome, RemoteError):
+            failed[start : start + batch] = True
+        else:
+            rewards[start : start + batch] = torch.tensor(outcome)
+    _report([(e, b) for e, b in zip(outcomes, batches, strict=True) if isinstance(e, RemoteError)], on_error)
+    ctx.record("reward/mean", rewards[~failed])
+    ctx.record("reward/failed", failed.float())
+    return Judged(rewards, failed)
+
+
+def _outcome(service: Service, batch: Sequence[Sample]) -> list[float] | RemoteError:
+    try:
+        return service.ask(batch)
+    except RemoteError as error:
+        return error
+
+
+def _report(errors: Sequence[tuple[RemoteError, Sequence[Sample]]], on_error: str) -> None:
+    """Say why the first batch that failed did, with a sample of it."""
+    for error, batch in errors[:1]:
+        what = f"{len(errors)} requests for rewards failed; the first: {error}; it asked of {batch[0]}"[:800]
+        if on_error == "fail":
+            raise RemoteError(f"{what}; mend the service, or go on without by on_error: zero")
+        log.warning(what)
+
+
+def _rewards(reply: bytes, count: int) -> list[float]:
+    """The numbers of a reply.
+
+    Raises:
+        RemoteError: it is something else.
+    """
+    try:
+        rewards = json.loads(reply)["rewards"]
+    except (ValueError, KeyError, TypeError):
+        rewards = None
+    if isinstance(rewards, list) and len(rewards) == count and all(map(_is_number, rewards)):
+        return [float(reward) for reward in rewards]
+    raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {reply[:200]!r}')
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,163 @@
+"""Rewards over HTTP, from a real server: what is sent, what is tried again, and what a failure becomes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+
+from rlgraph.engines import Context
+from rlgraph.nodes.reward.remote import RemoteError, remote
+
+Reply = Callable[[list[dict[str, str]], int], tuple[int, bytes]]
+
+QUESTIONS = [f"what is {i}?" for i in range(7)]
+RESPONSES = [str(i) for i in range(7)]
+ANSWERS = ["0", "0", "2", "2", "4", "4", "6"]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def rewards_of(batch: list[dict[str, str]]) -> bytes:
+    return json.dumps({"rewards": [float(s["response"] == s["answer"]) for s in batch]}).encode()
+
+
+@contextmanager
+def serving(reply: Reply) -> Iterator[tuple[str, list[list[dict[str, str]]]]]:
+    """A server that answers a batch, given how often it was asked of it before; and what it was asked."""
+    asked: list[list[dict[str, str]]] = []
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            batch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["samples"]
+            with lock:
+                before = asked.count(batch)
+                asked.append(batch)
+            status, body = reply(batch, before)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/score", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def call(url: str, ctx: Context | None = None, **options: Any) -> tuple[list[float], list[bool]]:
+    ctx = ctx or Context(node="rewards", seed=0, iteration=0)
+    options = {"batch": 3, "parallel": 2, "backoff": 0.0, "timeout": 30.0} | options
+    out = remote(ctx, QUESTIONS, RESPONSES, ANSWERS, url=url, **options)
+    assert out.rewards.dtype == torch.float32
+    return out.rewards.tolist(), out.failed.tolist()
+
+
+RIGHT = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_batches_are_asked_for_and_put_in_order() -> None:
+    ctx = Context(node="rewards", seed=0, iteration=0)
+    with serving(lambda batch, _: (200, rewards_of(batch))) as (url, asked):
+        assert call(url, ctx) == (RIGHT, [False] * 7)
+    assert sorted(len(batch) for batch in asked) == [1, 3, 3]
+    sent = sorted((sample for batch in asked for sample in batch), key=lambda sample: sample["response"])
+    assert sent[5] == {"question": "what is 5?", "response": "5", "answer": "4"}
+    assert ctx.metrics == {"reward/mean": (4.0, 7), "reward/failed": (0.0, 7)}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_may_pass_is_tried_again(status: int) -> None:
+    with serving(lambda batch, before: (status if before < 2 else 200, rewards_of(batch))) as (url, asked):
+        assert call(url, retries=2)[0] == RIGHT
+    assert len(asked) == 9
+
+
+def test_what_stays_wrong_is_not_tried_again() -> None:
+    with serving(lambda batch, _: (404, b"")) as (url, asked), pytest.raises(RemoteError, match="HTTP 404"):
+        call(url, retries=5)
+    assert len(asked) == 3
+
+
+def test_fail_says_why_and_of_which_sample() -> None:
+    def reply(batch: list[dict[str, str]], _: int) -> tuple[int, bytes]:
+        return (500, b"") if batch[0]["response"] == "3" else (200, rewards_of(batch))
+
+    with serving(reply) as (url, _), pytest.raises(RemoteError) as caught:
+        call(url, retries=1)
+    said = str(caught.value)
+    assert "1 requests" in said and "HTTP 500" in said and "in 2 of 2 tries" in said
+    assert "what is 3?" in said and "on_error: zero" in said
+
+
+def test_zero_marks_what_failed_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def reply(batch: list[dict[str, str]], _: int) -> tuple[int, bytes]:
+        return (500, b"") if batch[0]["response"] == "0" else (200, rewards_of(batch))
+
+    ctx = Context(node="rewards", seed=0, iteration=0)
+    with serving(reply) as (url, _), caplog.at_level(logging.WARNING):
+        rewards, failed = call(url, ctx, retries=0, on_error="zero")
+    assert (rewards, failed) == ([0.0] * 3 + RIGHT[3:], [True] * 3 + [False] * 4)
+    assert ctx.metrics == {"reward/mean": (2.0, 4), "reward/failed": (3.0, 7)}
+    assert "what is 0?" in caplog.text
+
+
+WRONG = [b"no json", b"[1]", b'{"rewards": [1]}', b'{"rewards": "abc"}', b'{"rewards": [1, null, 2]}']
+WRONG += [b'{"rewards": [1, true, 2]}', b'{"rewards": [1, NaN, 2]}', b"\xff"]
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_a_reply_of_another_form_is_a_failure(body: bytes) -> None:
+    with (
+        serving(lambda batch, _: (200, body)) as (url, _),
+        pytest.raises(RemoteError, match="finite numbers"),
+    ):
+        call(url)
+
+
+def test_a_server_that_is_silent_is_given_up() -> None:
+    leave = threading.Event()
+
+    def reply(batch: list[dict[str, str]], before: int) -> tuple[int, bytes]:
+        if before == 0:
+            leave.wait(30.0)
+        return 200, rewards_of(batch)
+
+    with serving(reply) as (url, asked):
+        assert call(url, timeout=0.5, retries=1)[0] == RIGHT
+        leave.set()
+    assert len(asked) == 6
+
+
+def test_a_server_that_is_not_there_is_a_failure() -> None:
+    with serving(lambda batch, _: (200, b"")) as (url, _):
+        pass
+    with pytest.raises(RemoteError, match="in 2 of 2 tries"):
+        call(url, retries=1)
+    assert call(url, retries=0, on_error="zero")[1] == [True] * 7
+
+
+def test_of_no_samples() -> None:
+    ctx = Context(node="rewards", seed=0, iteration=0)
+    out = remote(ctx, [], [], [], url="http://127.0.0.1:9/none")
+    assert (out.rewards.tolist(), out.failed.tolist()) == ([], [])

@@ -1,0 +1,50 @@
+"""reward.model on the train engine, against the sequence classifiers of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlgraph.engines import Context
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.reward.model import reward_model
+from rlgraph.runtime.fsdp.engine import FsdpEngine
+
+SHAPE = {
+    "vocab_size": 24,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "num_labels": 1,
+    "pad_token_id": 0,
+}
+ROWS = [[5, 7, 3], [9], [2, 2, 8, 11, 4, 23], [6, 1]]
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Llama"])
+def test_it_is_the_score_of_a_sequence_classifier(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SHAPE)
+    classifier = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    classifier.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        wanted = [classifier(torch.tensor([row])).logits.item() for row in ROWS]
+    engine = FsdpEngine(str(tmp_path / "model"), head="value", frozen=True, micro_tokens=8)
+    found = reward_model(Context("rewards", 0, 0), engine, Ragged.of(ROWS, torch.int64))
+    assert found.tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
