@@ -22,7 +22,8 @@ from rlgraph.compiler import compile_graph
 from rlgraph.plan import Plan
 from rlgraph.runtime.cluster import RayCluster
 from rlgraph.runtime.columns import Part
-from rlgraph.runtime.driver import State, Walk
+from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.walk import Entry, Walk
 
 TARGET_MS = 50
 GRAPH = """
@@ -51,7 +52,7 @@ def main() -> None:
         path = Path(folder) / "idle.yaml"
         path.write_text(GRAPH.replace("idle_ops.py", str(here / "idle_ops.py")))
         plan = compile_graph(str(path), devices=2)
-        cluster = RayCluster(2, gpus=False, address=None, logs=Path(folder), timeout=600)
+        cluster = RayCluster(plan.pools, gpus=False, address=None, logs=Path(folder), timeout=600)
         try:
             measure(plan, cluster, count)
         finally:
@@ -60,12 +61,14 @@ def main() -> None:
 
 def measure(plan: Plan, cluster: RayCluster, count: int) -> None:
     """Iterations and bare calls in turn, so that a drift of the machine meets both."""
-    (place,), (port,) = (cluster.get(cluster.call(0, name)) for name in ("place", "free_port"))
+    first = cluster.places[0]
+    (place,), (port,) = (cluster.get(cluster.call(first, name)) for name in ("place", "free_port"))
     meeting = f"tcp://{place[2]}:{port}"
-    cluster.get([cluster.call(d, "setup", plan, d, 2, meeting)[0] for d in range(2)])
+    cluster.get([cluster.call(place, "setup", plan, *place, meeting)[0] for place in cluster.places])
+    driver = Driver(plan, cluster, lambda step: None)
     ours, bare = [], []
     for _ in range(count + 10):
-        ours.append(seconds(lambda: iteration(plan, cluster)))
+        ours.append(seconds(lambda: iteration(plan, driver)))
         bare.append(seconds(lambda: calls(plan, cluster)))
     mine, floor = (1e3 * statistics.median(times[10:]) for times in (ours, bare))
     print(f"ray {ray.__version__}, {len(plan.steps)} steps an iteration, 2 workers, median of {count}")
@@ -74,8 +77,10 @@ def measure(plan: Plan, cluster: RayCluster, count: int) -> None:
     print(f"  ratio                      {mine / floor:6.2f}")
 
 
-def iteration(plan: Plan, cluster: RayCluster) -> None:
-    Walk(plan, cluster, State(), "train", lambda step: None).run(plan.steps, keep=lambda column: False)
+def iteration(plan: Plan, driver: Driver) -> None:
+    walk = Walk(plan, "train", Entry(0, {}), positions={})
+    driver.submit((walk, step) for step in plan.steps)
+    driver.finish(walk)
 
 
 def calls(plan: Plan, cluster: RayCluster) -> None:
@@ -83,7 +88,7 @@ def calls(plan: Plan, cluster: RayCluster) -> None:
     carried: list[Any] = [Part(numpy.zeros(1, numpy.float32))] * 2
     for step in plan.steps:
         for device in step.devices:
-            _, carried[device] = cluster.call(device, "repeat", 1, carried[device], returns=2)
+            _, carried[device] = cluster.call((step.pool, device), "repeat", 1, carried[device], returns=2)
     cluster.get(carried)
 
 

@@ -16,7 +16,7 @@ from rlgraph.plan import Plan, Step
 from rlgraph.text import sentence
 
 EXPLAINS = ("about", "digest", "origin", "version", "checksum")
-APART = ("models", "steps", "eval_steps", "columns", "functions", "notes", "open_values")
+APART = ("models", "steps", "slot", "eval_steps", "columns", "functions", "notes", "open_values")
 PHASES = {"train": "in every iteration", "eval": "in evaluation"}
 SETS = ("reads", "writes", "frees")
 OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices")  # passed over, or said in words
@@ -42,6 +42,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
     for phase, title in PHASES.items():
         found = [*_phase(Side.of(old, a, phase), Side.of(new, b, phase))]
         lines += [title, *(f"  {line}" for line in found)] if found else []
+    lines += _slot(old, new)
     lines += _listed("note", old.notes, new.notes)
     lines += _listed("still open", old.open_values, new.open_values)
     if not lines and old.digest != new.digest:
@@ -70,6 +71,15 @@ def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"model {name}: added, {new[name]['path']}"
         else:
             yield from (f"model {name}: {line}" for line in _values("", old[name], new[name]))
+
+
+def _slot(old: Plan, new: Plan) -> Iterator[str]:
+    """Where steps overlap, the order in which the pools get them."""
+    names = [[plan.steps[number - 1].node for number in plan.slot] for plan in (old, new)]
+    common = {*names[0]} & {*names[1]}
+    before, now = ([name for name in found if name in common] for found in names)
+    if before != now and any(step.lead for plan in (old, new) for step in plan.steps):
+        yield f"while the pipeline is full, another order: {', '.join(now)}"
 
 
 def _listed(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:

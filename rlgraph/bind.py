@@ -18,6 +18,7 @@ from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
 from rlgraph.op import Op
 from rlgraph.passes.infer import edge_problems
+from rlgraph.passes.place import engine_pools
 from rlgraph.sections import Eval, ModelSection, Pool, Schedule
 from rlgraph.shipped import graphs_folder
 from rlgraph.source import OPEN, Tree
@@ -45,13 +46,16 @@ def bind(tree: Tree, devices: int) -> Graph:
     nodes = [
         node for n, t in _section(tree, "nodes", binder).items() if (node := _node(n, t, models, binder))
     ]
+    pools = _pools(tree, devices, binder)
+    _pools_exist(tree, pools, binder)
     graph = Graph(
         name=_word(tree, "graph", binder),
         about=_text(tree, "about", binder),
         seed=_seed(tree, binder),
         models=models,
         nodes=tuple(nodes),
-        devices=_pools(tree, devices, binder),
+        devices=pools,
+        engines=engine_pools(models.values(), [*pools]),
         schedule=_schedule(tree, binder),
         open_values=tuple(binder.open_values),
     )
@@ -139,6 +143,10 @@ def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
         law = f"model `{name}` has no optimizer, so it can't be trained"
         remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
+    if spec.serve.engine == "transformers" and spec.serve.tensor_parallel > 1:
+        law = f"model `{name}`: the engine transformers is on one device; tensor_parallel is for sglang"
+        remedy = f"set: {{models.{name}.serve.engine: sglang}}, or leave out tensor_parallel"
+        binder.problem("tensor-parallel", law, tree.key, remedy=remedy)
     mark = tree.items["path"].mark
     path = resolved(spec.path, mark)
     if HUB_ID.match(spec.path) and not os.path.exists(path):
@@ -147,15 +155,31 @@ def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
 
 
 def _pools(tree: Tree, devices: int, binder: Binder) -> dict[str, int]:
-    pools = _section(tree, "pools", binder)
-    sizes = {}
-    for name, item in pools.items():
-        pool = validate(Pool, item, f"pools.{name}", binder)
-        sizes[name] = devices if pool is None or pool.devices == "auto" else pool.devices
-    if len(sizes) > 1:
-        law = "this version plans for one pool; the graph has " + ", ".join(sizes)
-        binder.problem("pools", law, tree.items["pools"].key, remedy="keep one of them")
-    return sizes or {"main": devices}
+    """Pool -> devices. Those that say ``auto`` share what the others leave, and have one at least."""
+    found = {n: validate(Pool, t, f"pools.{n}", binder) for n, t in _section(tree, "pools", binder).items()}
+    asked = {n: pool.devices if pool else "auto" for n, pool in found.items()} or {"main": "auto"}
+    fixed = {name: size for name, size in asked.items() if isinstance(size, int)}
+    autos = [name for name in asked if name not in fixed]
+    left = devices - sum(fixed.values())
+    shares = {name: left // len(autos) + (at < left % len(autos)) for at, name in enumerate(autos)}
+    return {name: fixed[name] if name in fixed else max(shares[name], 1) for name in asked}
+
+
+def _pools_exist(tree: Tree, pools: Mapping[str, int], binder: Binder) -> None:
+    """Every pool that a node or an engine names is one of the graph's."""
+    engines = [
+        (f"{name}.{engine}", section)
+        for name, model in _section(tree, "models", Binder()).items()
+        for engine in ("train", "serve")
+        if (section := model.get(engine)) and section.is_map
+    ]
+    nodes = [item for item in _section(tree, "nodes", Binder()).items() if item[1].is_map]
+    for owner, section in (*engines, *nodes):
+        item = section.get("pool")
+        if item and item.value not in (None, OPEN, *pools):
+            law = f"`{owner}` is to run on pool `{item.value}`, which the graph does not have"
+            remedy = nearest(str(item.value), pools) or f"add it: pools.{item.value}.devices=auto"
+            binder.problem("unknown-pool", law, item.mark, pools, remedy)
 
 
 def _schedule(tree: Tree, binder: Binder) -> Schedule:
@@ -193,6 +217,7 @@ def _node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) ->
         reads_next=reads_next,
         tokenizer=_tokenizer(name, tree, op, models, binder),
         rows=_rows(name, tree, op, binder),
+        pool=_node_pool(name, tree, op, binder),
         mark=tree.key or tree.mark,
     )
 
@@ -212,6 +237,19 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
     return item.value
 
 
+def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
+    """The pool that a node asks for; one on a model runs where the model's engine is."""
+    item = tree.get("pool")
+    if item is None or item.value in (None, OPEN):
+        return ""
+    if op.engine:
+        law = f"node `{name}` runs where its model's {op.engine} engine is"
+        model = str(tree.items["model"].value) if tree.get("model") else "MODEL"
+        remedy = f"place the engine: models.{model.partition('@')[0]}.{op.engine}.pool={item.value}"
+        binder.problem("pool-of-engine", law, item.key, remedy=remedy)
+    return str(item.value)
+
+
 def _function(
     name: str, mark: Mark, find: Callable[[str, Mark], tuple[Op, str]], binder: Binder
 ) -> tuple[Op, str] | None:
@@ -224,7 +262,7 @@ def _function(
 
 def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
-    keys = (*(("model",) if op.engine else ()), "in", "out", "rows")
+    keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
     values = validate(op.attributes, rest, name, binder, f"op {op.name}", keys)
     if values is None:
         return {

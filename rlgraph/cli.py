@@ -14,7 +14,7 @@ from rlgraph import __version__
 from rlgraph.errors import RlgraphError
 
 if TYPE_CHECKING:
-    from rlgraph.plan import Plan
+    from rlgraph.plan import Plan, Target
 
 GRAPH = click.argument("graph")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -24,6 +24,22 @@ OUTPUT = click.option(
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 
 TOKENS = click.FloatRange(min=1)
+CLUSTER = click.option(
+    "--cluster",
+    metavar="NAME_OR_FILE",
+    help="Plan for a cluster, as h100-8, or auto, this machine: predict times and memory, and move engines "
+    "so that they fit.",
+)
+PROMPT_TOKENS = click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
+RESPONSE_TOKENS = click.option(
+    "--response-tokens", type=TOKENS, help="Mean tokens of a response, for --cluster."
+)
+CALIBRATION = click.option(
+    "--calibration",
+    type=click.Path(),
+    metavar="FILE",
+    help="Factors on the times, as `rlgraph report RUN --calibrate FILE` measured them, for --cluster.",
+)
 
 
 class Commands(click.Group):
@@ -61,16 +77,30 @@ def main() -> None:
     "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
 )
 @click.option(
-    "--inline", is_flag=True, help="All in this process, on one device, without Ray: for a debugger."
+    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
 )
-def run(graph: str, overrides: Sequence[str], devices: int | None, **options: Any) -> None:
+@CLUSTER
+@PROMPT_TOKENS
+@RESPONSE_TOKENS
+@CALIBRATION
+def run(
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    cluster: str | None,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+    calibration: str | None,
+    **options: Any,
+) -> None:
     """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
-    saved = _is_saved(graph, overrides, devices)
+    target = _target(cluster, prompt_tokens, response_tokens, calibration)
+    saved = _is_saved(graph, overrides, devices, target)
     from rlgraph.runtime.run import run_graph
 
     if options["inline"] and not saved:
         devices = 1
-    run_graph(graph, overrides, devices, **options)
+    run_graph(graph, overrides, devices, target=target, **options)
 
 
 @main.command()
@@ -94,12 +124,30 @@ def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int
     click.echo(f"{plan.graph}: ok, {len(plan.steps)} steps an iteration")
 
 
-def _is_saved(graph: str, overrides: Sequence[str], devices: int | None) -> bool:
+def _target(
+    cluster: str | None,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+    calibration: str | None,
+) -> Target | None:
+    """What --cluster and its companions ask for."""
+    from rlgraph.plan import Target
+
+    if cluster is None:
+        if prompt_tokens or response_tokens or calibration:
+            raise click.UsageError("--prompt-tokens, --response-tokens and --calibration are for --cluster")
+        return None
+    return Target(cluster, prompt_tokens, response_tokens, calibration)
+
+
+def _is_saved(
+    graph: str, overrides: Sequence[str], devices: int | None, target: Target | None = None
+) -> bool:
     """Whether a saved plan was given in place of a graph; it goes with no settings."""
     from rlgraph.planfile import SETTLED, is_plan
 
     saved = is_plan(graph)
-    if saved and (overrides or devices):
+    if saved and (overrides or devices or target):
         raise click.UsageError(f"{graph} {SETTLED}")
     return saved
 
@@ -128,9 +176,15 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
     metavar="PLAN",
     help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
 )
-@click.option("--cluster", metavar="NAME_OR_FILE", help="Predict times and memory on a cluster, as h100-8.")
-@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
-@click.option("--response-tokens", type=TOKENS, help="Mean tokens of a response, for --cluster.")
+@CLUSTER
+@PROMPT_TOKENS
+@RESPONSE_TOKENS
+@CALIBRATION
+@click.option(
+    "--autoplace",
+    is_flag=True,
+    help="Search pools, groups and micro-batches for the fastest layout on --cluster; -o saves its plan.",
+)
 @click.option(
     "--schema",
     is_flag=True,
@@ -152,6 +206,8 @@ def plan(
     cluster: str | None,
     prompt_tokens: float | None,
     response_tokens: float | None,
+    calibration: str | None,
+    autoplace: bool,
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well."""
     from rlgraph.planfile import load
@@ -162,13 +218,11 @@ def plan(
     if against and form == "json":
         raise click.UsageError("--against prints words: leave out --format json, and .json behind -o")
     old = load(against) if against else None
-    tokens = (prompt_tokens, response_tokens)
-    if cluster is None and any(tokens):
-        raise click.UsageError("--prompt-tokens and --response-tokens are for --cluster")
-    if cluster:
-        made = _predicted(graph, overrides, devices, cluster, tokens)
+    target = _target(cluster, prompt_tokens, response_tokens, calibration)
+    if autoplace:
+        made = _placed(graph, overrides, devices, target)
     else:
-        made = _made(graph, overrides, devices, old)
+        made = _made(graph, overrides, devices, old, target)
     if old:
         from rlgraph.against import against_text
 
@@ -178,30 +232,39 @@ def plan(
     click.echo(plan_text(made) if form == "text" else made.json() + "\n", file=output, nl=False)
 
 
-def _predicted(
-    graph: str, overrides: Sequence[str], devices: int | None, name: str, tokens: tuple[float | None, ...]
+def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
+    """The best plan that a search finds; what it found is told beside the plan."""
+    from rlgraph.autoplace import autoplace
+    from rlgraph.contest import contest_text
+
+    if target is None or devices is not None or _is_saved(graph, (), None):
+        raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
+    found, made = autoplace(graph, overrides, target)
+    click.echo(contest_text(found), err=True)
+    return made
+
+
+def _made(
+    graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None, target: Target | None
 ) -> Plan:
-    """The plan for a cluster, with what it takes there."""
-    from rlgraph.cluster import load_cluster
-    from rlgraph.predict import predict
+    """The plan that was asked for; beside an old one, and with no other number, for as many devices.
 
-    if devices is not None:
-        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
-    cluster = load_cluster(name)
-    saved = _is_saved(graph, overrides, None)
-    return predict(_made(graph, overrides, None if saved else cluster.total, None), cluster, *tokens)
-
-
-def _made(graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None) -> Plan:
-    """The plan that was asked for; beside an old one, and with no other number, for as many devices."""
+    A saved plan is shown as it is, or planned again for the cluster that is given.
+    """
     from rlgraph.compiler import compile_graph
     from rlgraph.planfile import load
 
+    if devices is not None and target:
+        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
     if _is_saved(graph, overrides, devices):
-        return load(Path(graph))
-    if devices is None and old and old.origin:
+        saved = load(Path(graph))
+        if target is None or saved.origin is None:
+            return saved
+        origin = saved.origin
+        return compile_graph(origin.graph, origin.overrides, origin.devices, target)
+    if devices is None and old and old.origin and not target:
         devices = old.origin.devices
-    return compile_graph(graph, overrides, devices)
+    return compile_graph(graph, overrides, devices, target)
 
 
 @main.command()
@@ -247,11 +310,30 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
 
 @main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-def report(run_dir: Path) -> None:
-    """Show where a run's time went and what it reached."""
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write by which factor each kind of work took longer than predicted, for --calibration.",
+)
+@click.option(
+    "--cluster",
+    metavar="NAME_OR_FILE",
+    help="Predict for this cluster, with responses as long as they were. Default: as the run was planned.",
+)
+@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster and --calibrate.")
+def report(run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None) -> None:
+    """Show where a run's time went and what it reached, and how far off predictions were."""
+    from rlgraph.measured import Priced
     from rlgraph.report import report_text
 
-    click.echo(report_text(run_dir), nl=False)
+    if prompt_tokens and not (cluster or calibrate):
+        raise click.UsageError("--prompt-tokens is for --cluster and --calibrate")
+    if calibrate:
+        calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
+    click.echo(report_text(run_dir, cluster=cluster, prompt_tokens=prompt_tokens), nl=False)
+    if calibrate:
+        click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}")
 
 
 @main.command()

@@ -28,6 +28,12 @@ class Cluster(BaseModel):
     memory_bandwidth: Positive = Field(description="bytes a second between a device and its memory.")
     intra_link: Positive = Field(description="bytes a second between two devices of a host.")
     inter_link: Positive = Field(description="bytes a second of one device to another host.")
+    host_link: Positive = Field(
+        default=32e9, description="bytes a second between a device and its host's memory."
+    )
+    host_memory: Positive | None = Field(
+        default=None, description="bytes of a host that offloaded states may take; null: enough."
+    )
     reserve: float = Field(ge=0, description="bytes of a device that no model gets: context, buffers, slack.")
 
     @property
@@ -39,9 +45,13 @@ class Cluster(BaseModel):
         """Operations a second in ``float32`` or ``bfloat16``."""
         return self.bf16_flops if dtype == "bfloat16" else self.fp32_flops
 
-    def link(self, devices: int) -> float:
-        """Bytes a second of one device in a collective over ``devices`` of them: the slowest link decides."""
-        return self.intra_link if devices <= self.devices else min(self.intra_link, self.inter_link)
+    def link(self, first: int, devices: int) -> float:
+        """Bytes a second of one device in a collective over ``devices`` from the ``first``.
+
+        The slowest link decides. Devices are numbered host by host.
+        """
+        inside = first // self.devices == (first + devices - 1) // self.devices
+        return self.intra_link if inside else min(self.intra_link, self.inter_link)
 
 
 def shipped_clusters() -> list[str]:
@@ -50,17 +60,20 @@ def shipped_clusters() -> list[str]:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A shipped cluster by name, or the one that a YAML file describes.
+    """A shipped cluster by name, the one that a YAML file describes, or, as ``auto``, this machine.
 
     Raises:
         GraphError: there is no such cluster, or the file is wrong: with every problem found.
     """
+    if name == "auto":
+        from rlgraph.machine import this_machine  # it makes a cluster
+
+        return this_machine()
     path = FOLDER / f"{name}.yaml" if name in shipped_clusters() else Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
-        remedy = (
-            nearest(name, shipped_clusters()) or "or give the path of a YAML file (see docs/cost_model.md)"
-        )
-        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, shipped_clusters(), remedy)
+        known = ["auto", *shipped_clusters()]
+        remedy = nearest(name, known) or "or give the path of a YAML file (see docs/cost_model.md)"
+        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy)
     binder = Binder()
     found = validate(Cluster, read(path), "cluster", binder)
     if binder.problems or not isinstance(found, Cluster):

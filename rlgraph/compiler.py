@@ -4,47 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rlgraph import __version__
 from rlgraph.bind import bind
+from rlgraph.calibrate import load_calibration
+from rlgraph.cluster import load_cluster
 from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Problem
 from rlgraph.evaluation import bind_evaluation, evaluation_every
 from rlgraph.graph import Graph
+from rlgraph.machine import local_devices
 from rlgraph.passes import PASSES
-from rlgraph.plan import Origin, Plan, make_plan
+from rlgraph.pipeline import pipeline
+from rlgraph.plan import Origin, Plan, Target, make_plan
+from rlgraph.predict import predict
 from rlgraph.source import Tree
 from rlgraph.verify import verify
 
 INDECISIVE = ("about", "eval", "pools", "schedule")
 
 
-def compile_graph(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> Plan:
+def compile_graph(
+    graph: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
+) -> Plan:
     """Check a graph and plan it.
 
     Args:
         graph: a path, or the name of a shipped graph.
         overrides: ``key=value`` settings, applied last.
-        devices: how many devices ``auto`` stands for; those of this machine unless given.
+        devices: how many devices ``auto`` stands for; those of the target, or of this machine, unless given.
+        target: the cluster to plan for: with it the plan says what it takes there, and moves engines off
+            their devices where it would not fit else.
 
     Raises:
         GraphError: with every problem found.
     """
-    return compose_and_plan(graph, overrides, devices)[1]
+    return compose_and_plan(graph, overrides, devices, target)[1]
 
 
 def compose_and_plan(
-    graph: str, overrides: Sequence[str] = (), devices: int | None = None
+    graph: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
 ) -> tuple[Tree, Plan]:
     """The composed graph, and its plan, which remembers what it was made from; as ``compile_graph``."""
     tree = compose(graph, overrides)
-    count = devices or local_devices()
-    origin = Origin(graph, tuple(overrides), count, __version__, tree.plain())
-    return tree, replace(plan_tree(tree, count), origin=origin)
+    cluster = load_cluster(target.cluster) if target else None
+    count = devices or (cluster.total if cluster else local_devices())
+    plan = plan_tree(tree, count)
+    if cluster and target:
+        factors = load_calibration(target.calibration) if target.calibration else None
+        plan = predict(plan, cluster, target.prompt_tokens, target.response_tokens, factors)
+    origin = Origin(graph, tuple(overrides), count, __version__, tree.plain(), target)
+    return tree, replace(plan, origin=origin)
 
 
 def plan_tree(tree: Tree, devices: int) -> Plan:
@@ -52,7 +64,8 @@ def plan_tree(tree: Tree, devices: int) -> Plan:
     train = bind(tree, devices)
     evaluation = bind_evaluation(tree, devices)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
-    return make_plan(lowered, rest[0] if rest else None, evaluation_every(tree), digest(tree))
+    plan = make_plan(lowered, rest[0] if rest else None, evaluation_every(tree), digest(tree))
+    return pipeline(plan)
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
@@ -72,6 +85,9 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 def digest(tree: Tree) -> str:
     """Of all that decides the numbers of a run: not how long it runs, nor on what."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
+    schedule = tree.get("schedule")
+    if schedule and (staleness := schedule.get("staleness")):
+        decisive["staleness"] = staleness.plain()
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -81,12 +97,3 @@ def lower(graph: Graph) -> Graph:
         graph = apply(graph)
         verify(graph, apply.__name__)
     return graph
-
-
-def local_devices() -> int:
-    """GPUs of this machine, or, where there is none, one CPU slot a core, at most 4."""
-    gpus = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if gpus and visible is not None:
-        return len([device for device in visible.split(",") if device.strip()]) or 1
-    return len(gpus) or min(len(os.sched_getaffinity(0)), 4)

@@ -30,6 +30,8 @@ class Rates:
     dtype: str
     grade: int
     efficiency: Efficiency = ASSUMED
+    first: int = 0  # the number of its first device in the cluster
+    group: int = 1  # devices that work on one batch together: tensor parallelism
 
     @property
     def width(self) -> int:
@@ -37,8 +39,8 @@ class Rates:
 
     @property
     def memory(self) -> float:
-        """Bytes a second."""
-        return self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
+        """Bytes a second, of all devices of a group."""
+        return self.group * self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
 
     @property
     def away(self) -> float:
@@ -47,15 +49,25 @@ class Rates:
 
     def travel(self, size: float) -> float:
         """Seconds in which the device receives ``size`` bytes in a collective."""
-        return size / (self.cluster.link(self.devices) * self.efficiency.link[self.grade])
+        return size / (self.cluster.link(self.first, self.devices) * self.efficiency.link[self.grade])
 
     def flops(self, share: tuple[float, float]) -> float:
-        """Operations a second at a utilisation."""
-        return self.cluster.flops(self.dtype) * share[self.grade]
+        """Operations a second at a utilisation, of all devices of a group."""
+        return self.group * self.cluster.flops(self.dtype) * share[self.grade]
 
     def launch(self, layers: float) -> float:
         """Seconds in which the kernels of so many layers are launched."""
         return layers * self.efficiency.decode_layer[self.grade]
+
+    def reduced(self, size: Size, tokens: float) -> float:
+        """Seconds in which a group sums its parts of the hidden states: twice a layer (Megatron-LM, arXiv
+        1909.08053)."""
+        if self.group == 1:
+            return 0.0
+        layers, config = size.config.num_hidden_layers, size.config
+        moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
+        link = self.cluster.intra_link * self.efficiency.link[self.grade]
+        return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
 
     def overlapped(self, compute: float, travel: float) -> float:
         """Communication hides behind compute at best, and not at all at worst."""
@@ -65,7 +77,7 @@ class Rates:
 def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:
     """2 N FLOPs a prompt token, and attention; each prompt once for all its samples."""
     work = prompts * (2 * size.multiplied * tokens + size.attention_flops(tokens))
-    return work / rates.flops(rates.efficiency.prefill)
+    return work / rates.flops(rates.efficiency.prefill) + rates.reduced(size, prompts * tokens)
 
 
 def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, graphs: bool = False) -> float:
@@ -76,7 +88,7 @@ def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, g
     """
     read = size.touched(live) * rates.width + live * context * size.kv_bytes(rates.width)
     work = live * (2 * size.multiplied + size.attention_flops(context) / max(context, 1) * 2)
-    overhead = rates.efficiency.decode_step[rates.grade]
+    overhead = rates.efficiency.decode_step[rates.grade] + rates.reduced(size, live)
     overhead += 0.0 if graphs else rates.launch(size.config.num_hidden_layers)
     return max(read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
 
@@ -144,9 +156,17 @@ def sync_bytes(size: Size, devices: int, master: int = MASTER) -> float:
     return size.parameters * master * (devices - 1) / devices
 
 
-def sync_bound(size: Size, devices: int, width: int) -> float:
-    """What it must receive: all weights that it does not have, in the serve engine's data type."""
-    return size.parameters * width * (devices - 1) / devices
+def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
+    """What it must receive: its group's part of the weights, but what lies in its own shard.
+
+    Args:
+        size: of the model.
+        devices: over which the train engine's shards lie; a device of another pool has none: 0.
+        width: bytes of a number in the serve engine.
+        group: devices of one serve engine, each with its part of every layer.
+    """
+    kept = 1 / devices if devices else 0.0
+    return size.parameters * width * max(1 / group - kept, 0.0)
 
 
 def sync_seconds(size: Size, rates: Rates, master: int = MASTER) -> float:
@@ -155,3 +175,13 @@ def sync_seconds(size: Size, rates: Rates, master: int = MASTER) -> float:
     copied = size.parameters * (master + rates.width) / rates.memory
     received = rates.travel(sync_bytes(size, rates.devices, master))
     return received + copied + buckets * rates.launch(1)
+
+
+def broadcast_seconds(size: Size, rates: Rates) -> float:
+    """All weights to every device of another pool, in the serve engine's data type: ``rates`` spans both."""
+    return rates.travel(size.parameters * rates.width)
+
+
+def host_seconds(moved: float, rates: Rates) -> float:
+    """Bytes of a device to its host's memory or back."""
+    return moved / (rates.cluster.host_link * rates.efficiency.link[rates.grade])

@@ -143,7 +143,8 @@ def put(
     """The tree with ``child`` at ``path``; None takes it out. Mappings on the way must be there."""
     head, rest = path[0], path[1:]
     here = tree.get(head)
-    if here is None and (must_exist or (rest and not _may_begin(head))):
+    begins = above == ("pools",) or _may_begin(head)  # a pool by a wrong name has nothing that runs on it
+    if here is None and (must_exist or (rest and not begins)):
         law = f"there is no `{head}` in " + (f"`{'.'.join(above)}`" if above else "the graph")
         raise fail("edit-missing", law, mark, tree.items, nearest(head, tree.items))
     if not rest:

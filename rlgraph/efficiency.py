@@ -31,6 +31,8 @@ class Efficiency:
     # from Python. One with CUDA graphs has some milliseconds a step instead. Orders of magnitude (assumed).
     decode_layer: Range = (1e-3, 2.5e-4)
     decode_step: Range = (1e-2, 2e-3)
+    # Seconds of one small all-reduce in a tensor-parallel group, beside its bytes (assumed).
+    reduction: Range = (3e-5, 8e-6)
     # Columns travel through the host: copies, and Ray's object store (assumed), bytes a second.
     objects: Range = (0.5e9, 4e9)
     # Seconds a step of driver and worker. Best: 1 to 2 ms (benchmarks/results/2026-11-20.md). Worst: assumed.

@@ -79,7 +79,7 @@ class Totals:
 
 
 Batch = Mapping[str, Any]
-Objective = Callable[[Batch, Totals], tuple[Any, dict[str, tuple[float, float]]]]
+Objective = Callable[[Batch, Totals], tuple[Any, Mapping[str, tuple[float, float | None]]]]
 
 
 class TrainEngine(Protocol):
@@ -114,7 +114,7 @@ class TrainEngine(Protocol):
             columns: ``tokens`` and ``loss_mask``, and whatever ``objective`` reads, cut to each micro-batch.
             objective: from a micro-batch (the columns, with ``logprobs`` or ``new_values`` computed now, and
                 ``entropy`` where asked) and the mini-batch's totals, the loss (a scalar that sums to the
-                mini-batch's over micro-batches and ranks) and metrics as (sum, count).
+                mini-batch's over micro-batches and ranks) and metrics as (sum, count), or (largest, None).
             rows: int64 ``[rows]``, this rank's row numbers in the whole batch; row r of R belongs to
                 mini-batch ``r * minibatches // R``.
             total_rows: R, the rows of the whole batch over all ranks.
@@ -124,7 +124,8 @@ class TrainEngine(Protocol):
             entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
 
         Returns:
-            Metrics, the same on every rank: the objective's as means, ``loss``, ``grad_norm``, ``lr``.
+            Metrics, the same on every rank: the objective's as means or as the largest, ``loss``,
+            ``grad_norm``, ``lr``.
         """
         ...
 

@@ -6,55 +6,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.cluster import Cluster
 from rlgraph.errors import GraphError, Problem
-from rlgraph.memory import peaks
-from rlgraph.plan import ModelPlan, Peak, Plan, Step
+from rlgraph.memory import Footprint
+from rlgraph.plan import ModelPlan, Plan, Step
 from rlgraph.prediction import memory_text
-from rlgraph.sizes import Size
+from rlgraph.reside import reside
 from rlgraph.units import size_text
-from rlgraph.workload import Workload
 
 MOST = 2**14  # devices that a remedy may ask for
 LEAST_TOKENS, FEW_ROWS, LEAST_ROWS = 1024, 64, 8  # of a micro-batch and of a serve engine, in a remedy
 NOTHING: Mapping[str, Any] = {}
 BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
-SMALLEST: dict[str, Any] = {**BFLOAT16, "serve.max_rows": FEW_ROWS, "train.micro_tokens": LEAST_TOKENS}
+SMALLEST: dict[str, Any] = {
+    **BFLOAT16,
+    "train.recompute": True,
+    "serve.max_rows": FEW_ROWS,
+    "train.micro_tokens": LEAST_TOKENS,
+}
 
 
-def refuse(
-    plan: Plan, cluster: Cluster, work: Workload, sizes: Mapping[str, Size], peak: Mapping[str, Peak]
-) -> GraphError:
-    """The error: the table, and what would fit."""
+def refuse(footprint: Footprint, before: Plan) -> GraphError:
+    """The error: the table, and what would fit.
+
+    Args:
+        footprint: of the plan with every move of engines that helps.
+        before: the plan without them.
+    """
+    peak, plan, cluster = footprint.peaks(), footprint.plan, footprint.cluster
     pool, worst = max(peak.items(), key=lambda item: item[1].bytes - item[1].capacity)
     law = (
         f"{plan.graph} does not fit on {cluster.cluster}: a device of pool {pool} needs "
         f"{size_text(worst.bytes)} in `{worst.step}` and has {size_text(worst.capacity)}"
     )
-    found = remedies(plan, cluster, work, sizes)
+    found = remedies(replace(footprint, plan=before))
     remedy = "what would make it fit:\n    " + "\n    or ".join(found) if found else "no setting makes it fit"
     return GraphError([Problem("does-not-fit", law, remedy=remedy, drawing="\n".join(memory_text(peak)))])
 
 
-def fits(plan: Plan, cluster: Cluster, work: Workload, sizes: Mapping[str, Size]) -> bool:
-    """Whether no pool's peak exceeds what a device has."""
-    return all(peak.bytes <= peak.capacity for peak in peaks(plan, cluster, work, sizes).values())
+def fits(footprint: Footprint) -> bool:
+    """Whether, with engines off their devices where that helps, no pool's peak exceeds what a device has."""
+    moved = replace(footprint, plan=reside(footprint))
+    return all(peak.bytes <= peak.capacity for peak in moved.peaks().values())
 
 
-def remedies(plan: Plan, cluster: Cluster, work: Workload, sizes: Mapping[str, Size]) -> list[str]:
+def remedies(footprint: Footprint) -> list[str]:
     """The smallest change of each kind that makes the plan fit; where none does, several together."""
-    kinds = (_dtypes(plan), _smaller(plan, "serve.max_rows", LEAST_ROWS))
+    plan = footprint.plan
+    kinds = (_dtypes(plan), _recomputed(plan), _smaller(plan, "serve.max_rows", LEAST_ROWS))
     more = (_smaller(plan, "train.micro_tokens", LEAST_TOKENS), _devices(plan))
-    found = [_first_fit(kind, cluster, work, sizes) for kind in (*kinds, *more)]
+    found = [_first_fit(kind, footprint) for kind in (*kinds, *more)]
     if not any(found):
-        found = [_first_fit(_together(plan), cluster, work, sizes)]
+        found = [_first_fit(_together(plan), footprint)]
     return [words for words in found if words]
 
 
-def _first_fit(
-    tries: Iterator[tuple[str, Plan]], cluster: Cluster, work: Workload, sizes: Mapping[str, Size]
-) -> str:
-    return next((words for words, changed in tries if fits(changed, cluster, work, sizes)), "")
+def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
+    return next((words for words, changed in tries if fits(replace(footprint, plan=changed))), "")
 
 
 def _dtypes(plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -62,16 +69,21 @@ def _dtypes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield from _tried(plan, settings)
 
 
+def _recomputed(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    yield from _tried(plan, {"train.recompute": True})
+
+
 def _devices(plan: Plan, words: str = "") -> Iterator[tuple[str, Plan]]:
-    devices = max(plan.pools.values()) * 2
-    while devices <= MOST:
-        yield f"{devices} devices{words}", more_devices(plan, devices)
-        devices *= 2
+    total, factor = sum(plan.pools.values()), 2
+    while total * factor <= MOST:
+        yield f"{total * factor} devices{words}", more_devices(plan, factor)
+        factor *= 2
 
 
 def _together(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """bfloat16 and ever smaller micro-batches; with few rows in flight; and on more devices."""
-    for settings in (BFLOAT16, {**BFLOAT16, "serve.max_rows": FEW_ROWS}):
+    """bfloat16 and ever smaller micro-batches; computing again; with few rows in flight; on more devices."""
+    again = {**BFLOAT16, "train.recompute": True}
+    for settings in (BFLOAT16, again, {**again, "serve.max_rows": FEW_ROWS}):
         yield from _smaller(plan, "train.micro_tokens", LEAST_TOKENS, settings)
     for words, smallest in _tried(plan, {**SMALLEST}):
         yield from _devices(smallest, f" with {words}")
@@ -82,17 +94,22 @@ def _tried(plan: Plan, settings: Mapping[str, Any]) -> Iterator[tuple[str, Plan]
     words = []
     for name, model in plan.models.items():
         changed = [path for path, value in settings.items() if _set(model, {path: value}) != model]
-        words += [f"models.{name}.{path}={settings[path]}" for path in changed]
+        words += [f"models.{name}.{path}={_said(settings[path])}" for path in changed]
     if words:
         models = {name: _set(model, settings) for name, model in plan.models.items()}
         yield " ".join(words), replace(plan, models=models)
+
+
+def _said(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
     for path, value in settings.items():
         engine, name = path.split(".")
         held = getattr(model, engine)
-        if held and (isinstance(value, str) or value < held[name]):
+        again = name == "recompute" and (model.frozen or (held and held[name]))  # what never goes backward
+        if held and not again and (isinstance(value, str | bool) or value < held[name]):
             changed = {**held, name: value}
             model = replace(model, train=changed) if engine == "train" else replace(model, serve=changed)
     return model
@@ -110,19 +127,14 @@ def _smaller(
         value //= 2
 
 
-def more_devices(plan: Plan, devices: int) -> Plan:
-    """The plan with as many devices in every pool; a step on one device stays there."""
+def more_devices(plan: Plan, factor: int) -> Plan:
+    """The plan with so many times the devices in every pool; a step on one device stays there."""
+    pools = {pool: count * factor for pool, count in plan.pools.items()}
 
     def on(step: Step) -> Step:
-        return (
-            step
-            if step.layout == "one" and plan.pools[step.pool] > 1
-            else replace(step, devices=tuple(range(devices)))
-        )
+        if step.layout == "one" and plan.pools[step.pool] > 1:
+            return step
+        return replace(step, devices=tuple(range(pools[step.pool])))
 
-    return replace(
-        plan,
-        pools=dict.fromkeys(plan.pools, devices),
-        steps=tuple(map(on, plan.steps)),
-        eval_steps=tuple(map(on, plan.eval_steps)),
-    )
+    steps, eval_steps = tuple(map(on, plan.steps)), tuple(map(on, plan.eval_steps))
+    return replace(plan, pools=pools, steps=steps, eval_steps=eval_steps)

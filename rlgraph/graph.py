@@ -49,6 +49,7 @@ class Column:
     domain: str
     writer: str
     layout: str = ""
+    pool: str = ""  # where its rows lie
 
     @property
     def label(self) -> str:
@@ -85,6 +86,7 @@ class Node:
     version: int | None = None  # of its model, counted from the version on entry to the iteration
     after: tuple[str, ...] = ()  # nodes that must come first although no column says so
     pool: str = ""
+    source: str = ""  # of a sync: the pool that sends, where it is another one
     layout: str = ""
     because: str = ""
     mark: Mark | None = None
@@ -101,8 +103,8 @@ class Node:
 
     @property
     def weights(self) -> str:
-        """The version of its model that it reads, as in ``policy@v+1``."""
-        return f"{self.model}@v" + (f"+{self.version}" if self.version else "")
+        """The version of its model that it reads, as in ``policy@v+1``; ``policy@v-1`` is an older one."""
+        return f"{self.model}@v" + (f"{self.version:+d}" if self.version else "")
 
     @property
     def optimizer_steps(self) -> int:
@@ -125,7 +127,8 @@ class Graph:
     seed: int
     models: Mapping[str, Model]
     nodes: tuple[Node, ...]
-    devices: Mapping[str, int]  # pool -> how many
+    devices: Mapping[str, int]  # pool -> how many; in the order of the devices
+    engines: Mapping[str, str]  # "policy.train", "policy.serve" -> the pool that it is on
     schedule: Schedule
     report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
     columns: Mapping[str, Column] = field(default_factory=dict)

@@ -1,14 +1,17 @@
-"""Peak memory of a device in bytes, each of them attributed to a part. Every engine stays where it is.
+"""Peak memory of a device in bytes, each of them attributed to a part, as engines come and go.
 
-The counts follow the engines of ``runtime/``: float32 masters, gradients and AdamW averages in shards;
-decoder layers gathered one at a time; no activation checkpointing; logits whole in the engine's data type
-with float32 copies in chunks; a serve engine with all weights on each device. Columns are small: left out.
+What an engine can put off the device is an ``Item``: the parameters and the optimizer of a train engine, the
+weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters, gradients and AdamW
+averages in shards; decoder layers gathered one at a time; logits whole in the engine's data type with float32
+copies in chunks; a serve engine with all weights on each device. Columns are small: left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rlgraph.cluster import Cluster
 from rlgraph.cost import BUCKET, MASTER, SMALL, WIDTH
@@ -22,82 +25,161 @@ SAMPLING = (
     20  # bytes of a logit in sampling: float32 copy, log-prob, probability; float64 sum (serve/sampling.py)
 )
 PREFILL = 8192  # prompt tokens that it reads at once
+LEAVES, RETURNS = ("offload", "sleep"), ("load", "wake")  # kinds of steps that move items
 PARTS = (
     "weights", "gradients", "optimizer", "gathered weights", "activations", "logits",
     "serve weights", "kv cache", "staging", "reserve",
 )  # fmt: skip
 
 
-def peaks(plan: Plan, cluster: Cluster, work: Workload, sizes: Mapping[str, Size]) -> dict[str, Peak]:
-    """The peak of each pool, over training and evaluation."""
-    found = {}
-    steps = (*plan.steps, *plan.eval_steps)
-    for pool, devices in plan.pools.items():
-        inside = [step for step in steps if step.pool == pool]
-        held = resident(plan, inside, devices, sizes) + Counter({"reserve": int(cluster.reserve)})
-        moments = [(step.node, held + transient(plan, step, work, sizes)) for step in inside]
-        name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
-        ordered = {part: parts[part] for part in PARTS if parts[part]}
-        found[pool] = Peak(sum(ordered.values()), int(cluster.memory), name, ordered)
-    return found
+class Item(NamedTuple):
+    """What an engine can put off its device: ``("policy", "train", "optimizer")``."""
+
+    model: str
+    engine: str
+    part: str
 
 
-def resident(plan: Plan, steps: list[Step], devices: int, sizes: Mapping[str, Size]) -> Counter[str]:
-    """What the engines of a pool hold throughout."""
-    held: Counter[str] = Counter()
-    for name, model in plan.models.items():
-        users = [step for step in steps if name in step.models]
-        size = sizes.get(name)
-        if (
-            size
-            and model.train
-            and any(step.kind == "sync" or handle(plan, step) == "train" for step in users)
-        ):
-            held += trained(size, model, devices)
-        if size and model.serve and any(handle(plan, step) == "serve" for step in users):
-            held["serve weights"] += size.parameters * WIDTH[model.serve["dtype"]]
-    return held
+@dataclass(frozen=True)
+class Footprint:
+    """What a plan's steps and engines take on a cluster."""
 
+    plan: Plan
+    cluster: Cluster
+    work: Workload
+    sizes: Mapping[str, Size]
 
-def trained(size: Size, model: ModelPlan, devices: int) -> Counter[str]:
-    """A train engine's shards: 16 bytes a parameter, or the weights alone of a frozen model."""
-    assert model.train
-    shard = -(-size.parameters // devices)
-    if model.frozen:
-        return Counter({"weights": shard * WIDTH[model.train["dtype"]]})
-    return Counter({"weights": shard * MASTER, "gradients": shard * MASTER, "optimizer": 2 * shard * MASTER})
+    def on(self, pool: str, steps: Iterable[Step]) -> list[Step]:
+        """The steps that a pool takes part in."""
+        return [step for step in steps if pool in (step.pool, step.source)]
 
+    def in_order(self) -> list[Step]:
+        """The training steps in the order in which they run while the pipeline is full."""
+        by_id = {step.id: step for step in self.plan.steps}
+        return [by_id[number] for number in self.plan.slot]
 
-def handle(plan: Plan, step: Step) -> str | None:
-    """The engine that a step runs on: train, serve or none."""
-    function = plan.functions[step.phase].get(step.node)
-    handles = function.handles.values() if function else ()
-    return next((kind for kind in handles if kind in ("train", "serve")), None)
+    def items(self, pool: str) -> dict[Item, int]:
+        """What the engines of a pool hold, in bytes of a device."""
+        found: dict[Item, int] = {}
+        for name, model in self.plan.models.items():
+            size = self.sizes.get(name)
+            if size and model.train and model.train["pool"] == pool and self._trains(name):
+                shard = -(-size.parameters // self.plan.pools[pool])
+                found[Item(name, "train", "parameters")] = shard * master(model)
+                if not model.frozen:
+                    found[Item(name, "train", "optimizer")] = 2 * shard * MASTER
+            if size and model.serve and model.serve["pool"] == pool:
+                width, group = WIDTH[model.serve["dtype"]], model.serve["tensor_parallel"]
+                found[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
+                if model.serve["engine"] == "sglang":  # which has its cache as long as it is awake
+                    found[Item(name, "serve", "kv")] = self._cache(name, size)
+        return found
 
+    def _cache(self, model: str, size: Size) -> int:
+        """Keys and values of the most samples that a rollout has in flight, in bytes of a device."""
+        serve = self.plan.models[model].serve
+        assert serve
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        rollouts = [
+            step for step in steps if step.kind == "run" and step.engine == "serve" and model in step.models
+        ]
+        rows = max((slots(self.plan, step, self.work) for step in rollouts), default=0)
+        cached = rows * int(self.work.most) * size.kv_bytes(WIDTH[serve["dtype"]])
+        return -(-cached // int(serve["tensor_parallel"]))
 
-def transient(plan: Plan, step: Step, work: Workload, sizes: Mapping[str, Size]) -> Counter[str]:
-    """What a step needs beside what is resident."""
-    name = next(iter(step.models), None)
-    if name is None:
-        return Counter()
-    size, model, devices = sizes[name], plan.models[name], len(step.devices)
-    if step.kind == "sync":
-        return staging(size, devices)
-    if handle(plan, step) == "serve":
-        assert model.serve
-        return generating(size, WIDTH[model.serve["dtype"]], slots(plan, step, work), work.most)
-    if handle(plan, step) == "train":
+    def _trains(self, model: str) -> bool:
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        return any(model in step.models and (step.engine == "train" or step.kind == "sync") for step in steps)
+
+    def needs(self, pool: str, step: Step) -> set[Item]:
+        """What has to be on a pool's devices while a step runs."""
+        found: set[Item] = set()
+        for name in step.models if step.kind in ("run", "sync") else ():
+            if step.pool == pool and step.engine == "serve":
+                found.add(Item(name, "serve", "weights"))
+                if step.kind == "run":
+                    found.add(Item(name, "serve", "kv"))
+            if (step.kind == "sync" and pool == (step.source or step.pool)) or step.engine == "train":
+                found.add(Item(name, "train", "parameters"))
+            if step.updates:
+                found.add(Item(name, "train", "optimizer"))
+        return found & self.items(pool).keys()
+
+    def transient(self, pool: str, step: Step) -> Counter[str]:
+        """What a step needs on a pool beside what is resident."""
+        name = next(iter(step.models), None)
+        if name is None or step.kind not in ("run", "sync"):
+            return Counter()
+        size, model = self.sizes[name], self.plan.models[name]
+        if step.kind == "sync":
+            return staging(size, self.plan.pools[pool], pool == (step.source or step.pool))
+        if step.engine == "serve":
+            assert model.serve
+            return generating(size, model.serve, slots(self.plan, step, self.work), self.work.most)
         assert model.train
-        budget = int(min(max(model.train["micro_tokens"], work.most), _rows(plan, step, work) * work.most))
-        return passing(size, WIDTH[model.train["dtype"]], budget, step.updates)
-    return Counter()
+        most = self.work.most
+        rows = _rows(self.plan, step, self.work)
+        budget = int(min(max(model.train["micro_tokens"], most), rows * most))
+        return passing(size, model, budget, step.updates, len(step.devices))
+
+    def resident(self, pool: str, away: set[Item]) -> Counter[str]:
+        """The parts of a device that engines hold, but for what is away."""
+        held: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
+        for item, size in self.items(pool).items():
+            if item not in away:
+                held[LABELS[item.part, item.engine]] += size
+        return held
+
+    def moments(self, pool: str, steps: Iterable[Step]) -> Iterator[tuple[Step, Counter[str]]]:
+        """What a device of a pool holds in each step, from the state between two iterations on."""
+        away = set(away_items(self.plan))
+        for step in self.on(pool, steps):
+            moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
+            if step.kind in RETURNS:
+                away -= moved
+            yield step, self.resident(pool, away) + self.transient(pool, step)
+            if step.kind in LEAVES:
+                away |= moved
+
+    def peaks(self) -> dict[str, Peak]:
+        """The peak of each pool, over training and evaluation."""
+        found = {}
+        for pool in self.plan.pools:
+            both = (self.in_order(), self.plan.eval_steps)
+            moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
+            held = self.resident(pool, set(away_items(self.plan)))
+            name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
+            ordered = {part: parts[part] for part in PARTS if parts[part]}
+            found[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
+        return found
+
+
+LABELS = {
+    ("parameters", "train"): "weights",
+    ("optimizer", "train"): "optimizer",
+    ("weights", "serve"): "serve weights",
+    ("kv", "serve"): "kv cache",
+}
+
+
+def away_items(plan: Plan) -> Iterator[Item]:
+    """What is off its device between two iterations."""
+    for engine, parts in plan.away.items():
+        model, _, kind = engine.rpartition(".")
+        yield from (Item(model, kind, part) for part in parts)
+
+
+def master(model: ModelPlan) -> int:
+    """Bytes of a weight in the train engine."""
+    assert model.train
+    return MASTER if not model.frozen or model.train["dtype"] == "float32" else 2
 
 
 def slots(plan: Plan, step: Step, work: Workload) -> int:
-    """Samples that a device generates at a time."""
+    """Samples that an engine generates at a time."""
     serve = plan.models[next(iter(step.models))].serve
     assert serve
-    rows = device_rows(plan, step, work)
+    rows = device_rows(plan, step, work) * serve["tensor_parallel"]
     return int(max(1, min(rows, serve["max_rows"], CACHED // work.most)))
 
 
@@ -115,25 +197,28 @@ def _rows(plan: Plan, step: Step, work: Workload) -> float:
     return max((work.rows.get(d, float("inf")) for d in domains), default=float("inf"))
 
 
-def staging(size: Size, devices: int) -> Counter[str]:
-    """A bucket of a weight sync: own shard twice, the gathered whole, and its tensors cut out."""
+def staging(size: Size, devices: int, sends: bool) -> Counter[str]:
+    """A bucket of a weight sync. Who sends: own shard twice, the gathered whole, and its tensors cut out."""
     bucket = min(size.parameters, max(BUCKET, size.embedding))
+    if not sends:
+        return Counter({"staging": bucket * MASTER})
     return Counter({"staging": 2 * bucket * MASTER + 2 * MASTER * -(-bucket // devices)})
 
 
-def generating(size: Size, width: int, rows: int, length: float) -> Counter[str]:
-    """Slots at their full length; sampling's float32 copies of the logits; one layer's work.
+def generating(size: Size, serve: Mapping[str, Any], rows: int, length: float) -> Counter[str]:
+    """One engine's slots at their full length; sampling's float32 copies of the logits; one layer's work.
 
-    Keys and values of one layer are repeated for every query head while it runs.
+    The embedded engine has its cache only while it generates, and repeats keys and values of one layer for
+    every query head while that runs.
     """
+    width, group = WIDTH[serve["dtype"]], serve["tensor_parallel"]
+    prefill = PREFILL * layer_activations(size, width)
+    logits = rows * size.vocabulary * (width + SAMPLING)
+    if serve["engine"] == "sglang":
+        return Counter({"logits": logits // group, "activations": prefill // group})
     repeated = 2 * rows * int(length) * size.config.queries * width
-    return Counter(
-        {
-            "kv cache": rows * int(length) * size.kv_bytes(width),
-            "logits": rows * size.vocabulary * (width + SAMPLING),
-            "activations": max(repeated, PREFILL * layer_activations(size, width)),
-        }
-    )
+    cache = rows * int(length) * size.kv_bytes(width)
+    return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})
 
 
 def layer_activations(size: Size, width: int) -> int:
@@ -165,13 +250,23 @@ def logits_bytes(size: Size, width: int, tokens: int, update: bool) -> int:
     return copies * logits * width + (3 if width == MASTER else 4) * chunk * MASTER
 
 
-def passing(size: Size, width: int, tokens: int, update: bool) -> Counter[str]:
-    """One micro-batch of ``tokens`` through a train engine, all of them scored."""
-    layers = size.config.num_hidden_layers if update else 1
+def passing(size: Size, model: ModelPlan, tokens: int, update: bool, devices: int) -> Counter[str]:
+    """One micro-batch of ``tokens`` through a train engine, all of them scored.
+
+    With ``recompute``, a layer keeps its input alone, and what is between is there for one layer at a time.
+    """
+    assert model.train
+    width, layers = WIDTH[model.train["dtype"]], size.config.num_hidden_layers if update else 1
+    kept = tokens * layer_activations(size, width)
+    if update and model.train["recompute"]:
+        kept += tokens * size.config.hidden_size * width * layers
+    else:
+        kept *= layers
     return Counter(
         {
             "gathered weights": gathered(size, width, update),
-            "activations": tokens * layer_activations(size, width) * layers,
+            "gradients": MASTER * -(-size.parameters // devices) if update else 0,
+            "activations": kept,
             "logits": logits_bytes(size, width, tokens, update),
         }
     )

@@ -9,18 +9,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlgraph.graph import Call, Graph, Node
-from rlgraph.sections import Optimizer, Schedule
+from rlgraph.sections import Optimizer, Schedule, Serve, Train
 
 VERSION = 1  # of the JSON; a released field that goes, comes or changes its meaning raises it
 
 
 @dataclass(frozen=True)
 class Step:
-    """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read."""
+    """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read.
+
+    Steps are numbered in the order of one iteration. ``lead``: how many iterations ahead of the updates the
+    step runs, where generation overlaps training (see ``Plan.slot``).
+    """
 
     id: int
     phase: str  # train or eval
-    kind: str  # run, sync, repeat, select or repartition
+    kind: str  # run, sync, repeat, select, repartition, load, offload, wake or sleep
     node: str
     pool: str
     devices: tuple[int, ...]
@@ -35,6 +39,11 @@ class Step:
     op: str = ""
     filters: bool = False  # its column says which rows stay
     updates: bool = False  # it writes the next version of its model
+    lead: int = 0
+    source: str = ""  # of a sync: the pool that sends, where it is another one
+    path: str = ""  # of a sync: memory (within a process), ipc (between two of a device) or broadcast
+    engine: str = ""  # train or serve: the engine that a step runs on, or whose parts it moves
+    parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
     seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
     bytes: int | None = None  # predicted: what the busiest device receives
 
@@ -78,6 +87,16 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
+class Target:
+    """The cluster that a plan is made for, by its name or file, and what is said of the work on it."""
+
+    cluster: str
+    prompt_tokens: float | None = None  # the mean of a prompt
+    response_tokens: float | None = None
+    calibration: str | None = None  # the file of factors that a run was measured to have
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a plan was made from: enough to make it again, and to say what has changed since."""
 
@@ -86,6 +105,7 @@ class Origin:
     devices: int  # what ``auto`` stood for
     rlgraph: str  # the version that planned
     composed: Mapping[str, Any]  # the graph with its edits, overrides and ``${...}`` filled in
+    target: Target | None = None  # None: made for no cluster
 
 
 @dataclass(frozen=True)
@@ -100,25 +120,36 @@ class Peak:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one iteration takes on a cluster: seconds at best and at worst, and what that assumes."""
+    """What one iteration takes on a cluster: seconds at best and at worst, and what that assumes.
+
+    Where generation overlaps training it is an iteration of the steady state.
+    """
 
     cluster: str
     seconds: tuple[float, float]
+    pools: Mapping[str, tuple[float, float]]  # seconds in which each pool is busy
     assumed: tuple[str, ...]
+    calibrated: str = ""  # the run that the factors on its seconds come from
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph for a cluster."""
+    """A graph for a cluster.
+
+    ``slot`` are the numbers of ``steps`` in the order in which they are submitted while the pipeline is full:
+    in slot t, each step runs for iteration t + its ``lead``. Where no step leads, it is one iteration.
+    """
 
     graph: str
     about: str
     digest: str  # of the graph, without its schedule and pools: a resumed run must have the same
     seed: int
-    pools: Mapping[str, int]
+    pools: Mapping[str, int]  # name -> devices; their order is that of the devices
     schedule: Mapping[str, Any]
     models: Mapping[str, ModelPlan]
     steps: tuple[Step, ...]
+    slot: tuple[int, ...]
+    away: Mapping[str, tuple[str, ...]]  # "policy.train" -> its parts that are off the device between steps
     eval_steps: tuple[Step, ...]
     eval_every: int
     report: Mapping[str, str]
@@ -170,6 +201,8 @@ def make_plan(graph: Graph, evaluation: Graph | None, eval_every: int, digest: s
         schedule=_schedule(graph.schedule),
         models=_models(graph, tuple(phases.values())),
         steps=steps["train"],
+        slot=tuple(step.id for step in steps["train"]),
+        away={},
         eval_steps=steps.get("eval", ()),
         eval_every=eval_every,
         report=dict(evaluation.report) if evaluation else {},
@@ -212,15 +245,30 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 op=node.op.name if node.call else "",
                 filters=node.call is not None and node.op.declared.filters,
                 updates=node.updates,
+                source=node.source,
+                path=_path(node, graph),
+                engine=_engine(node),
             )
         )
     return tuple(steps)
 
 
+def _engine(node: Node) -> str:
+    return (node.op.engine or "") if node.call else "serve" if node.kind == "sync" else ""
+
+
+def _path(node: Node, graph: Graph) -> str:
+    """How a sync's weights travel: that follows from where the two engines are."""
+    if node.kind != "sync":
+        return ""
+    embedded = graph.models[str(node.model)].spec.serve.engine == "transformers"
+    return "broadcast" if node.source else "memory" if embedded else "ipc"
+
+
 def _version(node: Node) -> dict[str, str]:
     if node.model is None or node.version is None:
         return {}
-    return {node.model: "v" + (f"+{node.version}" if node.version else "")}
+    return {node.model: node.weights.partition("@")[2]}
 
 
 def _function(node: Node) -> Function:
@@ -258,10 +306,14 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
         if engines[name] or name in tokenizers:
             spec = model.spec
             optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
-            train = spec.train.model_dump(warnings=False) if engines[name] else None
-            serve = spec.serve.model_dump(warnings=False) if "serve" in engines[name] else None
+            train = _held(spec.train, graph.engines[f"{name}.train"]) if engines[name] else None
+            serve = _held(spec.serve, graph.engines[f"{name}.serve"]) if "serve" in engines[name] else None
             found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve)
     return found
+
+
+def _held(engine: Train | Serve, pool: str) -> dict[str, Any]:
+    return {**engine.model_dump(warnings=False), "pool": pool}
 
 
 def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> dict[str, Any] | None:

@@ -27,11 +27,14 @@ from rlgraph.compiler import compose_and_plan
 from rlgraph.compose import compose
 from rlgraph.diff import as_tree, diff_text
 from rlgraph.errors import GraphError, Mark, RunError, Source, fail
-from rlgraph.plan import VERSION, Origin, Plan, checksum
+from rlgraph.plan import VERSION, Origin, Plan, Target, checksum
 from rlgraph.source import Tree
 
 SHOWN = 3  # wrong fields that an error names
-SETTLED = "is a saved plan: its overrides and devices are settled; to change them, plan its graph with others"
+SETTLED = (
+    "is a saved plan: its overrides, devices and cluster are settled; "
+    "to change them, plan its graph with others"
+)
 
 
 def is_plan(graph: str) -> bool:
@@ -81,7 +84,9 @@ def parse(text: str, name: str) -> Plan:
     return plan
 
 
-def plan_given(graph: str, overrides: Sequence[str], devices: int | None, inline: bool) -> tuple[Tree, Plan]:
+def plan_given(
+    graph: str, overrides: Sequence[str], devices: int | None, inline: bool, target: Target | None = None
+) -> tuple[Tree, Plan]:
     """The composed graph and the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
 
     Raises:
@@ -90,13 +95,13 @@ def plan_given(graph: str, overrides: Sequence[str], devices: int | None, inline
             or is not what its graph gives now.
     """
     if not is_plan(graph):
-        return compose_and_plan(graph, overrides, devices)
-    if overrides or devices:
+        return compose_and_plan(graph, overrides, devices, target)
+    if overrides or devices or target:
         raise RunError(f"{graph} {SETTLED}")
     tree, plan = compile_again(Path(graph))
-    count = sum(plan.pools.values())
+    count = max(plan.pools.values())
     if inline and count > 1:
-        law = f"{graph} is a plan for {count} devices, and --inline runs on one"
+        law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"
         remedy = _again(plan.origin and replace(plan.origin, devices=1))
         raise RunError(f"{law}\n  leave out --inline, or {remedy}")
     return tree, plan
@@ -115,7 +120,7 @@ def compile_again(path: Path) -> tuple[Tree, Plan]:
         raise RunError(f"{path} does not say which graph it was made from\n  {_again(None)}")
     try:
         _same_graph(path, origin)
-        tree, plan = compose_and_plan(origin.graph, origin.overrides, origin.devices)
+        tree, plan = compose_and_plan(origin.graph, origin.overrides, origin.devices, origin.target)
     except GraphError as error:
         law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
         raise RunError(f"{law}\n{_indented(str(error))}\n  mend that, or {_again(origin)}") from error
@@ -223,8 +228,19 @@ def _refused(path: Path, law: str, changed: list[str], origin: Origin, more: str
 
 def _again(origin: Origin | None) -> str:
     """The command that plans again."""
-    words = [origin.graph, *origin.overrides, "--devices", str(origin.devices)] if origin else []
+    words = [origin.graph, *origin.overrides, *_where(origin)] if origin else []
     return f"plan again: rlgraph plan {shlex.join(words) if words else 'GRAPH'} -o plan.json"
+
+
+def _where(origin: Origin) -> list[str]:
+    """The options that say what a plan was made for."""
+    target = origin.target
+    if target is None:
+        return ["--devices", str(origin.devices)]
+    tokens = (("--prompt-tokens", target.prompt_tokens), ("--response-tokens", target.response_tokens))
+    given = [word for name, count in tokens if count for word in (name, f"{count:g}")]
+    factors = ["--calibration", target.calibration] if target.calibration else []
+    return ["--cluster", target.cluster, *given, *factors]
 
 
 def _indented(text: str) -> str:

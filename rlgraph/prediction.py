@@ -16,9 +16,9 @@ def step_text(plan: Plan, step: Step) -> str:
     if step.bytes:
         words += f", receives {size_text(step.bytes)} a device"
     if step.kind == "sync" and step.bytes:
-        from rlgraph.predict import sync_least
+        from rlgraph.predict import sync_buckets, sync_least
 
-        words += f" ({size_text(sync_least(plan, step))} at least)"
+        words += f" ({size_text(sync_least(plan, step))} at least) in {sync_buckets(plan, step)} buckets"
     return words
 
 
@@ -28,10 +28,15 @@ def prediction_text(plan: Plan) -> Iterator[str]:
         return
     yield from memory_text(plan.peak)
     yield ""
-    where = plan.predicted.cluster
-    yield f"predicted on {where}: {range_text(plan.predicted.seconds)} an iteration, not calibrated, assuming"
+    where, on = plan.predicted.cluster, plan.predicted.calibrated
+    how = f"calibrated on {on}" if on else "not calibrated"
+    yield f"predicted on {where}: {range_text(plan.predicted.seconds)} an iteration, {how}, assuming"
     for assumed in plan.predicted.assumed:
         yield f"  {assumed}"
+    if len(plan.pools) > 1:
+        for pool, took in plan.predicted.pools.items():
+            share = " to ".join(f"{a / b:.0%}" for a, b in zip(took, plan.predicted.seconds, strict=True))
+            yield f"  pool {pool} is busy for {range_text(took)} of it ({share})"
     if plan.eval_steps:
         yield "  evaluations are left out of the time; their memory is counted"
 

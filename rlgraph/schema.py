@@ -25,6 +25,7 @@ FUNCTION = r"\.py:\w+$"
 MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
 NODE_PATH = r"^(nodes\.)?(?!(%s)$)[A-Za-z_][A-Za-z0-9_]*$"
 ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
 
 EDITS = {
     "add": "What is new: nodes by name, or `models.NAME` and other sections. It must not be there yet.",
@@ -140,7 +141,9 @@ def _edges(op: Op) -> dict[str, Schema]:
     if op.outputs:
         outs = {port.name: port for port in op.outputs if port.name}
         made["out"] = _columns(outs, "Other names for the columns that it writes.", not outs)
-    return made if op.source else {**made, "rows": ROWS}
+    if not op.source:
+        made["rows"] = ROWS
+    return made if op.engine else {**made, "pool": POOL}
 
 
 def _columns(ports: Mapping[str, Port], text: str, more: bool) -> Schema:
@@ -169,6 +172,7 @@ def _custom() -> Schema:
             "in": {**columns, "description": "Which column each parameter reads, where names differ."},
             "out": {**columns, "description": "Other names for the columns that it writes."},
             "rows": ROWS,
+            "pool": POOL,
         },
     }
 

@@ -47,20 +47,31 @@ class Optimizer(Section):
 class Serve(Section):
     """The engine that generates with the model."""
 
-    engine: Literal["transformers"] = Field(default="transformers", description="which engine it is.")
+    engine: Literal["transformers", "sglang"] = Field(
+        default="transformers", description="which engine it is; sglang can be planned, and not yet run."
+    )
+    pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of weights and computation."
     )
-    max_rows: Count = Field(default=1024, description="samples that one device generates at a time.")
+    max_rows: Count = Field(default=1024, description="samples that one engine generates at a time.")
+    tensor_parallel: Count = Field(
+        default=1, description="devices of a host that one engine spans; transformers: 1."
+    )
 
 
 class Train(Section):
     """The engine that trains the model."""
 
     engine: Literal["fsdp"] = Field(default="fsdp", description="which engine it is.")
+    pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
     micro_tokens: Count = Field(default=16384, description="padded tokens of one micro-batch on one device.")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the computation; master weights are float32."
+    )
+    recompute: bool = Field(
+        default=False,
+        description="compute activations again in the backward pass: less memory, a third more work.",
     )
 
 
@@ -94,9 +105,10 @@ class Schedule(Section):
     """How long to run, and what is kept on the way."""
 
     iterations: Natural = Field(description="passes through the graph.")
-    staleness: Annotated[int, Field(ge=0, le=0)] = Field(
+    staleness: Natural = Field(
         default=0,
-        description="how many versions old the weights that generate may be; 0: both take turns.",
+        description="how many iterations generation may run ahead of training, on a pool of its own: as many "
+        "iterations old are its weights. 0: both take turns.",
     )
     save_every: Natural = Field(default=0, description="iterations between checkpoints; 0: only at the end.")
     keep: Count = Field(default=2, description="checkpoints that stay on disk.")

@@ -12,6 +12,13 @@ from rlgraph.plan import ColumnPlan, Plan, Step
 from rlgraph.prediction import prediction_text, step_text
 from rlgraph.source import OPEN, Tree, scalar
 
+PATHS = {
+    "memory": "within each process",
+    "ipc": "through memory that both map",
+    "broadcast": "by broadcast",
+}
+MOVES = {"load": "to", "offload": "from", "wake": "on", "sleep": "on"}  # kind -> how its place is said
+
 
 def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
     """The whole plan; ``failed`` is the (phase, step) to mark."""
@@ -26,6 +33,8 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
         engines = [str(e["engine"]) for e in (model.train, model.serve) if e]
         yield f"  model {name}: {state}, head {model.head}, held by {' and '.join(engines) or 'no engine'}"
+    for engine, parts in plan.away.items():
+        yield f"  between iterations {' and '.join(parts)} of {engine} are off the device"
     yield ""
     if plan.eval_steps:
         often = f", after every {plan.eval_every} iterations" if plan.eval_every else ""
@@ -34,9 +43,14 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         )
         yield from _steps(plan, plan.eval_steps, failed)
         yield ""
-    yield f"repeat {plan.schedule['iterations']} times"
+    most = max((step.lead for step in plan.steps), default=0)
+    ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
+    yield f"repeat {plan.schedule['iterations']} times{ahead}"
     yield from _steps(plan, plan.steps, failed)
     yield ""
+    if most:
+        yield from _pipelined(plan, most)
+        yield ""
     yield from _closing(plan)
 
 
@@ -49,6 +63,26 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
                 first, *rest = _wrapped(detail)
                 yield f"         {word:<8}{first}"
                 yield from (f"{'':17}{line}" for line in rest)
+
+
+def _pipelined(plan: Plan, most: int) -> Iterator[str]:
+    """What each pool does in a slot, and how the pipeline fills and drains."""
+    yield "while the pipeline is full, in slot t"
+    steps = [plan.steps[number - 1] for number in plan.slot]
+    for pool in plan.pools:
+        names = [_when(step) for step in steps if pool in (step.pool, step.source)]
+        first, *rest = textwrap.wrap(", ".join(names), 84, break_on_hyphens=False, break_long_words=False)
+        yield f"  {pool:<14} {first}"
+        yield from (f"{'':17}{line}" for line in rest)
+    slots = "slot -1 runs" if most == 1 else f"slots -{most} to -1 run"
+    yield f"  prologue       {slots} what leads, for the first iterations"
+    last = "slot runs" if most == 1 else f"{most} slots run"
+    yield f"  epilogue       the last {last} without what would lead: before an evaluation, a checkpoint"
+    yield "                 and the end, nothing is in flight"
+
+
+def _when(step: Step) -> str:
+    return f"{step.node}(t{f'+{step.lead}' if step.lead else ''})"
 
 
 def _wrapped(detail: str) -> list[str]:
@@ -68,7 +102,11 @@ def sentence(step: Step) -> str:
     )
     model = "".join(f" {name}@{version}" for name, version in step.models.items())
     if step.kind == "sync":
-        return f"sync{model} from the train engine to the serve engine on {where}"
+        source = f" on pool {step.source}" if step.source else ""
+        return f"sync{model} from the train engine{source} to the serve engine on {where}, {PATHS[step.path]}"
+    if step.kind in MOVES:
+        parts = f"{' and '.join(step.parts)} of {', '.join(step.models)}"
+        return f"{step.kind} {parts} {MOVES[step.kind]} {where}"
     if step.kind == "repeat":
         return f"repeat {step.reads[0]} for each sample on {where}"
     if step.kind == "select":
@@ -117,7 +155,7 @@ def graph_text(graph: Graph) -> str:
 
 
 def _node(node: Node) -> str:
-    version = "" if node.version is None else "@v" + (f"+{node.version}" if node.version else "")
+    version = "" if node.version is None else "@v" + (f"{node.version:+d}" if node.version else "")
     words = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
     words += [f"{node.model}{version}" if node.model else "", node.layout]
     edges = " ".join([*node.reads, *(("->", *node.writes) if node.writes else ())])

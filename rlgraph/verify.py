@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.graph import Graph
+from rlgraph.passes.partition import lies_so
 
 
 def verify(graph: Graph, after: str) -> None:
@@ -34,9 +35,9 @@ def _one_layout_a_node(graph: Graph, after: str) -> None:
     for node in graph.nodes:
         if node.kind in ("run", "repeat", "select"):
             for column in node.reads:
-                have = graph.columns[column].layout
-                assert have == node.layout, (
-                    f"pass {after}: {node.name} ({node.layout}) reads {column} ({have})"
+                have = graph.columns[column]
+                assert lies_so(graph, have, node.layout, node.pool), (
+                    f"pass {after}: {node.name} ({node.layout}) reads {column} ({have.layout})"
                 )
 
 

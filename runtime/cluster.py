@@ -6,20 +6,28 @@ Both give references for results; the driver never looks inside one unless it as
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.weights import Handover
 from rlgraph.runtime.worker import Worker
+
+Place = tuple[str, int]  # a pool, and a device's number in it
+
+
+def place_text(place: Place) -> str:
+    """As plans write it: ``gen[1]``."""
+    return f"{place[0]}[{place[1]}]"
 
 
 class Cluster(Protocol):
-    """The workers of one pool, by device number."""
+    """The workers of all pools."""
 
-    size: int
+    places: Sequence[Place]  # pools in the plan's order, and their devices
 
-    def call(self, device: int, method: str, *args: Any, returns: int = 1) -> list[Any]:
+    def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; one reference a return value. References among ``args`` are followed."""
         ...
 
@@ -49,17 +57,18 @@ class Value:
 
 
 class InlineCluster:
-    """One worker, in this process."""
+    """One worker for each pool, all in this process."""
 
-    size = 1
+    def __init__(self, pools: Mapping[str, int]) -> None:
+        assert set(pools.values()) == {1}, "in one process, each pool has one device"
+        self.places = _places(pools)
+        desk: dict[str, Handover] = {}
+        self.workers = {place: Worker(desk=desk) for place in self.places}
 
-    def __init__(self) -> None:
-        self.worker = Worker()
-
-    def call(self, device: int, method: str, *args: Any, returns: int = 1) -> list[Any]:
+    def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         try:
             values = [arg.get() if isinstance(arg, Value) else arg for arg in args]
-            result = getattr(self.worker, method)(*values)
+            result = getattr(self.workers[place], method)(*values)
         except Exception as error:
             return [Value(error=error) for _ in range(returns)]
         return [Value(result)] if returns == 1 else [Value(item) for item in result]
@@ -71,73 +80,95 @@ class InlineCluster:
         return list(references), []
 
     def close(self) -> None:
-        self.worker.close()
+        for worker in self.workers.values():
+            worker.close()
+
+
+def _places(pools: Mapping[str, int]) -> list[Place]:
+    return [(pool, device) for pool, devices in pools.items() for device in range(devices)]
 
 
 class RayCluster:
-    """One actor a device, in one placement group."""
+    """One actor a device, in one placement group a pool."""
 
-    def __init__(self, devices: int, gpus: bool, address: str | None, logs: Path, timeout: float) -> None:
+    def __init__(
+        self, pools: Mapping[str, int], gpus: bool, address: str | None, logs: Path, timeout: float
+    ) -> None:
         """Start Ray on this machine, or join a cluster, and place a worker on each device.
 
         Raises:
             RunError: the cluster can't be joined, or has too few devices.
         """
-        self.size = devices
-        self._start_ray(devices, gpus, address)
+        self.places, self.gpus = _places(pools), gpus
+        self._start_ray(address)
         try:
-            self._place(devices, gpus, logs.resolve(), timeout)
+            self.workers = dict(zip(self.places, self._place(pools, logs.resolve(), timeout), strict=True))
         except BaseException:
             self.close()
             raise
 
-    def _start_ray(self, devices: int, gpus: bool, address: str | None) -> None:
+    def _start_ray(self, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        self.ray = ray
+        self.ray, devices = ray, len(self.places)
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if address:
             options["address"] = address
         else:
             options |= {"address": "local", "num_cpus": devices, "include_dashboard": False}
-            options |= {"num_gpus": devices} if gpus else {}
+            options |= {"num_gpus": devices} if self.gpus else {}
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             remedy = "is Ray running there, and has this shell its token (RAY_AUTH_TOKEN)?" if address else ""
             raise RunError(f"no Ray cluster at {address or 'this machine'}: {error}\n  {remedy}") from error
 
-    def _place(self, devices: int, gpus: bool, logs: Path, timeout: float) -> None:
-        ray = self.ray
+    def _place(self, pools: Mapping[str, int], logs: Path, timeout: float) -> list[Any]:
+        """A worker for each place; within a pool in the order of (host, device)."""
+        started: dict[str, list[Any]] = {}
+        for pool, group in self._groups(pools, min(timeout, 120)).items():
+            first = sum(map(len, started.values()))
+            names = [logs / f"worker-{first + index}.log" for index in range(pools[pool])]
+            started[pool] = [self._worker(group, index, log) for index, log in enumerate(names)]
+        return [worker for pool in pools for worker in self._sorted(pool, started[pool], timeout)]
+
+    def _groups(self, pools: Mapping[str, int], timeout: float) -> dict[str, Any]:
+        """A placement group for each pool."""
         from ray.util.placement_group import placement_group
+
+        bundle = {"CPU": 1.0, "GPU": 1.0} if self.gpus else {"CPU": 1.0}
+        groups = {pool: placement_group([bundle] * size, strategy="PACK") for pool, size in pools.items()}
+        for pool, group in groups.items():
+            if not group.wait(timeout):
+                have = self.ray.cluster_resources()
+                law = f"the cluster has no room for {pools[pool]} workers of {bundle}"
+                law += (f" in pool {pool}" if len(pools) > 1 else "") + f"; it has {have}"
+                raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
+        return groups
+
+    def _worker(self, group: Any, index: int, log: Path) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": 1.0, "GPU": 1.0} if gpus else {"CPU": 1.0}
-        group = placement_group([bundle] * devices, strategy="PACK")
-        if not group.wait(min(timeout, 120)):
-            have = ray.cluster_resources()
-            law = f"the cluster has no room for {devices} workers of {bundle}; it has {have}"
-            raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
-        actor = ray.remote(Worker)
-        threads = 0 if gpus else max(1, len(os.sched_getaffinity(0)) // devices)
-        workers = [
-            actor.options(
-                num_cpus=1,
-                num_gpus=1 if gpus else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=index
-                ),
-            ).remote(threads, str(logs / f"worker-{index}.log"))
-            for index in range(devices)
-        ]
-        # ranks follow (host, device), so that neighbours in rank are neighbours in wiring
-        places = ray.get([worker.place.remote() for worker in workers], timeout=timeout)
-        self.workers = [worker for _, _, worker in sorted(zip(places, range(devices), workers, strict=True))]
+        threads = 0 if self.gpus else max(1, len(os.sched_getaffinity(0)) // len(self.places))
+        bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        actor = self.ray.remote(Worker)
+        gpus = 1 if self.gpus else 0
+        return actor.options(num_cpus=1, num_gpus=gpus, scheduling_strategy=bundle).remote(threads, str(log))
 
-    def call(self, device: int, method: str, *args: Any, returns: int = 1) -> list[Any]:
-        made = getattr(self.workers[device], method).options(num_returns=returns).remote(*args)
+    def _sorted(self, pool: str, workers: list[Any], timeout: float) -> list[Any]:
+        """Workers by (host, device), so that neighbours in rank are neighbours in wiring."""
+        pending = [worker.place.remote() for worker in workers]
+        _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
+        if late:
+            law = f"{len(late)} of the workers of pool {pool} did not start in {timeout:.0f} s"
+            raise RunError(f"{law} (schedule.timeout)")
+        places = self.ray.get(pending)
+        return [workers[index] for index in sorted(range(len(workers)), key=lambda index: places[index])]
+
+    def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
+        made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
         return [made] if returns == 1 else list(made)
 
     def get(self, references: Sequence[Any]) -> list[Any]:

@@ -1,257 +1,140 @@
-"""The driver walks the plan: it holds references to columns, never their rows.
+"""The driver hands steps to pools, and waits for what they report.
 
-A step starts as soon as it is submitted and its inputs are there; Ray follows the references. The driver
-waits only where a layout depends on what came out: how many rows, how many tokens each.
+Each pool gets its steps in the order given, and runs them in it. A step is handed over as soon as its calls
+are known; those of a balanced layout, say, depend on how many tokens came out. One that must wait holds up
+its own pool only. From then on Ray follows the references: a call starts when its inputs are there.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from rlgraph.errors import RlgraphError, RunError
 from rlgraph.plan import Plan, Step
-from rlgraph.runtime import layout as layouts
-from rlgraph.runtime.cluster import Cluster
-from rlgraph.runtime.layout import Layout
-from rlgraph.runtime.worker import Report, Scope
+from rlgraph.runtime.cluster import Cluster, Place, place_text
+from rlgraph.runtime.rows import NotYet
+from rlgraph.runtime.walk import Call, Walk
 from rlgraph.text import plan_text, sentence
 
 Watch = Callable[[Step], None]
-
-
-@dataclass
-class State:
-    """What a run remembers from one iteration to the next, beside weights and optimizers."""
-
-    iteration: int = 0
-    versions: dict[str, int] = field(default_factory=dict)
-    positions: dict[str, int] = field(default_factory=dict)  # rows that each data source has given
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A step that ran: when it started and ended on each device, in seconds since the epoch."""
-
-    step: Step
-    reports: Mapping[int, Report]  # by device
 
 
 class StepError(RunError):
     """A step failed; the message shows the plan with a mark on it."""
 
 
-class Walk:
-    """One pass through the steps of a phase."""
+class Driver:
+    """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, state: State, phase: str, watch: Watch) -> None:
-        self.plan, self.cluster, self.state, self.phase, self.watch = plan, cluster, state, phase, watch
-        self.columns = plan.columns[phase]
-        self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device
-        self.layouts: dict[tuple[str, str], Layout] = {}  # (domain, layout) -> rows of each device
-        self.rows: dict[str, int] = {}  # domain -> how many rows
-        self.makers: dict[str, Step] = {}  # domain -> the step that made it
-        self.origins: dict[str, Any] = {}  # filtered domain -> the parent's row of each of its rows
-        self.pending: dict[Any, tuple[Step, int]] = {}  # reference of a report -> its step and device
-        self.reports: dict[int, dict[int, Report]] = {}  # step -> device -> report
-        self.kept: dict[str, list[Any]] = {}  # columns that outlive their last reader
+    def __init__(self, plan: Plan, cluster: Cluster, watch: Watch) -> None:
+        self.plan, self.cluster, self.watch = plan, cluster, watch
+        self.waiting: list[tuple[Walk, Step]] = []  # in the order in which each pool will get them
+        self.pending: dict[Any, tuple[Walk, Step, Place]] = {}  # by the reference of a report
+        self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
-    def run(self, steps: Sequence[Step], keep: Callable[[str], bool]) -> list[Ran]:
-        """Carry out the steps; columns for which ``keep`` is true stay in ``kept`` after they are freed.
+    def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
+        """Give the pools steps, behind those that they have."""
+        self.waiting += steps
+        self._hand_over()
+
+    def finish(self, walk: Walk) -> None:
+        """Collect reports until every step of a walk has its own. Whatever fails first, anywhere, is raised.
 
         Raises:
-            StepError: a step failed, or took longer than ``schedule.timeout``.
+            StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
         """
-        for step in steps:
-            self._submit(step)
-            self.kept.update({column: self.refs[column] for column in step.writes if keep(column)})
-            for column in step.frees:
-                del self.refs[column]
-        self._await({step.id for step in steps})
-        return [Ran(step, self.reports[step.id]) for step in steps]
-
-    def _submit(self, step: Step) -> None:
-        if step.kind == "sync":
-            ((model, version),) = self._versions(step).items()
-            self._call(step, "sync", lambda device: (model, version))
-        elif step.kind == "repeat":
-            self._repeat(step)
-        elif step.kind == "select":
-            self._select(step)
-        elif step.kind == "repartition":
-            self._repartition(step)
-        else:
-            self._run(step)
-
-    def _run(self, step: Step) -> None:
-        domain = self.columns[step.reads[0]].domain if step.reads else ""
-        rows = self._layout(domain, step.layout) if domain else None
-        total = self.rows.get(domain, 0)
-        position, versions = self.state.positions.get(step.node, 0), self._versions(step)
-
-        def arguments(device: int) -> tuple[Any, ...]:
-            held = () if rows is None else rows[device]
-            scope = Scope(self.phase, self.state.iteration, held, total, position, versions)
-            return (step.node, scope, *(self.refs[column][device] for column in step.reads))
-
-        self._call(step, "run", arguments)
-        if step.writes and (made := self.columns[step.writes[0]].domain) != domain:
-            self._made(step, made, domain)
-        if step.filters:
-            self._filtered(step, domain)
-
-    def _versions(self, step: Step) -> dict[str, int]:
-        """The versions that a step reads: the plan counts from those on entry to the iteration."""
-        ahead = {model: int(version.partition("+")[2] or 0) for model, version in step.models.items()}
-        return {model: self.state.versions.get(model, 0) + more for model, more in ahead.items()}
-
-    def _call(self, step: Step, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> None:
-        for column in step.writes:
-            self.refs[column] = [None] * self.cluster.size
-        for device in step.devices:
-            made = self.cluster.call(device, method, *arguments(device), returns=1 + len(step.writes))
-            self.pending[made[0]] = (step, device)
-            for column, part in zip(step.writes, made[1:], strict=True):
-                self.refs[column][device] = part
-
-    def _made(self, step: Step, domain: str, parent: str) -> None:
-        """Note the rows of a domain that a step has made."""
-        self.makers[domain] = step
-        if parent:
-            times = self.columns[step.writes[0]].times
-            self.rows[domain] = self.rows[parent] * times
-            shares = layouts.children(self._layout(parent, step.layout), times)
-        else:
-            self.rows[domain] = len(self._report(step, 0).lengths)
-            shares = layouts.one(self.rows[domain], self.cluster.size)
-        self.layouts[domain, step.layout] = shares
-
-    def _filtered(self, step: Step, parent: str) -> None:
-        """Note the rows that a filter kept, numbered anew in their old order."""
-        held = self._layout(parent, step.layout)
-        stayed = [held[device][self._report(step, device).kept] for device in step.devices]
-        domain = f"{parent}/{step.node}"
-        self.makers[domain] = step
-        self.origins[domain] = np.sort(np.concatenate(stayed))
-        self.rows[domain] = len(self.origins[domain])
-
-    def _select(self, step: Step) -> None:
-        (column,), (copy,) = step.reads, step.writes
-        filtered = self.makers[self.columns[copy].domain]
-        self._call(
-            step, "select", lambda device: (self._report(filtered, device).kept, self.refs[column][device])
-        )
-
-    def _repeat(self, step: Step) -> None:
-        (column,), (copy,) = step.reads, step.writes
-        times = self.columns[copy].times
-        self._call(step, "repeat", lambda device: (times, self.refs[column][device]))
-
-    def _repartition(self, step: Step) -> None:
-        """Every device gathers its rows of the new layout from the parts that hold them."""
-        domain = self.columns[step.reads[0]].domain
-        target = self._layout(domain, step.layout)
-        origin = {}
-        for column in step.reads:
-            held = self._layout(domain, self.columns[column].layout)
-            origin[column] = held, *layouts.where(held, self.rows[domain])
-
-        def arguments(device: int) -> tuple[Any, ...]:
-            picks, counts, parts = [], [], []
-            for column, (held, owner, place) in origin.items():
-                wanted = target[device]
-                sources = sorted(set(owner[wanted].tolist())) or [0]
-                start = np.cumsum([0] + [len(held[source]) for source in sources])
-                shift = np.zeros(len(held), np.int64)
-                shift[sources] = start[:-1]
-                picks.append(shift[owner[wanted]] + place[wanted])
-                counts.append(len(sources))
-                parts += [self.refs[column][source] for source in sources]
-            return (picks, counts, *parts)
-
-        self._call(step, "repartition", arguments)
-
-    def _layout(self, domain: str, name: str) -> Layout:
-        """Rows of each device; a balanced layout waits for the lengths of the rows."""
-        if (domain, name) not in self.layouts:
-            self.layouts[domain, name] = self._new_layout(domain, name)
-        return self.layouts[domain, name]
-
-    def _new_layout(self, domain: str, name: str) -> Layout:
-        devices, rows = self.cluster.size, self.rows[domain]
-        kind, _, minibatches = name.partition("/")
-        if kind == "balanced":
-            return layouts.balanced(self._lengths(domain), devices, int(minibatches))
-        if kind == "one":
-            return layouts.one(rows, devices)
-        of = next(column for column in self.columns.values() if column.domain == domain)
-        if domain in self.origins and of.parent:
-            return layouts.some(self._layout(of.parent, name), self.origins[domain])
-        return (
-            layouts.children(self._layout(of.parent, name), of.times)
-            if of.parent
-            else layouts.even(rows, devices)
-        )
-
-    def _lengths(self, domain: str) -> Any:
-        """int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
-        step = self.makers[domain]
-        if domain in self.origins:
-            parent = self.columns[step.reads[0]].domain
-            return self._lengths(parent)[self.origins[domain]]
-        lengths = np.zeros(self.rows[domain], np.int64)
-        for device in step.devices:
-            lengths[self.layouts[domain, step.layout][device]] = self._report(step, device).lengths
-        return lengths
-
-    def _report(self, step: Step, device: int) -> Report:
-        if device not in self.reports.get(step.id, {}):
-            self._await({step.id})
-        return self.reports[step.id][device]
-
-    def _await(self, steps: set[int]) -> None:
-        """Collect reports until all of these steps have theirs. Whatever fails first, anywhere, is raised."""
         last = time.monotonic()
-        while waiting := {step.id: step for step, _ in self.pending.values() if step.id in steps}:
-            first = waiting[min(waiting)]
-            self.watch(first)
+        while not walk.done:
+            assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
+            first = self._first(walk)
+            self.watch(first[1])
             ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
             for reference in ready:
                 self._collect(reference)
-            now = time.monotonic()
-            last = now if ready else last
-            if now - last > self.plan.schedule["timeout"]:
-                raise self._failed(first, f"nothing came for {now - last:.0f} s (schedule.timeout)")
+            if ready:
+                last = time.monotonic()
+                self._hand_over()
+            elif (silent := time.monotonic() - last) > self.plan.schedule["timeout"]:
+                raise self._failed(*first, f"nothing came for {silent:.0f} s (schedule.timeout)")
+
+    def _hand_over(self) -> None:
+        held: set[str] = set()  # pools whose next step must wait
+        rest = []
+        for walk, step in self.waiting:
+            pools = {step.pool, step.source} - {""}
+            if pools & held or not self._start(walk, step):
+                held |= pools
+                rest.append((walk, step))
+        self.waiting = rest
+
+    def _start(self, walk: Walk, step: Step) -> bool:
+        """Make a step's calls, if they are known."""
+        try:
+            calls = walk.calls(step)
+        except NotYet:
+            return False
+        made = {}
+        for call in self._needed(walk, step, calls):
+            outputs = len(step.writes)
+            made[call.place] = self.cluster.call(call.place, call.method, *call.args, returns=1 + outputs)
+            self.pending[made[call.place][0]] = walk, step, call.place
+        walk.submitted(step, made)
+        return True
+
+    def _needed(self, walk: Walk, step: Step, calls: list[Call]) -> list[Call]:
+        """A sync between pools that brings what is there already is none, on both of them alike."""
+        versions = walk.versions(step)
+        if step.kind == "sleep":
+            self.sent = {model: version for model, version in self.sent.items() if model not in versions}
+        if not step.source:
+            return calls
+        if versions.items() <= self.sent.items():
+            return [replace(call, method="stay") for call in calls]
+        self.sent |= versions
+        return calls
+
+    def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
+        """What a walk waits for: the first of its calls, or of those that it must let pass."""
+        own = (entry for entry in self.pending.values() if entry[0] is walk)
+        return next(own, None) or next(iter(self.pending.values()))
 
     def _collect(self, reference: Any) -> None:
-        step, device = self.pending.pop(reference)
+        walk, step, place = self.pending[reference]
         try:
             (report,) = self.cluster.get([reference])
         except Exception as error:
-            raise self._failed(step, _reason(error), device) from error
-        self.reports.setdefault(step.id, {})[device] = report
+            # a worker that is gone fails all its calls at once, in any order: it was at the first
+            here = [entry for entry in self.pending.values() if entry[2] == place]
+            failed = here[0] if _is_gone(error) else (walk, step, place)
+            raise self._failed(*failed, reason(error)) from error
+        del self.pending[reference]
+        walk.reported(step, place, report)
 
-    def _failed(self, step: Step, reason: str, device: int | None = None) -> StepError:
-        where = "" if device is None else f" on {step.pool}[{device}]"
-        place = f"iteration {self.state.iteration + 1}" if self.phase == "train" else "the evaluation"
+    def _failed(self, walk: Walk, step: Step, place: Place, why: str) -> StepError:
+        part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"
         marked = plan_text(self.plan, failed=(step.phase, step.id))
-        return StepError(f"{marked}\nstep {step.id} of {place} failed{where}: {sentence(step)}\n  {reason}")
+        law = f"step {step.id} of {part} failed on {place_text(place)}: {sentence(step)}"
+        return StepError(f"{marked}\n{law}\n  {why}")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What went wrong: a user's mistake in its own words, anything else with its traceback."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, RlgraphError):
         return str(cause)
-    if type(error).__module__.startswith("ray.") and not hasattr(error, "cause"):
+    if _is_gone(error):
         return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
     return (
         "".join(traceback.format_exception(error)).strip()
         if not hasattr(error, "cause")
         else str(error).strip()
     )
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether it says that a worker has ended; what is raised inside one comes with a ``cause``."""
+    return type(error).__module__.startswith("ray.") and not hasattr(error, "cause")

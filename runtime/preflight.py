@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
+from rlgraph.nodes.data_pairs import load_pairs
 from rlgraph.nodes.dataset import load_examples, load_prompts
 from rlgraph.plan import Function, Plan
 from rlgraph.source import Tree
@@ -15,6 +16,7 @@ from rlgraph.source import Tree
 LOADERS: dict[str, Callable[..., Any]] = {
     "rlgraph.nodes.data:prompts": load_prompts,
     "rlgraph.nodes.data:examples": load_examples,
+    "rlgraph.nodes.data_pairs:pairs": load_pairs,
 }
 NOT_LOADING = ("batch", "shuffle")  # attributes that say what to take of the data, not what it is
 
@@ -58,6 +60,7 @@ class Preflight:
         needed = {
             f.tokenizer for phase in self.plan.functions.values() for f in phase.values() if f.tokenizer
         }
+        self._engines()
         refused: set[str] = set()  # a policy and its reference often lie at one path: say it once
         for name, model in self.plan.models.items():
             if model.path in refused:
@@ -70,6 +73,13 @@ class Preflight:
                     model.path
                 )
                 self.problem("no-model", f"models.{name}.path: {model.path} {reason}", mark, remedy)
+
+    def _engines(self) -> None:
+        for name, model in self.plan.models.items():
+            if model.serve and model.serve["engine"] == "sglang":
+                law = f"models.{name}.serve.engine: sglang can be planned for; this version can't run it yet"
+                mark = self.tree.at(("models", name, "serve", "engine")).mark
+                self.problem("no-engine", law, mark, f"models.{name}.serve.engine=transformers")
 
     def _model(self, name: str, path: str, tokenizer: bool) -> str:
         """What is wrong with a model's path, or nothing."""

@@ -25,7 +25,8 @@ from tensorboardX import SummaryWriter
 
 from rlgraph.errors import RunError
 from rlgraph.plan import Plan
-from rlgraph.runtime.driver import Ran, State
+from rlgraph.runtime.pipeline import State
+from rlgraph.runtime.walk import Ran
 from rlgraph.text import plan_text
 
 
@@ -111,14 +112,14 @@ class RunDir:
             if not file.tell():
                 file.write("[\n")  # the format allows the closing bracket to be missing
             for item in ran:
-                for device, report in item.reports.items():
+                for (pool, device), report in item.reports.items():
                     event = {
                         "name": item.step.node,
                         "cat": item.step.kind,
                         "ph": "X",
                         "ts": round(report.start * 1e6),
                         "dur": round((report.end - report.start) * 1e6),
-                        "pid": item.step.pool,
+                        "pid": pool,
                         "tid": device,
                         "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
                     }

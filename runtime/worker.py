@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,11 @@ import torch.distributed as dist
 
 from rlgraph import catalog
 from rlgraph.engines import Context
-from rlgraph.plan import Function, ModelPlan, Plan
+from rlgraph.plan import Function, Plan
 from rlgraph.runtime.columns import Part, concat, empty, pack, take, unpack
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.serve.transformers import TransformersEngine
-
-TRAIN_ENGINES: dict[str, Callable[..., Any]] = {"fsdp": FsdpEngine}
-SERVE_ENGINES: dict[str, Callable[..., Any]] = {"transformers": TransformersEngine}
+from rlgraph.runtime.hosted import Engines
+from rlgraph.runtime.meeting import meet
+from rlgraph.runtime.weights import Handover
 
 
 @dataclass(frozen=True)
@@ -54,15 +51,22 @@ class Report:
 class Worker:
     """Hosts the engines of one device; a method that uses a model is called on all workers of its pool."""
 
-    def __init__(self, threads: int = 0, log: str | None = None) -> None:
+    def __init__(
+        self, threads: int = 0, log: str | None = None, desk: dict[str, Handover] | None = None
+    ) -> None:
+        """One for this process, or one of several that share it.
+
+        Args:
+            threads: that torch computes with; 0 for its default.
+            log: a file that takes this process's output.
+            desk: of workers of several pools in one process, where they hand over weights.
+        """
         if log:
             _redirect(log)
         if threads:
             torch.set_num_threads(threads)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.train: dict[str, Any] = {}
-        self.serve: dict[str, Any] = {}
-        self.versions: dict[str, int] = {}
+        self.desk = desk
         self.tokenizers: dict[str, Any] = {}
 
     def place(self) -> tuple[str, str, str]:
@@ -75,40 +79,20 @@ class Worker:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
-    def setup(self, plan: Plan, rank: int, world: int, meeting: str) -> Report:
-        """Join the process group and load the models.
+    def setup(self, plan: Plan, pool: str, device: int, meeting: str) -> Report:
+        """Join the process groups and load the models of this worker's pool.
 
         Args:
             plan: what will run.
-            rank: of this worker among ``world``.
-            world: how many workers there are.
-            meeting: where they meet, ``tcp://host:port``.
+            pool: that this worker belongs to.
+            device: its number there.
+            meeting: where all workers meet, ``tcp://host:port``.
         """
         start = time.time()
-        self.plan, self.rank = plan, rank
-        backend = "nccl" if self.device == "cuda" else "gloo"
-        timeout = timedelta(seconds=plan.schedule["timeout"])
-        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout)
-        for name, model in plan.models.items():
-            self._load(name, model)
+        self.plan = plan
+        groups = meet(plan, (pool, device), meeting, self.device, self.desk)
+        self.engines = Engines(plan, pool, self.device, groups)
         return Report(start, time.time())
-
-    def _load(self, name: str, model: ModelPlan) -> None:
-        if model.train:
-            engine, options = _engine(model.train, TRAIN_ENGINES)
-            self.train[name] = engine(
-                model.path,
-                head=model.head,
-                frozen=model.optimizer is None,
-                optimizer=model.optimizer,
-                seed=self.plan.seed,
-                device=self.device,
-                **options,
-            )
-            self.versions[name] = 0
-        if model.serve:
-            engine, options = _engine(model.serve, SERVE_ENGINES)
-            self.serve[name] = engine(model.path, device=self.device, **options)
 
     def tokenizer(self, model: str) -> Any:
         """The tokenizer that lies with a model's weights."""
@@ -145,7 +129,7 @@ class Worker:
             arguments[port.name] = unpack(columns[column], device) if column else None
         result = op.body(**arguments)
         if op.declared.updates and function.model:
-            self.versions[function.model] += 1
+            self.engines.versions[function.model] += 1
         return result
 
     def _hook(self, kind: Any, function: Function, hook: Function, columns: Mapping[str, Part]) -> Any:
@@ -159,13 +143,8 @@ class Worker:
         if handle == "tokenizer":
             assert function.tokenizer
             return self.tokenizer(function.tokenizer)
-        model = str(function.model)
-        held = self.versions[model] if handle == "train" else self.serve[model].version
-        promised = scope.versions[model]
-        assert held == promised, (
-            f"{context.node} would read {model}@{held}; the plan promised {model}@{promised}"
-        )
-        return self.train[model] if handle == "train" else self.serve[model]
+        assert function.model
+        return self.engines.at(function.model, handle, scope.versions[function.model], context.node)
 
     def _outputs(self, node: str, phase: str, function: Function, result: Any) -> list[Part]:
         columns = self.plan.columns[phase]
@@ -180,12 +159,24 @@ class Worker:
         ]
 
     def sync(self, model: str, version: int) -> Report:
-        """Bring the serve engine to the train engine's weights, unless it holds them."""
-        start = time.time()
-        assert self.versions[model] == version, f"{model} is at version {self.versions[model]}, not {version}"
-        if self.serve[model].version != version:
-            self.serve[model].load_weights(self.train[model].weights(), version)
-        return Report(start, time.time())
+        """Bring the serve engine to the weights of the train engine beside it, unless it holds them."""
+        return _timed(self.engines.sync, model, version)
+
+    def send(self, model: str, version: int) -> Report:
+        """Send a train engine's weights to the pool that serves them; all of its own pool do."""
+        return _timed(self.engines.send, model, version)
+
+    def receive(self, model: str, version: int) -> Report:
+        """Bring the serve engine to the weights that another pool sends."""
+        return _timed(self.engines.receive, model, version)
+
+    def stay(self, model: str, version: int) -> Report:
+        """Instead of a send or receive: the pool that serves the model has that version."""
+        return Report(time.time(), time.time())
+
+    def transition(self, kind: str, model: str, parts: Sequence[str]) -> Report:
+        """Move parts of an engine off the device (offload, sleep) or back (load, wake)."""
+        return _timed(self.engines.move, kind, model, parts)
 
     def repeat(self, times: int, part: Part) -> Any:
         """Each row ``times`` times: a prompt's value for each of its samples."""
@@ -233,22 +224,15 @@ class Worker:
 
     def save(self, folder: str) -> None:
         """Write this rank's shards of every trained model."""
-        for name, engine in self._trained():
-            engine.save(f"{folder}/{name}")
+        self.engines.save(folder)
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""
-        for name, engine in self._trained():
-            engine.load(f"{folder}/{name}")
-        self.versions.update(versions)
+        self.engines.load(folder, versions)
 
     def export(self, folder: str) -> None:
         """Write every trained model as a Hugging Face directory."""
-        for name, engine in self._trained():
-            engine.export(f"{folder}/{name}")
-
-    def _trained(self) -> list[tuple[str, Any]]:
-        return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
+        self.engines.export(folder)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -256,9 +240,10 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _engine(spec: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, Any]]:
-    """The class of an engine and its options."""
-    return known[spec["engine"]], {name: value for name, value in spec.items() if name != "engine"}
+def _timed(action: Callable[..., None], *args: Any) -> Report:
+    start = time.time()
+    action(*args)
+    return Report(start, time.time())
 
 
 def _rows(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:

@@ -4,7 +4,8 @@
     even         split by prompt: contiguous, the samples of a prompt together
     balanced/K   samples spread so that the devices hold equal token counts in each of K mini-batches
 
-On one device all of these are the same, and nothing is moved.
+On one device all of these are the same, and nothing is moved. A column on another pool is read where it is,
+if that pool has as many devices, or all rows lie on one.
 """
 
 from __future__ import annotations
@@ -27,21 +28,29 @@ BECAUSE = {
 def partition(graph: Graph) -> Graph:
     """A layout for every node and column; a ``repartition`` before a reader of another layout."""
     columns = dict(graph.columns)
-    moved: dict[tuple[str, str], str] = {}  # (column, layout) -> its copy in that layout
+    moved: dict[tuple[str, str, int], str] = {}  # (column, layout, devices) -> its copy in that layout
     nodes: list[Node] = []
     steps = _optimizer_steps(graph)
     for node in sequence(graph.nodes):
-        layout = _layout(node, graph, columns, steps)
-        wrong = [c for c in node.reads if columns[c].layout != layout and (c, layout) not in moved]
+        layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]
+        elsewhere = [c for c in node.reads if not lies_so(graph, columns[c], layout, node.pool)]
+        wrong = [c for c in elsewhere if (c, layout, devices) not in moved]
         if wrong:
-            moves = {c: f"{c}@{layout}" for c in wrong}
-            moved.update({(c, layout): copy for c, copy in moves.items()})
-            columns.update({copy: replace(columns[c], name=copy, layout=layout) for c, copy in moves.items()})
-            nodes.append(_repartition(node, moves, layout))
-        renamed = {c: moved[c, layout] for c in node.reads if columns[c].layout != layout}
-        nodes.append(_reading(node, renamed, layout))
-        columns.update({c: replace(columns[c], layout=layout) for c in node.writes})
+            place = layout if len(graph.devices) == 1 else f"{node.pool}/{layout}"
+            moves = {c: f"{c}@{place}" for c in wrong}
+            moved.update({(c, layout, devices): copy for c, copy in moves.items()})
+            for column, copy in moves.items():
+                columns[copy] = replace(columns[column], name=copy, layout=layout, pool=node.pool)
+            nodes.append(_repartition(node, moves, layout, {columns[c].pool for c in wrong}))
+        nodes.append(_reading(node, {c: moved[c, layout, devices] for c in elsewhere}, layout))
+        columns.update({c: replace(columns[c], layout=layout, pool=node.pool) for c in node.writes})
     return replace(graph, nodes=tuple(nodes), columns=columns)
+
+
+def lies_so(graph: Graph, column: Column, layout: str, pool: str) -> bool:
+    """Whether a column's rows lie as a node on ``pool`` reads them."""
+    alike = layout == ONE or graph.devices[column.pool] == graph.devices[pool]
+    return column.layout == layout and alike
 
 
 def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
@@ -78,8 +87,11 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
     return max(weights, key=lambda layout: weights[layout])
 
 
-def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
+def _repartition(reader: Node, moves: dict[str, str], layout: str, origins: set[str]) -> Node:
     who = f"the {reader.kind} for `{reader.name}`" if reader.inserted else f"`{reader.name}`"
+    why = BECAUSE[layout.partition("/")[0]]
+    if origins != {reader.pool}:
+        why = f"runs on pool {reader.pool}, and they are on {' and '.join(sorted(origins))}"
     return Node(
         name=f"repartition:{reader.name}",
         kind="repartition",
@@ -88,7 +100,7 @@ def _repartition(reader: Node, moves: dict[str, str], layout: str) -> Node:
         domain=reader.domain,
         pool=reader.pool,
         layout=layout,
-        because=f"{who} {BECAUSE[layout.partition('/')[0]]}",
+        because=f"{who} {why}",
     )
 
 

@@ -1,13 +1,86 @@
-"""Put every node on a pool. With one pool there is one choice."""
+"""Put every engine and node on a pool.
+
+engines   where the graph says; else training and scoring on the first pool that is not given to serving,
+          generation on the first pool that nothing of these is on (with one pool, there)
+nodes     on a model: where its engine is. Others: where they say, else where most of what they read is;
+          a source where it is read first
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rlgraph.graph import Graph
+from rlgraph.errors import fail
+from rlgraph.graph import Graph, Model, Node
+from rlgraph.passes.order import sequence
+
+
+def engine_pools(models: Iterable[Model], pools: Sequence[str]) -> dict[str, str]:
+    """``policy.train`` and ``policy.serve`` -> pool, for every model."""
+    train = {model.name: model.spec.train.pool for model in models}
+    serve = {model.name: model.spec.serve.pool for model in models}
+    trains = next((pool for pool in pools if pool not in serve.values()), pools[0])
+    taken = {trains, *train.values()}
+    serves = next((pool for pool in pools if pool not in taken), trains)
+    return {f"{name}.train": pool or trains for name, pool in train.items()} | {
+        f"{name}.serve": pool or serves for name, pool in serve.items()
+    }
 
 
 def place(graph: Graph) -> Graph:
-    """Every node on the graph's pool."""
-    (pool,) = graph.devices
-    return replace(graph, nodes=tuple(replace(node, pool=pool) for node in graph.nodes))
+    """A pool for every node.
+
+    Raises:
+        GraphError: a pool that nothing runs on.
+    """
+    pools: dict[str, str] = {}
+    weights = {name: 100 if column.type.axis else 1 for name, column in graph.columns.items()}
+    writer = {column: node.name for node in graph.nodes for column in node.writes}
+    for node in sequence(graph.nodes):
+        pools[node.name] = _fixed(graph, node, pools)
+        if not pools[node.name]:
+            near: Counter[str] = Counter()
+            for column in node.reads:
+                near[pools[writer[column]]] += weights[column]
+            pools[node.name] = near.most_common(1)[0][0] if near else next(iter(graph.devices))
+    _all_used(graph, pools)
+    _whole_groups(graph)
+    return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
+
+
+def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
+    """The pool that a node has to be on, if there is one."""
+    if node.kind == "select":
+        return pools[node.after[0]]  # its filter's, which says which rows stay
+    if node.call and node.op.engine:
+        return graph.engines[f"{node.model}.{node.op.engine}"]
+    if node.call and node.op.source and not node.pool:
+        readers = [reader for column in node.writes for reader in graph.readers(column)]
+        found = (graph.engines[f"{r.model}.{r.op.engine}"] for r in readers if r.call and r.op.engine)
+        return next(found, "")
+    return node.pool
+
+
+def _whole_groups(graph: Graph) -> None:
+    """Tensor-parallel groups fill their pool."""
+    for name in dict.fromkeys(
+        str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"
+    ):
+        size, pool = graph.models[name].spec.serve.tensor_parallel, graph.engines[f"{name}.serve"]
+        if graph.devices[pool] % size:
+            law = (
+                f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out in groups "
+            )
+            law += f"of {size} (models.{name}.serve.tensor_parallel)"
+            remedy = f"give it a multiple of {size}, or make groups smaller"
+            raise fail("tensor-parallel", law, graph.models[name].mark, remedy=remedy)
+
+
+def _all_used(graph: Graph, pools: dict[str, str]) -> None:
+    idle = [pool for pool in graph.devices if pool not in pools.values()]
+    if idle and not graph.report and graph.nodes:
+        law = f"nothing runs on pool `{idle[0]}`"
+        remedy = f"place an engine there, as models.NAME.train.pool={idle[0]}, or remove it"
+        raise fail("idle-pool", law, None, remedy=remedy)

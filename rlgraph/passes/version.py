@@ -1,10 +1,15 @@
-"""Weights as versions: who reads ``policy@v``, who writes ``policy@v+1``, and the order that follows."""
+"""Weights as versions: who reads ``policy@v``, who writes ``policy@v+1``, and the order that follows.
+
+With ``schedule.staleness: k``, a node that generates on another pool than its model trains on reads the
+weights that the model had k iterations ago, ``policy@v-k``: it runs that far ahead.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 
+from rlgraph.errors import GraphError, Problem
 from rlgraph.graph import Graph, Node
 
 
@@ -13,6 +18,9 @@ def version(graph: Graph) -> Graph:
 
     Readers of ``policy@v`` come before the first update; updates follow one another as written; readers of
     ``policy@next`` come after the last.
+
+    Raises:
+        GraphError: generation is to run ahead of training, but no pool is its own.
     """
     updates: dict[str, list[Node]] = defaultdict(list)
     readers: dict[str, list[Node]] = defaultdict(list)
@@ -23,11 +31,38 @@ def version(graph: Graph) -> Graph:
     for model, nodes in readers.items():
         for node in nodes:
             last = tuple(n.name for n in updates[model][-1:]) if node.reads_next else ()
-            at = len(updates[model]) if node.reads_next else 0
+            at = len(updates[model]) if node.reads_next else -len(updates[model]) * ahead(graph, node)
             changed[node.name] = replace(node, version=at, after=node.after + last)
     for model, nodes in updates.items():
         before = tuple(n.name for n in readers[model] if not n.reads_next)
         for count, node in enumerate(nodes):
             changed[node.name] = replace(node, version=count, after=node.after + before)
             before = (node.name,)
+    _runs_ahead(graph, updates)
     return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
+
+
+def ahead(graph: Graph, node: Node) -> int:
+    """Iterations that a node runs ahead of the updates of its model: what generates on a pool of its own."""
+    if graph.report or node.op.engine != "serve":
+        return 0
+    apart = graph.engines[f"{node.model}.serve"] != graph.engines[f"{node.model}.train"]
+    return graph.schedule.staleness if apart else 0
+
+
+def _runs_ahead(graph: Graph, updates: dict[str, list[Node]]) -> None:
+    """Whoever asks for staleness gets it, or is told what is missing."""
+    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
+    trained = [node for node in serving if updates[str(node.model)]]
+    if not graph.schedule.staleness or graph.report or any(ahead(graph, node) for node in trained):
+        return
+    law = f"`schedule.staleness` is {graph.schedule.staleness}: generation is to run ahead of training; "
+    if trained:
+        node = trained[0]
+        law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
+        remedy = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}, or schedule.staleness=0"
+    else:
+        law += "nothing generates with a model that is trained"
+        remedy = "set: {schedule.staleness: 0}"
+    marks = [node.mark for node in (*trained, *serving, *graph.nodes)]
+    raise GraphError([Problem("no-overlap", law, marks[0] if marks else None, (), remedy)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
 
 
@@ -34,6 +35,15 @@ class MicroBatch:
         tokens: Ragged = self.columns["tokens"]
         empty = torch.zeros(len(tokens.values), dtype=scores.dtype, device=scores.device)
         return tokens.like(empty.index_copy(0, self.places, scores))
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimizer step trains on: this rank's micro-batches, and counts over all ranks."""
+
+    batches: list[MicroBatch]
+    totals: Totals
+    passes: int  # micro-batches of the rank that has most; every rank runs as many
 
 
 def scored(loss_mask: Ragged) -> Ragged:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rlgraph.engines import Batch, Objective, Totals
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.fsdp import checkpoint
-from rlgraph.runtime.fsdp.batching import MicroBatch, micro_batches, minibatch_rows, placeholder
+from rlgraph.runtime.fsdp.batching import MicroBatch, MiniBatch, micro_batches, minibatch_rows, placeholder
 from rlgraph.runtime.fsdp.gather import gather_full
-from rlgraph.runtime.fsdp.load import Head, load_model, shard_model
+from rlgraph.runtime.fsdp.load import Head, load_sharded
 from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, clip_gradients, make_optimizer
+from rlgraph.runtime.fsdp.residency import Residency, optimizer_tensors
 from rlgraph.runtime.fsdp.scoring import Entropy, forward, token_scores
 from rlgraph.runtime.fsdp.tally import Tally
 
 SMALL = 2**26  # parameters: gathered whole they take 256 MiB in float32, and their gradients as much
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """What one optimizer step trains on: this rank's micro-batches, and counts over all ranks."""
-
-    batches: list[MicroBatch]
-    totals: Totals
-    passes: int  # micro-batches of the rank that has most; every rank runs as many
 
 
 class FsdpEngine:
@@ -53,6 +44,7 @@ class FsdpEngine:
         dtype: str = "float32",
         mesh: DeviceMesh | None = None,
         reshard: bool | None = None,
+        recompute: bool = False,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised.
 
@@ -68,6 +60,7 @@ class FsdpEngine:
             mesh: one dimension; by default all ranks.
             reshard: free each decoder layer's gathered parameters after use and reduce gradients with every
                 micro-batch; by default only for models of more than ``SMALL`` parameters.
+            recompute: run each decoder layer again in the backward pass rather than keep its activations.
 
         Raises:
             ValueError: an unknown or missing optimizer option, or weights that the directory lacks.
@@ -77,26 +70,64 @@ class FsdpEngine:
         self.group = self.mesh.get_group()
         self.device = torch.device(device)
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        self.model = load_model(path, head=head, seed=seed, dtype=compute if frozen else torch.float32)
-        self.model.requires_grad_(not frozen)
-        size = sum(p.numel() for p in self.model.parameters())
-        self.reshard = size > SMALL if reshard is None else reshard
+        self.model, self.shards, self.reshard = load_sharded(
+            path,
+            head=head,
+            seed=seed,
+            frozen=frozen,
+            compute=compute,
+            mesh=self.mesh,
+            reshard=reshard,
+            small=SMALL,
+            recompute=recompute,
+        )
         self.projection = self.model.get_output_embeddings()
-        self.shards = shard_model(self.model, self.mesh, reshard=self.reshard, compute=compute)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
         if not frozen:
             self.options = OptimizerOptions.of(optimizer or {})
             self.optimizer, self.scheduler = make_optimizer(self.parameters, self.options)
+        parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
+        self.residency = Residency(path, self.device, parts)
+
+    @property
+    def away(self) -> frozenset[str]:
+        """What is offloaded now, out of ``parameters`` and ``optimizer``."""
+        return self.residency.away
+
+    def offload(self, parts: Iterable[str]) -> None:
+        """Move this rank's shards to the host: to pinned memory from CUDA, to a temporary file from the CPU.
+
+        What has not changed since the last time is not copied again. Gradients live only inside ``update``.
+
+        Args:
+            parts: out of ``parameters`` and ``optimizer``; a frozen model's optimizer is empty.
+
+        Raises:
+            RuntimeError: a part is away already.
+            ValueError: a part that there is not.
+        """
+        self.residency.offload(parts)
+
+    def reload(self, parts: Iterable[str]) -> None:
+        """Bring back what ``offload`` moved, bit for bit.
+
+        Raises:
+            RuntimeError: a part is not away.
+            ValueError: a part that there is not.
+        """
+        self.residency.reload(parts)
 
     def logprobs(self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0) -> Ragged:
         """Log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
         assert self.head == "lm", "a value head has no log-probs"
+        self.residency.need(["parameters"], "logprobs")
         return self._score(tokens, loss_mask, temperature)
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
         """The value before each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
         assert self.head == "value", "a language-model head has no values"
+        self.residency.need(["parameters"], "values")
         return self._score(tokens, loss_mask, 1.0)
 
     def update(
@@ -117,6 +148,8 @@ class FsdpEngine:
         ``grad_norm`` and ``lr`` over steps taken.
         """
         assert self.optimizer is not None, "a frozen model does not train"
+        self.residency.need(["parameters", "optimizer"], "update")
+        self.residency.changed(["parameters", "optimizer"])
         tally = Tally()
         plan = [m for m in self._minibatches(columns, rows, total_rows, minibatches) if m.totals.tokens]
         for minibatch in plan * epochs:
@@ -128,24 +161,35 @@ class FsdpEngine:
         """Every parameter in full, under its Hugging Face name, tied ones once; then persistent buffers.
 
         Collective: every rank must take all of them.
+
+        Raises:
+            RuntimeError: the parameters are offloaded.
         """
+        self.residency.need(["parameters"], "weights")
         parameters = [(name, p.detach()) for name, p in self.model.named_parameters()]
         persistent = self.model.state_dict().keys()
         buffers = [(name, b) for name, b in self.model.named_buffers() if name in persistent]
-        yield from gather_full([*parameters, *buffers], self.group)
+        return gather_full([*parameters, *buffers], self.group)
 
     def save(self, directory: str) -> None:
-        """Write parameters, optimizer and schedule, sharded; any number of ranks can load them."""
-        checkpoint.save_state(directory, self.model, self.optimizer, self.scheduler, self.group)
+        """Write parameters, optimizer and schedule, sharded; any number of ranks can load them.
+
+        What is offloaded comes back for it, and goes again; so it does for ``load`` and ``export``.
+        """
+        with self.residency.back():
+            checkpoint.save_state(directory, self.model, self.optimizer, self.scheduler, self.group)
 
     def load(self, directory: str) -> None:
         """Read what ``save`` wrote."""
-        checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.group)
+        with self.residency.back():
+            self.residency.changed(["parameters", "optimizer"])
+            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.group)
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns."""
         first = self.group.rank() == 0
-        weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
+        with self.residency.back():
+            weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.path)
         dist.barrier(self.group)

@@ -4,45 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from rlgraph.runtime.fsdp import pretrained
 
 Head = Literal["lm", "value"]
 
 
-def load_model(path: str, *, head: Head, seed: int, dtype: torch.dtype) -> torch.nn.Module:
-    """The whole model in host memory, in ``dtype``.
+def load_sharded(
+    path: str,
+    *,
+    head: Head,
+    seed: int,
+    frozen: bool,
+    compute: torch.dtype,
+    mesh: DeviceMesh,
+    reshard: bool | None,
+    small: int,
+    recompute: bool,
+) -> tuple[torch.nn.Module, list[FSDPModule], bool]:
+    """A model sharded over the ranks of a mesh; where its files allow, each rank reads its rows alone.
 
     Args:
         path: a directory as ``save_pretrained`` writes it, or a name on the Hub.
         head: ``lm``, or ``value`` for one number a token; a value head that is not there is drawn anew.
         seed: what it is drawn from; the same seed gives the same head on every rank.
-        dtype: of the parameters.
+        frozen: whether parameters take no gradients, and are held in ``compute``; else in float32.
+        compute: dtype of the gathered parameters.
+        mesh: one dimension, the ranks.
+        reshard: see ``shard_model``; None: unless the model is small.
+        small: parameters that a small model has at most.
+        recompute: whether ``recompute_layers``, unless frozen.
+
+    Returns:
+        The model, the modules that gather their parameters together, and whether they reshard.
 
     Raises:
-        ValueError: the directory lacks weights other than a value head's.
+        ValueError: the directory lacks weights other than a value head's, or has them in another shape.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    dtype, new = compute if frozen else torch.float32, () if head == "lm" else pretrained.NEW_HEAD
+    with quiet(), torch.random.fork_rng(devices=[]):
+        files = pretrained.weights_of(path)
+        model = pretrained.shape_of(path, *_classes(head), dtype)
+        direct = pretrained.reads_as_it_is(model, files, new)
+        if direct:
+            pretrained.check(path, model, files, new)
+            pretrained.compute_the_rest(model, files, seed)
+        else:
+            model = load_model(path, head=head, seed=seed, dtype=dtype)
+    model.register_forward_hook(_own_logits)
+    # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
+    model.eval().requires_grad_(not frozen)
+    if recompute and not frozen:
+        recompute_layers(model)
+    if reshard is None:
+        reshard = sum(p.numel() for p in model.parameters()) > small
+    shards = shard_model(model, mesh, reshard=reshard, compute=compute)
+    if direct:
+        pretrained.fill(model, files, torch.device(mesh.device_type))
+    return model, shards, reshard
 
-    auto: Any = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
-    options = {} if head == "lm" else {"num_labels": 1}
+
+def load_model(path: str, *, head: Head, seed: int, dtype: torch.dtype) -> Any:
+    """The whole model in host memory, loaded and converted by transformers; see ``load_sharded``."""
+    auto, options = _classes(head)
+    new = () if head == "lm" else pretrained.NEW_HEAD
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model, report = auto.from_pretrained(
             path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **options
         )
-    missing = [name for name in report["missing_keys"] if head == "lm" or not name.startswith(_NEW_HEAD)]
-    if missing:
-        raise ValueError(f"{path} holds no weights for {', '.join(sorted(missing))} (head: {head})")
-    model.register_forward_hook(_own_logits)
-    # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
-    return model.eval()
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(new)):
+        raise ValueError(f"{path} holds no weights for {pretrained.listed(missing)} (head: {head})")
+    pretrained.report_unexpected(path, model, report["unexpected_keys"], new)
+    return model
 
 
-_NEW_HEAD = ("score", "classifier")
+def _classes(head: Head) -> tuple[Any, dict[str, Any]]:
+    """The transformers class that makes a model with this head, and what it changes in the config."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    return (
+        (AutoModelForCausalLM, {}) if head == "lm" else (AutoModelForTokenClassification, {"num_labels": 1})
+    )
 
 
 def _own_logits(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
@@ -98,6 +148,16 @@ def shard_model(
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     return sharded
+
+
+def recompute_layers(model: torch.nn.Module) -> None:
+    """Of each decoder layer keep only its input, and run it again in the backward pass (arXiv 1604.06174).
+
+    It is the layer's ``forward`` that runs again, inside of the hooks of FSDP2 and transformers: neither acts
+    twice. No generator is restored: in eval mode nothing draws.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

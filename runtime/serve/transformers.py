@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import cached_file
 
 from rlgraph.engines import Generation, Request, Sampling
+from rlgraph.runtime.fsdp.residency import distinct_storages, free
 from rlgraph.runtime.serve.batching import Run
 from rlgraph.runtime.serve.kv import Decode, SlotCache
 
@@ -75,9 +76,45 @@ class TransformersEngine:
         self.stops = torch.tensor(
             _stop_ids(path, self.model, self.tokenizer), dtype=torch.int64, device=self.device
         )
-        self.version = -1
+        self.version, self.away = -1, frozenset[str]()
+        self._asleep: list[tuple[torch.UntypedStorage, int]] = []  # storages without memory, and their bytes
         self._last: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+
+    def sleep(self, parts: Iterable[str]) -> None:
+        """Free the memory of ``weights``, the only part: keys and values live no longer than ``generate``.
+
+        Raises:
+            RuntimeError: they sleep already.
+            ValueError: a part that there is not.
+        """
+        if self._parts(parts, "sleep", self.away, "wake"):
+            self._asleep = [(s, s.nbytes()) for s in distinct_storages(_weights(self.model).values())]
+            free(storage for storage, _ in self._asleep)
+            self.version, self.away = -1, frozenset({"weights"})
+
+    def wake(self, parts: Iterable[str]) -> None:
+        """Take memory for ``weights`` again; what stands in it is undefined until ``load_weights``.
+
+        Raises:
+            RuntimeError: they are awake.
+            ValueError: a part that there is not.
+        """
+        if self._parts(parts, "wake", frozenset({"weights"}) - self.away, "sleep"):
+            for storage, size in self._asleep:
+                storage.resize_(size)
+            self._asleep, self.away = [], frozenset()
+
+    def _parts(self, parts: Iterable[str], verb: str, refused: frozenset[str], other: str) -> list[str]:
+        chosen = list(parts)
+        if unknown := [part for part in chosen if part != "weights"]:
+            raise ValueError(f"{self.path}: {verb} knows no {', '.join(unknown)}; the only part is weights")
+        if refused & {*chosen}:
+            state = "asleep" if self.away else "awake"
+            raise RuntimeError(
+                f"{self.path}: {verb} when weights are {state}; call {other}(['weights']) first"
+            )
+        return chosen
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take every weight by its name in ``named_parameters()``, a tied one once, and persistent buffers.
@@ -86,8 +123,10 @@ class TransformersEngine:
         usable weights, and ``version`` is -1.
 
         Raises:
+            RuntimeError: the weights sleep.
             ValueError: an unknown name, a wrong shape, or weights that were not given.
         """
+        self._need("load_weights")
         self.version, waiting = -1, _weights(self.model)
         known = frozenset(waiting)
         for name, tensor in named:
@@ -103,6 +142,7 @@ class TransformersEngine:
 
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0."""
+        self._need("load_pretrained")
         dtype = next(self.model.parameters()).dtype
         self.load_weights(_weights(AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype)).items(), 0)
 
@@ -110,7 +150,7 @@ class TransformersEngine:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
         Raises:
-            RuntimeError: no weights were given yet.
+            RuntimeError: the weights sleep, or none were given yet.
             ValueError: an empty prompt, ``max_new_tokens`` below 1, or a prompt that with ``max_new_tokens``
                 exceeds the model's context.
             FloatingPointError: the model's logits are NaN.
@@ -130,6 +170,7 @@ class TransformersEngine:
         return [[next(finished) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
+        self._need("generate")
         if self.version < 0:
             raise RuntimeError(
                 f"{self.path}: no weights yet; call load_weights or load_pretrained before generate"
@@ -145,6 +186,12 @@ class TransformersEngine:
                     f"request {index}: {prompt} prompt tokens and {new} new tokens make {prompt + new}, "
                     f"more than the model's context of {self.context}"
                 )
+
+    def _need(self, what: str) -> None:
+        if self.away:
+            raise RuntimeError(
+                f"{self.path}: {what} when weights are asleep; call wake(['weights']) and load_weights first"
+            )
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
         """Logits ``[prompts, vocabulary]`` after each prompt.

@@ -163,7 +163,8 @@ def test_what_decides_nothing_is(change: dict[str, object]) -> None:
 def predicted(seconds: float) -> Plan:
     steps = tuple(replace(step, seconds=(seconds, 2 * seconds), bytes=8) for step in GRPO.steps)
     peak = {"main": Peak(1, 2, "rollout", {"weights": 1})}
-    return replace(GRPO, steps=steps, peak=peak, predicted=Prediction("h100-8", (seconds, 2 * seconds), ()))
+    prediction = Prediction("h100-8", (seconds, 2 * seconds), {}, ())
+    return replace(GRPO, steps=steps, peak=peak, predicted=prediction)
 
 
 def test_predictions_are_compared_where_both_plans_have_them() -> None:

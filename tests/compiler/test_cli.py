@@ -18,6 +18,7 @@ from rlgraph.text import plan_text
 
 STEP_KEYS = {"id", "phase", "kind", "op", "node", "pool", "devices", "layout", "reads", "writes", "frees"}
 STEP_KEYS |= {"models", "inserted", "because", "after", "filters", "updates", "seconds", "bytes"}
+STEP_KEYS |= {"lead", "source", "path", "engine", "parts"}
 
 
 def call(*args: str) -> Result:

@@ -35,7 +35,8 @@ def test_devices_of_one_generation_differ_in_hosts_alone() -> None:
 
 def test_the_slowest_link_decides() -> None:
     cluster = load_cluster("h100-64")
-    assert [cluster.link(devices) for devices in (1, 8, 9, 64)] == [450e9, 450e9, 50e9, 50e9]
+    assert [cluster.link(0, devices) for devices in (1, 8, 9, 64)] == [450e9, 450e9, 50e9, 50e9]
+    assert [cluster.link(first, 4) for first in (0, 4, 6, 8)] == [450e9, 450e9, 50e9, 450e9]
 
 
 def test_a_file_is_a_cluster(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ from rlgraph.cost import (
 )
 from rlgraph.efficiency import ASSUMED
 from rlgraph.errors import GraphError
-from rlgraph.memory import layer_activations, logits_bytes, trained
+from rlgraph.memory import Footprint, Item, layer_activations, logits_bytes, passing
 from rlgraph.plan import Plan
 from rlgraph.planfile import compile_again
-from rlgraph.predict import predict
+from rlgraph.predict import predict, sizes_of
 from rlgraph.sizes import size_of
-from rlgraph.workload import Lengths
+from rlgraph.workload import Lengths, workload
 
 SEVEN = size_of("Qwen/Qwen2.5-7B")
 N = 7_615_616_512
@@ -142,11 +142,16 @@ def test_bytes_by_hand() -> None:
 
 def test_training_holds_16_bytes_a_parameter() -> None:
     plan = compile_graph("grpo", SEVEN_FITS, 8)
-    held = trained(SEVEN, plan.models["policy"], 8)
-    assert held.total() == pytest.approx(16 * N / 8)
+    footprint = Footprint(plan, H100, workload(plan), sizes_of(plan))
+    held = footprint.items("main")
+    policy = {
+        item.part: size for item, size in held.items() if (item.model, item.engine) == ("policy", "train")
+    }
+    gradients = passing(SEVEN, plan.models["policy"], 1, update=True, devices=8)["gradients"]
+    assert sum(policy.values()) + gradients == pytest.approx(16 * N / 8)
     # the facts page: optimizer offload for 7.6B on 8 GPUs is 11.4 GB: averages and masters
-    assert held["optimizer"] + held["weights"] == pytest.approx(11.4e9, rel=3e-3)
-    assert trained(SEVEN, plan.models["ref"], 8).total() == pytest.approx(2 * N / 8)
+    assert sum(policy.values()) == pytest.approx(11.4e9, rel=3e-3)
+    assert held[Item("ref", "train", "parameters")] == pytest.approx(2 * N / 8)
 
 
 def test_float32_logits_are_ten_gigabytes() -> None:
@@ -215,8 +220,8 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         on("h100-8", "grpo", "models.policy.path=Qwen/Qwen2.5-7B")
     said = str(caught.value)
     assert "grpo does not fit on h100-8" in said and "in `update_policy`" in said
-    assert said.index("activations") < said.index("serve weights") < said.index("reserve")
-    assert "train.micro_tokens=4096" in said and "serve.dtype=bfloat16" in said
+    assert said.index("activations") < said.index("gathered weights") < said.index("reserve")
+    assert "train.recompute=true" in said
     plan = on("h100-8", "grpo", *SEVEN_FITS)
     assert plan.peak and plan.peak["main"].bytes <= 80e9
 
@@ -255,7 +260,7 @@ def test_the_refusal_as_text(golden: Callable[[str, str], None]) -> None:
 
 def test_the_plan_as_json() -> None:
     made = json.loads(call("plan", "grpo", "--cluster", "h100-8", "--format", "json").output)
-    assert set(made["predicted"]) == {"cluster", "seconds", "assumed"}
+    assert set(made["predicted"]) == {"cluster", "seconds", "pools", "assumed", "calibrated"}
     assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts"}
     assert all(len(step["seconds"]) == 2 and step["bytes"] >= 0 for step in made["steps"])
     without = json.loads(call("plan", "grpo", "--devices", "8", "--format", "json").output)

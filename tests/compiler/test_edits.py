@@ -272,3 +272,10 @@ def test_any_edit_of_any_graph_is_done_or_refused(name: str, edits: list[tuple[s
         except GraphError:
             continue
     assert show_text(tree)
+
+
+def test_a_rename_in_an_evaluation_leaves_training_what_it_can_do_without() -> None:
+    tree = edited("demo_sft", "rename: {rollout_logprobs: measured}")
+    assert tree.items["nodes"].items["update_policy"].get("in") is None
+    tree = edited("grpo", "rename: {rollout_logprobs: measured}")
+    assert tree.items["nodes"].items["update_policy"].items["in"].plain() == {"rollout_logprobs": "measured"}

@@ -36,7 +36,15 @@ def test_what_reads_a_filters_rows_gets_them_and_so_does_what_reads_that() -> No
     # the update reads advantages, which have only these rows: everything else that it reads is selected
     assert selected(plan) == {
         f"{name}/informative"
-        for name in ("rewards", "group", "loss_mask", "tokens", "old_logprobs", "ref_logprobs")
+        for name in (
+            "rewards",
+            "group",
+            "loss_mask",
+            "tokens",
+            "rollout_logprobs",
+            "old_logprobs",
+            "ref_logprobs",
+        )
     }
     reads = next(step.reads for step in plan.steps if step.node == "update_policy")
     assert all("/informative" in name or name.startswith("advantages") for name in reads)

@@ -63,7 +63,7 @@ def names(graph: Graph) -> list[str]:
 def test_infer_finds_edges_columns_and_domains() -> None:
     graph = lowered(HEAD + TAIL, until="infer")
     update = graph.node("update_policy")
-    assert update.reads == ("tokens", "loss_mask", "old_logprobs", "advantages")
+    assert update.reads == ("tokens", "loss_mask", "rollout_logprobs", "old_logprobs", "advantages")
     assert graph.columns["advantages"].label == "float32[samples, tokens]"
     assert graph.columns["prompt"].label == "int64[prompts, prompt_tokens]"
     assert (graph.domains["samples"].parent, graph.domains["samples"].times) == ("prompts", 4)
@@ -175,7 +175,7 @@ def test_partition_on_two_devices() -> None:
         "repartition:rollout": ("prompt",),
         "repartition:answer*samples": ("answer",),
         "repartition:old_logprobs": ("tokens", "loss_mask"),
-        "repartition:update_policy": ("advantages",),
+        "repartition:update_policy": ("rollout_logprobs", "advantages"),
     }
 
 

@@ -69,7 +69,7 @@ def test_it_remembers_what_it_was_made_from(own: Path) -> None:
 def test_predictions_read_back_and_are_run_with(own: Path) -> None:
     plan = load(own)
     steps = tuple(replace(step, seconds=(0.5, 1.0), bytes=3) for step in plan.steps)
-    prediction = Prediction("h100-8", (1.0, 2.0), ("so",))
+    prediction = Prediction("h100-8", (1.0, 2.0), {"main": (1.0, 1.5)}, ("so",))
     peak = {"main": Peak(1, 2, "rollout", {"weights": 1})}
     plan = replace(plan, steps=steps, peak=peak, predicted=prediction)
     own.write_text(plan.json())
@@ -170,7 +170,7 @@ def test_the_file_and_the_format_follow_the_ending(own: Path) -> None:
 def test_a_plan_goes_with_no_settings(own: Path, command: str, args: tuple[str, ...]) -> None:
     result = call(command, str(own), *args)
     assert result.exit_code == 2 and not result.stdout
-    assert "plan.json is a saved plan: its overrides and devices are settled" in result.stderr
+    assert "plan.json is a saved plan: its overrides, devices and cluster are settled" in result.stderr
     with pytest.raises(RunError, match=r"are settled"):
         plan_given(str(own), ["rollout.n=2"], None, False)
 
@@ -250,7 +250,7 @@ def test_another_version_of_rlgraph_is_named_where_it_plans_otherwise(own: Path)
 
 def test_inline_takes_a_plan_for_one_device(own: Path) -> None:
     with pytest.raises(
-        RunError, match=r"for 2 devices, and --inline runs on one\n.*--devices 1 -o plan.json"
+        RunError, match=r"for 2 devices in a pool, and --inline runs on one\n.*--devices 1 -o plan.json"
     ):
         plan_given(str(own), (), None, True)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlgraph.engines import Batch, Context, Totals, TrainEngine
+from rlgraph.engines import Batch, Context, ServeEngine, Totals, TrainEngine
 from rlgraph.op import op
 from rlgraph.types import boolean, float32, int64, samples, text, tokens
 
@@ -15,6 +15,15 @@ def ones(ctx: Context, responses: text[samples], *, per: int = 4) -> float32[sam
     rewards = torch.tensor([response.count("1") / per for response in responses], dtype=torch.float32)
     ctx.record("reward/mean", rewards)
     return rewards
+
+
+@op()
+def ones_served(
+    model: ServeEngine, ctx: Context, responses: text[samples], *, per: int = 4
+) -> float32[samples]:
+    """The same, on the engine that generates; records the version of its weights."""
+    ctx.record("served/version", [model.version])
+    return ones(ctx, responses, per=per)
 
 
 @op(updates=True)
@@ -39,4 +48,16 @@ def raises(ctx: Context, responses: text[samples]) -> float32[samples]:
 
     if ctx.iteration == 1:
         raise ArithmeticError("the abacus broke")
+    return torch.zeros(len(responses))
+
+
+@op()
+def dies(ctx: Context, responses: text[samples]) -> float32[samples]:
+    """Ends its process in the second iteration."""
+    import os
+
+    import torch
+
+    if ctx.iteration == 1:
+        os._exit(1)
     return torch.zeros(len(responses))

@@ -261,6 +261,67 @@ def test_nan_weights_are_an_error(paths: dict[str, str]) -> None:
             engine.generate(requests_of(), Sampling(4, temperature=temperature))
 
 
+@pytest.mark.parametrize("name", ["qwen2-tied", "llama"])
+def test_asleep_awake_and_loaded_it_generates_the_same(paths: dict[str, str], name: str) -> None:
+    engine = engine_of(paths[name])
+    weights = {name: tensor.clone() for name, tensor in engine.model.named_parameters()}
+    expected = engine.generate(requests_of(), Sampling(8))
+    for version in (5, 6):
+        engine.sleep(["weights"])
+        assert engine.away == {"weights"}
+        assert all(parameter.untyped_storage().nbytes() == 0 for parameter in engine.model.parameters())
+        engine.wake(["weights"])
+        assert engine.away == frozenset()
+        assert engine.version == -1
+        with pytest.raises(RuntimeError, match="no weights yet"):
+            engine.generate(requests_of(), Sampling(8))
+        engine.load_weights(weights.items(), version)
+        assert engine.generate(requests_of(), Sampling(8)) == expected
+
+
+def test_what_makes_no_sense_asleep_or_awake_is_refused(paths: dict[str, str]) -> None:
+    engine = engine_of(paths["qwen2"])
+    with pytest.raises(RuntimeError, match=r"wake when weights are awake; call sleep\(\['weights'\]\) first"):
+        engine.wake(["weights"])
+    with pytest.raises(ValueError, match="sleep knows no kv_cache; the only part is weights"):
+        engine.sleep(["weights", "kv_cache"])
+    engine.sleep([])
+    assert engine.version == 0
+    engine.sleep(["weights"])
+    with pytest.raises(
+        RuntimeError, match=r"sleep when weights are asleep; call wake\(\['weights'\]\) first"
+    ):
+        engine.sleep(["weights"])
+    for call in (
+        lambda: engine.generate(requests_of(), Sampling(8)),
+        lambda: engine.load_weights([], 1),
+        engine.load_pretrained,
+    ):
+        with pytest.raises(RuntimeError, match=r"asleep; call wake\(\['weights'\]\) and load_weights first"):
+            call()
+    engine.wake(["weights"])
+    engine.load_pretrained()
+    assert engine.generate(requests_of(), Sampling(8)) == engine_of(paths["qwen2"]).generate(
+        requests_of(), Sampling(8)
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_asleep_it_gives_its_memory_back(tmp_path: Path) -> None:
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
+    engine = engine_of(save(tmp_path, Qwen2Config(**{**SIZES, **wide})))
+    size = 4 * sum(parameter.numel() for parameter in engine.model.parameters())
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+    awake = anonymous()
+    engine.sleep(["weights"])
+    assert size > 45e6
+    assert awake - anonymous() > 0.8 * size
+
+
 def test_unsupported_attention_is_refused(tmp_path: Path) -> None:
     from transformers import MambaConfig
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
@@ -79,7 +80,8 @@ def policy_objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tenso
     mask = batch["loss_mask"].values.float()
     gain = (batch["logprobs"].values * batch["advantages"].values * mask).sum()
     bonus = 0.1 * (batch["entropy"].values * mask).sum()
-    metrics = {"reward": (batch["rewards"].sum(), len(batch["rewards"]))}
+    rewards = batch["rewards"]
+    metrics = {"reward": (rewards.sum(), len(rewards)), "best": (rewards.max(), None)}
     return -(gain + bonus) / totals.tokens, metrics
 
 
@@ -131,6 +133,11 @@ def scenario(root: Path, micro_tokens: int = 16384) -> dict[str, Any]:
     found["next"] = measure(policy, shares("uneven"), minibatches=1, epochs=1)
     layers = FsdpEngine(str(root / "llama"), optimizer=ADAM, micro_tokens=micro_tokens, reshard=True)
     found["layers"] = measure(layers, shares("empty"), minibatches=1, epochs=2)
+    again = {"optimizer": ADAM, "micro_tokens": micro_tokens, "recompute": True}
+    tied = FsdpEngine(str(root / "qwen"), **again)
+    found["policy again"] = measure(tied, shares("uneven"), minibatches=3, epochs=2)
+    layers = FsdpEngine(str(root / "llama"), reshard=True, **again)
+    found["layers again"] = measure(layers, shares("empty"), minibatches=1, epochs=2)
     critic = FsdpEngine(str(root / "llama"), head="value", optimizer=ADAM, seed=7, micro_tokens=micro_tokens)
     found["critic"] = measure(critic, shares("uneven"), minibatches=3, epochs=1)
     return found
@@ -237,6 +244,49 @@ def test_two_ranks_do_what_one_does(
     close(first["metrics"], one["metrics"], 1e-4)
     close(first["weights"], one["weights"], 1e-4)
     assert list(first["weights"]) == list(one["weights"])
+
+
+@pytest.mark.parametrize("case", ["policy", "layers"])
+def test_recomputed_activations_change_nothing(
+    case: str, alone: dict[str, Any], two_ranks: list[dict[str, Any]]
+) -> None:
+    for found in alone, *two_ranks:
+        kept, again = found[case], found[f"{case} again"]
+        assert kept["metrics"] == again["metrics"]
+        assert all(again["weights"][name].equal(tensor) for name, tensor in kept["weights"].items())
+
+
+def saved_bytes(engine: FsdpEngine, ids: torch.Tensor) -> int:
+    """What a forward pass keeps for the backward pass beside gathered parameters."""
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        gathered = [p for p in engine.model.parameters() if not isinstance(p, DTensor)]
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in {p.untyped_storage().data_ptr() for p in gathered}:
+            saved[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        engine.model(input_ids=ids, use_cache=False).logits.sum().backward()
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_recomputing_keeps_only_the_input_of_a_layer(one_rank: None, tmp_path: Path, reshard: bool) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 4}
+    ids = torch.arange(60).reshape(3, 20) % VOCAB
+    kept: dict[bool, list[int]] = {False: [], True: []}
+    for layers in 1, 3:
+        LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=layers)).save_pretrained(tmp_path)
+        for recompute, counts in kept.items():
+            engine = FsdpEngine(str(tmp_path), optimizer=ADAM, reshard=reshard, recompute=recompute)
+            counts.append(saved_bytes(engine, ids))
+    two_layers_input = 2 * 4 * 32 * ids.numel()
+    assert kept[True][1] - kept[True][0] == two_layers_input
+    assert kept[False][1] - kept[False][0] > 15 * two_layers_input
 
 
 def test_the_cases_train(alone: dict[str, Any]) -> None:

@@ -1,0 +1,161 @@
+"""Run a plan without devices: when each step would start and end, and whether all that it promises holds.
+
+Follows what the driver and Ray do: steps are submitted slot by slot; a pool carries out its steps in the
+order in which they were submitted; a step waits for what it reads, and with it what is behind it on its pool;
+the next slot is submitted when the iteration that this one ends is complete.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlgraph.plan import Plan, Step
+
+MOVES = ("load", "offload", "wake", "sleep")
+
+
+class Event(NamedTuple):
+    """A step of an iteration, and when it ran. Seconds since the first slot."""
+
+    step: Step
+    iteration: int
+    start: float
+    end: float
+
+
+class Broken(AssertionError):
+    """A plan that would wait for ever, or whose steps would see other weights than it promises."""
+
+
+def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[int, Step]]:
+    """What is submitted in a slot, in order: iterations, from ``first`` up to ``end``, and their steps.
+
+    Moves of engines belong to the slot, not to an iteration: they are made in each, so that every slot finds
+    the same state.
+    """
+    for number in plan.slot:
+        step = plan.steps[number - 1]
+        iteration = slot + step.lead
+        if step.kind in MOVES:
+            yield min(max(iteration, first), end - 1), step
+        elif first <= iteration < end:
+            yield iteration, step
+
+
+def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[Event]:
+    """The events of a segment of iterations, in the order of submission.
+
+    Args:
+        plan: with ``slot`` and ``lead``.
+        seconds: of each training step, by its number.
+        iterations: how many, from one boundary to the next.
+
+    Raises:
+        Broken: a step waits for one that is submitted later, or would read other weights than promised.
+    """
+    run = _Run(plan, seconds, iterations)
+    ahead = max((step.lead for step in plan.steps), default=0)
+    for slot in range(-ahead, iterations):
+        for iteration, step in slot_steps(plan, slot, 0, iterations):
+            run.submit(slot, step, iteration)
+    return run.events
+
+
+@dataclass
+class _Run:
+    plan: Plan
+    seconds: Mapping[int, float]
+    iterations: int
+    events: list[Event] = field(default_factory=list)
+    free: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # pool -> when
+    ended: dict[tuple[int, int], float] = field(default_factory=dict)  # (step, iteration) -> when
+    complete: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # iteration -> when
+
+    def __post_init__(self) -> None:
+        self.weights = _Weights(self.plan)
+        moves = {step.id for step in self.plan.steps if step.kind in MOVES}  # in order on their pool anyway
+        self.needs = {
+            step.id: () if step.id in moves else tuple({*step.after} - moves) for step in self.plan.steps
+        }
+        self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in self.plan.steps}
+
+    def submit(self, slot: int, step: Step, iteration: int) -> None:
+        start = self.complete[slot - 1]
+        for number in self.needs[step.id]:
+            start = max(start, self._end(number, step, iteration))
+        pools = self.pools[step.id]
+        for pool in pools:
+            start = max(start, self.free[pool])
+        end = start + self.seconds[step.id]
+        if step.models:
+            self.weights.check(step, iteration)
+        for pool in pools:
+            self.free[pool] = end
+        self.ended[step.id, iteration] = end
+        self.complete[iteration] = max(self.complete[iteration], end)
+        self.events.append(Event(step, iteration, start, end))
+
+    def _end(self, number: int, step: Step, iteration: int) -> float:
+        end = self.ended.get((number, iteration))
+        if end is None:
+            name = self.plan.steps[number - 1].node
+            raise Broken(f"`{step.node}` of iteration {iteration} waits for `{name}`, submitted behind it")
+        return end
+
+
+class _Weights:
+    """What version every engine holds, counted in updates from the start of the segment."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.updates = {
+            name: sum(step.updates and name in step.models for step in plan.steps) for name in plan.models
+        }
+        self.train = dict.fromkeys(plan.models, 0)
+        self.serve = dict.fromkeys(plan.models, 0)
+
+    def check(self, step: Step, iteration: int) -> None:
+        """Hold a step to the versions that it is promised, and note those that it makes."""
+        if step.kind in MOVES:
+            return
+        for model, label in step.models.items():
+            want = max(0, iteration * self.updates[model] + int(label[1:] or 0))
+            if step.kind == "sync":
+                self._same(step, iteration, model, self.train[model], want)
+                self.serve[model] = want
+            elif step.engine == "serve":
+                self._same(step, iteration, model, self.serve[model], want)
+            else:
+                self._same(step, iteration, model, self.train[model], want)
+            self.train[model] += step.updates
+
+    def _same(self, step: Step, iteration: int, model: str, have: int, want: int) -> None:
+        if have != want:
+            law = f"`{step.node}` of iteration {iteration} would read {model}@{have}, not {model}@{want}"
+            raise Broken(law)
+
+
+def period(events: Sequence[Event], iterations: int) -> float:
+    """Seconds of an iteration while the pipeline is full: the mean over the later half of a segment."""
+    complete: dict[int, float] = defaultdict(float)
+    for event in events:
+        complete[event.iteration] = max(complete[event.iteration], event.end)
+    # an iteration may differ from the next, in a pattern as long as the pipeline is deep; the last ones have
+    # nothing ahead of them
+    deep = 1 + max((event.step.lead for event in events), default=0)
+    late = iterations - deep
+    early = late - (late - iterations // 2) // deep * deep
+    if late <= early:
+        return complete[iterations - 1] / iterations
+    return (complete[late] - complete[early]) / (late - early)
+
+
+def busy(plan: Plan, seconds: Mapping[int, float]) -> dict[str, float]:
+    """Pool -> seconds of its steps in an iteration: no iteration can be shorter than the largest."""
+    found = dict.fromkeys(plan.pools, 0.0)
+    for step in plan.steps:
+        for pool in {step.pool, step.source} - {""}:
+            found[pool] += seconds[step.id]
+    return found

@@ -1,0 +1,111 @@
+"""How many rows each domain has, and which of them lie on which device of a pool.
+
+What that depends on are reports: how many rows a source gave, how many tokens each has, which a filter kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlgraph.plan import ColumnPlan, Step
+from rlgraph.runtime import layout as layouts
+from rlgraph.runtime.cluster import Place
+from rlgraph.runtime.layout import Layout
+from rlgraph.runtime.worker import Report
+
+
+class NotYet(Exception):
+    """What a step's calls depend on is not known yet: a column's place, or how many rows there are."""
+
+
+class Rows:
+    """The rows of one iteration, or of an evaluation; ``NotYet`` is raised while the reports are not here."""
+
+    def __init__(
+        self, pools: Mapping[str, int], steps: Sequence[Step], columns: Mapping[str, ColumnPlan]
+    ) -> None:
+        self.pools, self.columns = pools, columns
+        self.parents = {column.domain: (column.parent, column.times) for column in columns.values()}
+        self.makers, self.filters = _makers(steps, columns)
+        self.reports: dict[int, dict[Place, Report]] = {}  # by step
+        self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
+        self._origins: dict[str, Any] = {}
+
+    def report(self, step: Step, device: int) -> Report:
+        place = step.pool, device
+        if place not in self.reports.get(step.id, {}):
+            raise NotYet
+        return self.reports[step.id][place]
+
+    def given(self, node: str) -> int:
+        """Rows that a data source gives; 0 of any other node."""
+        made = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
+        return self.count(made[0]) if made else 0
+
+    def count(self, domain: str) -> int:
+        """How many there are, over all devices."""
+        if domain in self.filters:
+            return len(self.origin(domain))
+        parent, times = self.parents[domain]
+        return self.count(parent) * times if parent else len(self.report(self.makers[domain], 0).lengths)
+
+    def layout(self, domain: str, name: str, pool: str) -> Layout:
+        """Rows of each device of a pool; a balanced layout needs the lengths of the rows."""
+        key = domain, name, self.pools[pool]
+        if key not in self._layouts:
+            self._layouts[key] = self._new_layout(domain, name, pool)
+        return self._layouts[key]
+
+    def _new_layout(self, domain: str, name: str, pool: str) -> Layout:
+        devices, rows = self.pools[pool], self.count(domain)
+        kind, _, minibatches = name.partition("/")
+        if kind == "balanced":
+            return layouts.balanced(self._lengths(domain), devices, int(minibatches))
+        if kind == "one":
+            return layouts.one(rows, devices)
+        parent, times = self.parents[domain]
+        if parent and domain in self.filters:
+            return layouts.some(self.layout(parent, name, pool), self.origin(domain))
+        return (
+            layouts.children(self.layout(parent, name, pool), times)
+            if parent
+            else layouts.even(rows, devices)
+        )
+
+    def _lengths(self, domain: str) -> Any:
+        """int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
+        if domain in self.filters:
+            parent = self.columns[self.filters[domain].reads[0]].domain
+            return self._lengths(parent)[self.origin(domain)]
+        step, lengths = self.makers[domain], np.zeros(self.count(domain), np.int64)
+        held = self.layout(domain, step.layout, step.pool)
+        for device in step.devices:
+            lengths[held[device]] = self.report(step, device).lengths
+        return lengths
+
+    def origin(self, domain: str) -> Any:
+        """int64 ``[rows]``, ascending: the parent's row of each row of a filtered domain."""
+        if domain not in self._origins:
+            step = self.filters[domain]
+            held = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
+            stayed = [held[device][self.report(step, device).kept] for device in step.devices]
+            self._origins[domain] = np.sort(np.concatenate(stayed))
+        return self._origins[domain]
+
+
+def _makers(
+    steps: Sequence[Step], columns: Mapping[str, ColumnPlan]
+) -> tuple[dict[str, Step], dict[str, Step]]:
+    """The step that makes each domain; the filter that makes each part of one."""
+    makers, filters = {}, {}
+    for step in steps:
+        if step.kind == "run" and step.writes:
+            read, written = (columns[step.reads[0]].domain if step.reads else ""), columns[step.writes[0]]
+            if written.domain != read:
+                makers[written.domain] = step
+            if step.filters:
+                filters[f"{read}/{step.node}"] = step
+    return makers, filters

@@ -1,0 +1,130 @@
+"""The search over layouts: never worse than the default, close to the best, and honest about the rest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlgraph.autoplace import Candidate, Layout, autoplace, layouts, overrides
+from rlgraph.cli import main
+from rlgraph.cluster import FOLDER
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import GraphError
+from rlgraph.plan import Plan, Target
+from rlgraph.planfile import load
+
+SEVEN = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
+SEVEN += [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+@pytest.fixture(scope="module")
+def sixteen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("cluster") / "sixteen.yaml"
+    path.write_text(
+        (FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", "hosts: 2").replace("h100-8", "h100-16")
+    )
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer sizes of micro-batches, so that the tests are quick."""
+    monkeypatch.setattr("rlgraph.autoplace.MICRO", (4096, 16384))
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted
+    return math.sqrt(math.prod(plan.predicted.seconds))
+
+
+@pytest.mark.parametrize("graph", ["grpo", "ppo", "decoupled_ppo"])
+def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, sixteen: str) -> None:
+    default = compile_graph(graph, target=Target(sixteen))
+    found, best = autoplace(graph, (), Target(sixteen))
+    assert seconds(best) <= seconds(default) + 1e-9
+    assert any(candidate.layout is None and candidate.fits for candidate in found)
+    assert seconds(best) == pytest.approx(found[0].seconds)
+
+
+def test_it_is_close_to_trying_everything(sixteen: str) -> None:
+    graph, target = "decoupled_ppo", Target(sixteen)
+    found, _ = autoplace(graph, SEVEN, target)
+    plan = compile_graph(graph, SEVEN, 16)
+    every = list(layouts(plan, range(16), 8))
+    assert len(found) < 0.7 * len(every)
+    best = math.inf
+    for layout in every:
+        try:
+            made = compile_graph(graph, [*SEVEN, *overrides(layout.settings(plan, 16))], target=target)
+        except GraphError:
+            continue
+        best = min(best, seconds(made))
+    assert found[0].seconds <= 1.1 * best
+
+
+def test_pools_get_what_they_need(sixteen: str) -> None:
+    # a rollout of long answers wants more devices than one of short ones
+    shares = []
+    for tokens in (16, 4000):
+        given = [*SEVEN, "rollout.max_new_tokens=8000"]
+        found, _ = autoplace("decoupled_ppo", given, Target(sixteen, response_tokens=tokens))
+        assert found[0].layout
+        shares.append(found[0].layout.generating)
+    assert shares[0] < shares[1]
+
+
+def test_staleness_is_what_makes_pools_apart_pay() -> None:
+    together, _ = autoplace("grpo", (), Target("h100-8"))
+    apart, _ = autoplace("decoupled_ppo", (), Target("h100-8"))
+    assert together[0].layout and apart[0].layout
+    assert together[0].layout.generating == 0 < apart[0].layout.generating
+
+
+def test_what_does_not_fit_says_so(sixteen: str) -> None:
+    found, best = autoplace("grpo", SEVEN, Target(sixteen))
+    short = [candidate for candidate in found if not candidate.fits]
+    assert short and all(candidate.why_not for candidate in short)
+    assert best.peak and all(peak.bytes <= peak.capacity for peak in best.peak.values())
+
+
+def test_where_nothing_fits_the_graph_is_refused() -> None:
+    with pytest.raises(GraphError, match="grpo does not fit on cpu"):
+        autoplace("grpo", ["models.policy.path=Qwen/Qwen2.5-72B"], Target("cpu"))
+
+
+def test_groups_are_tried_where_an_engine_has_them() -> None:
+    plan = compile_graph("grpo", ["models.policy.serve.engine=sglang"], 8)
+    assert {layout.group for layout in layouts(plan, [0], 8)} == {1, 2, 4, 8}
+    assert {layout.group for layout in layouts(plan, [0], 6)} == {1, 2}
+    assert {layout.group for layout in layouts(compile_graph("grpo", (), 8), [0], 8)} == {1}
+
+
+def test_the_command_prints_a_table_and_saves_the_best(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = call("plan", "grpo", "--cluster", "h100-8", "--autoplace", *SEVEN, "-o", str(path))
+    assert said.exit_code == 0, said.output
+    assert "layouts tried" in said.output and "why the others lost" in said.output
+    plan = load(path)
+    assert plan.origin and plan.origin.target == Target("h100-8")
+    assert any(setting.startswith("pools=") for setting in plan.origin.overrides)
+    settings = [s for s in said.output.split("the first, as settings")[1].split() if "=" in s]
+    assert settings
+
+
+@pytest.mark.parametrize("options", ["", "--devices 8", "--cluster h100-8 --devices 8"])
+def test_it_needs_a_cluster(options: str) -> None:
+    assert call("plan", "grpo", "--autoplace", *options.split()).exit_code == 2
+
+
+def test_candidates_that_fit_come_first() -> None:
+    plan = compile_graph("grpo", target=Target("h100-8"))
+    fits = Candidate(None, {}, plan)
+    broken = Candidate(Layout(0, frozenset(), 1, 2048, False), {}, None, "no")
+    assert sorted([broken, fits], key=lambda candidate: candidate.rank)[0] is fits

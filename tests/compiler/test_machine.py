@@ -1,0 +1,147 @@
+"""``--cluster auto``: GPUs by their listing, CPU slots, and the memory that a process may have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlgraph.cli import main
+from rlgraph.cluster import Cluster, load_cluster
+from rlgraph.errors import GraphError
+from rlgraph.machine import GPUS, local_devices, memory, of_cpu, of_gpus, rates_of
+
+EIGHT = "".join(f"{n}, GPU-{n}{n}ab, NVIDIA H100 80GB HBM3, 81559\n" for n in range(8))
+HOST = 2e12
+TINY = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\n"
+
+
+def machine(root: Path, groups: str = "", **limits: str) -> Path:
+    """Files as a kernel shows them; a limit is named by its path below sys/fs/cgroup, with + for /."""
+    texts = {"proc/meminfo": MEMINFO, "proc/self/cgroup": groups}
+    texts |= {"sys/fs/cgroup/" + name.replace("+", "/"): text for name, text in limits.items()}
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_host_of_eight_is_the_shipped_one_but_for_its_memory() -> None:
+    found, shipped = of_gpus(EIGHT, None, HOST), load_cluster("h100-8")
+    other = {"cluster": shipped.cluster, "memory": shipped.memory}
+    assert found.model_copy(update=other) == shipped
+    assert (found.cluster, found.memory) == ("auto-8xH100-80GB-HBM3", 81559 * 2**20)
+
+
+@pytest.mark.parametrize(("visible", "devices"), [("0,1", 2), ("7", 1), ("GPU-11ab, GPU-3", 2), (None, 8)])
+def test_visible_devices_count(visible: str | None, devices: int) -> None:
+    assert of_gpus(EIGHT, visible, HOST).total == devices
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIE"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIE"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIE 40GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+    ],
+)
+def test_a_name_has_rates(name: str, key: str) -> None:
+    assert rates_of(name) is GPUS[key]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA GeForce RTX 4090D", "Tesla V100"]
+)
+def test_what_only_looks_alike_has_none(name: str) -> None:
+    assert rates_of(name) is None
+
+
+def test_a_shipped_cluster_and_the_table_agree() -> None:
+    for name, key in (("h100-8", "H100"), ("h200-8", "H200")):
+        shipped = load_cluster(name)
+        assert {field: getattr(shipped, field) for field in vars(GPUS[key])} == vars(GPUS[key])
+
+
+def test_an_unknown_gpu_gives_a_file_to_fill_in(tmp_path: Path) -> None:
+    with pytest.raises(GraphError) as caught:
+        of_gpus("0, GPU-0, NVIDIA X900, 100000\n1, GPU-1, NVIDIA X900, 100000\n", None, HOST)
+    said = str(caught.value)
+    assert "what `NVIDIA X900` can do is not known" in said and "H100" in said
+    file = [line.strip() for line in said.splitlines() if line.startswith("    ")]
+    asked = {line.removesuffix(": ???") for line in file if line.endswith("???")}
+    assert asked == {"bf16_flops", "fp32_flops", "memory_bandwidth", "intra_link", "host_link"}
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join(line.replace("???", "1e12") for line in file))
+    found = load_cluster(str(path))
+    assert (found.cluster, found.total, found.memory) == ("mine", 2, pytest.approx(100000 * 2**20, rel=1e-5))
+
+
+def test_a_gpu_without_memory_of_its_own_is_not_known_either() -> None:
+    with pytest.raises(GraphError, match=r"with memory, bf16_flops(.|\n)*memory: \?\?\?"):
+        of_gpus("0, GPU-0, NVIDIA GB10, [N/A]\n", None, HOST)
+
+
+def test_gpus_of_two_kinds_are_no_cluster() -> None:
+    mixed = EIGHT + "8, GPU-8, NVIDIA L4, 23034\n"
+    with pytest.raises(GraphError, match=r"of one kind.*H100.*L4(.|\n)*CUDA_VISIBLE_DEVICES"):
+        of_gpus(mixed, None, HOST)
+    assert of_gpus(mixed, "8", HOST).cluster == "auto-1xL4"
+    with pytest.raises(GraphError, match="visible are: none"):
+        of_gpus(EIGHT, "MIG-1", HOST)
+
+
+def test_cpu_slots_share_the_memory_and_have_assumed_rates() -> None:
+    found, assumed = of_cpu(3, 12e9), load_cluster("cpu")
+    assert (found.total, found.memory, found.host_memory) == (3, 4e9, None)
+    assert found.fp32_flops == assumed.fp32_flops
+    assert Cluster.model_validate(found.model_dump()) == found
+
+
+def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
+    assert memory(machine(tmp_path)) == 16000000 * 1024
+    assert memory(machine(tmp_path, "0::/\n", **{"memory.max": "max\n"})) == 16000000 * 1024
+
+
+def test_the_tightest_group_around_a_process_limits_it(tmp_path: Path) -> None:
+    limits = {"a+memory.max": "3000000000\n", "a+b+memory.max": "max\n", "c+memory.max": "1\n"}
+    assert memory(machine(tmp_path, "0::/a/b\n", **limits)) == 3e9
+
+
+def test_groups_of_version_1(tmp_path: Path) -> None:
+    groups = "5:cpu,cpuacct:/job\n4:memory:/job\n1:name=systemd:/job\n"
+    limits = {"memory+job+memory.limit_in_bytes": "2000000000\n", "memory+memory.limit_in_bytes": str(2**63)}
+    assert memory(machine(tmp_path, groups, **limits)) == 2e9
+
+
+def test_auto_plans_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as where there is no GPU, or one of a kind not known
+    auto = load_cluster("auto")
+    assert auto.total == local_devices() and auto.cluster == f"auto-cpu-{auto.total}"
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    small = [f"models.policy.path={tmp_path}", "rollout.max_new_tokens=32", "prompts.max_prompt_tokens=32"]
+    result = CliRunner().invoke(main, ["plan", "grpo", *small, "--cluster", "auto"])
+    assert result.exit_code == 0, result.stderr
+    assert f"predicted on {auto.cluster}: " in result.stdout and "not calibrated" in result.stdout

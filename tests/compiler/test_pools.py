@@ -1,0 +1,124 @@
+"""Where engines, nodes and columns are put when a graph has several pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import GraphError
+from rlgraph.plan import Plan, Step
+from rlgraph.text import plan_text
+
+TWO = ["pools.train.devices=auto", "pools.gen.devices=auto"]
+AHEAD = ["schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs"]
+
+
+@pytest.fixture
+def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
+    """Plans of a shipped graph with pools ``train`` and ``gen`` in place of its own."""
+
+    def plan(name: str, *edits: str, devices: int = 8, pools: str = "train gen") -> Plan:
+        path = tmp_path_factory.mktemp("split") / "split.yaml"
+        new = ", ".join(f"pools.{pool}: {{devices: auto}}" for pool in pools.split())
+        lines = [
+            "graph: split",
+            f"extends: {name}",
+            "edits:",
+            f"  - add: {{{new}}}",
+            "  - remove: [pools.main]",
+        ]
+        path.write_text("\n".join([*lines, *(f"  - {edit}" for edit in edits)]) + "\n")
+        return compile_graph(str(path), devices=devices)
+
+    return plan
+
+
+def step(plan: Plan, node: str) -> Step:
+    return next(step for step in plan.steps if step.node == node)
+
+
+def places(plan: Plan) -> dict[str, str]:
+    return {step.node: step.pool for step in plan.steps if step.kind == "run"}
+
+
+def test_generation_and_training_take_a_pool_each(split: Callable[..., Plan]) -> None:
+    plan = split("ppo")
+    assert plan.pools == {"train": 4, "gen": 4}
+    found = places(plan)
+    assert {found[node] for node in ("prompts", "rollout", "rewards")} == {"gen"}
+    assert {found[node] for node in ("old_logprobs", "values", "update_policy", "update_critic")} == {"train"}
+    engines = {
+        name: (m.train and m.train["pool"], m.serve and m.serve["pool"]) for name, m in plan.models.items()
+    }
+    assert engines == {"policy": ("train", "gen"), "ref": ("train", None), "critic": ("train", None)}
+
+
+def test_an_engine_and_a_node_are_where_the_graph_says(split: Callable[..., Plan]) -> None:
+    plan = split("ppo", "set: {models.ref.train.pool: gen, rewards.pool: train}")
+    found = places(plan)
+    assert (found["ref_logprobs"], found["rewards"]) == ("gen", "train")
+    assert step(plan, "ref_logprobs").layout == "balanced/4"
+
+
+def test_pools_that_are_auto_share_what_is_left() -> None:
+    pools = ["pools.a.devices=auto", "pools.b.devices=auto", "pools.main.devices=3"]
+    where = ["models.ref.train.pool=a", "models.policy.serve.pool=b", "models.policy.train.pool=main"]
+    assert compile_graph("grpo", [*pools, *where], 8).pools == {"main": 3, "a": 3, "b": 2}
+    assert compile_graph("grpo", [*pools, *where], 1).pools == {"main": 3, "a": 1, "b": 1}
+
+
+def test_columns_move_to_the_pool_that_reads_them(split: Callable[..., Plan]) -> None:
+    plan = split("grpo")
+    moves = [step for step in plan.steps if step.kind == "repartition" and step.pool == "train"]
+    assert moves and all(name.partition("@")[2].startswith("train/") for m in moves for name in m.writes)
+    assert "and they are on gen" in moves[0].because
+
+
+def test_columns_that_lie_right_are_read_where_they_are(split: Callable[..., Plan]) -> None:
+    # one device a pool: all rows are on it, here as there
+    assert not [step for step in split("grpo", devices=2).steps if step.kind == "repartition"]
+    # as many devices, and the same layout: nodes without a model
+    plan = split("grpo", "set: {rewards.pool: train, advantages.pool: gen}", devices=4)
+    assert "rewards" in step(plan, "advantages").reads
+
+
+def test_a_sync_goes_from_pool_to_pool(split: Callable[..., Plan]) -> None:
+    sync = step(split("grpo"), "sync:policy")
+    assert (sync.pool, sync.source, sync.models) == ("gen", "train", {"policy": "v"})
+    together = next(step for step in compile_graph("grpo", devices=4).steps if step.kind == "sync")
+    assert (together.pool, together.source) == ("main", "")
+
+
+def test_generation_ahead_reads_older_weights(split: Callable[..., Plan]) -> None:
+    one = "set: {schedule.staleness: 2, update_policy.in: {old_logprobs: rollout_logprobs}}"
+    plan = split("grpo", one, "remove: [old_logprobs]")
+    assert step(plan, "rollout").models == step(plan, "sync:policy").models == {"policy": "v-2"}
+    assert step(plan, "update_policy").models == {"policy": "v"}
+
+
+def test_an_evaluation_reads_the_weights_of_now(split: Callable[..., Plan]) -> None:
+    one = "set: {schedule.staleness: 1, update_policy.in: {old_logprobs: rollout_logprobs}}"
+    plan = split("demo", one, "remove: [old_logprobs]")
+    assert {v for step in plan.eval_steps for v in step.models.values()} == {"v"}
+
+
+def test_staleness_is_part_of_what_a_run_is(split: Callable[..., Plan]) -> None:
+    edits = ("set: {update_policy.in: {old_logprobs: rollout_logprobs}}", "remove: [old_logprobs]")
+    fresh, stale = (split("grpo", *edits, f"set: {{schedule.staleness: {k}}}") for k in (0, 1))
+    assert fresh.digest != stale.digest
+
+
+def test_staleness_without_a_pool_for_generation_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"generates and trains on one pool, main"):
+        compile_graph("grpo", AHEAD, 4)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_plan_as_text(
+    split: Callable[..., Plan], golden: Callable[[str, str], None], devices: int
+) -> None:
+    loss = "replace: {update_policy.loss: {kind: decoupled_ppo}}"
+    plan = split("grpo", loss, "set: {schedule.staleness: 1}", devices=devices)
+    golden(f"plan/split-{devices}.txt", plan_text(plan))

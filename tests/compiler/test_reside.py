@@ -1,0 +1,158 @@
+"""Engines that leave their devices: nothing runs without what it needs, nothing moves in vain, all fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlgraph.cluster import Cluster, load_cluster
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import GraphError
+from rlgraph.memory import LEAVES, RETURNS, Footprint, Item, away_items
+from rlgraph.plan import Plan, Step
+from rlgraph.predict import predict, sizes_of
+from rlgraph.reside import _over_iterations, reside
+from rlgraph.workload import workload
+
+H100 = load_cluster("h100-8")
+BFLOAT = [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
+SMALL = ["models.policy.serve.dtype=bfloat16", *BFLOAT]
+
+
+def footprint(plan: Plan, cluster: Cluster) -> Footprint:
+    return Footprint(plan, cluster, workload(plan), sizes_of(plan))
+
+
+def moved(step: Step) -> set[Item]:
+    return {Item(model, step.engine, part) for model in step.models for part in step.parts}
+
+
+def assert_sound(plan: Plan, cluster: Cluster) -> None:
+    """Replay the states of every engine, through an iteration, an evaluation, and an iteration again."""
+    print_ = footprint(plan, cluster)
+    order = [plan.steps[number - 1] for number in plan.slot]
+    away = set(away_items(plan))
+    for steps in (order, plan.eval_steps, order):
+        for step in steps:
+            if step.kind in RETURNS:
+                assert moved(step) <= away, f"{step.node} brings back what is there"
+                away -= moved(step)
+            if step.kind in LEAVES:
+                assert not moved(step) & away, f"{step.node} takes away what is away"
+            for pool in {step.pool, step.source} - {""}:
+                assert not print_.needs(pool, step) & away, f"{step.node} runs without what it needs"
+                held = sum(size for item, size in print_.items(pool).items() if item not in away)
+                used = held + print_.transient(pool, step).total() + cluster.reserve
+                assert used <= cluster.memory, f"{step.node} takes {used} of {cluster.memory}"
+            if step.kind in LEAVES:
+                away |= moved(step)
+        assert away == set(away_items(plan)), "an iteration ends in another state than it began in"
+
+
+def moves(plan: Plan) -> list[Step]:
+    return [step for step in plan.steps if step.kind in (*LEAVES, *RETURNS)]
+
+
+def tight(plan: Plan, cluster: Cluster, share: float) -> Cluster:
+    """The cluster with ``share`` of the way from the least memory that fits to where nothing has to move."""
+    roomy = cluster.model_copy(update={"memory": 1e15})
+    most = max(peak.bytes for peak in footprint(plan, roomy).peaks().values())
+    cramped = footprint(plan, cluster.model_copy(update={"memory": 1.0}))
+    least = max(peak.bytes for peak in replace(cramped, plan=reside(cramped)).peaks().values())
+    return cluster.model_copy(update={"memory": least + share * (most - least)})
+
+
+def test_roomy_devices_move_nothing() -> None:
+    plan = predict(compile_graph("ppo", SMALL, 8), H100)
+    assert not moves(plan) and not plan.away
+    assert_sound(plan, H100)
+
+
+@pytest.mark.parametrize("graph", ["ppo", "grpo", "demo", "rft"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
+def test_what_is_short_of_memory_moves_engines(graph: str, share: float) -> None:
+    settings = ["models.policy.path=Qwen/Qwen2.5-1.5B"] if graph == "demo" else []
+    plan = compile_graph(graph, [*settings, "models.policy.train.micro_tokens=2048"], 8)
+    cluster = tight(plan, H100, share)
+    made = predict(plan, cluster)
+    assert moves(made) or share > 0 or graph == "demo"  # there the peak is where all are needed
+    assert_sound(made, cluster)
+    assert made.peak and all(peak.bytes <= peak.capacity for peak in made.peak.values())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 0.6, 0.8])
+def test_no_fewer_moves_would_do(share: float) -> None:
+    plan = compile_graph("ppo", ["models.policy.train.micro_tokens=2048"], 8)
+    cluster = tight(plan, H100, share)
+    print_ = footprint(plan, cluster)
+    order = print_.in_order()
+    chosen = _over_iterations(print_, "main", order)
+    room = [
+        cluster.memory - print_.resident("main", set()).total() - print_.transient("main", s).total()
+        for s in order
+    ]
+    every = _over_iterations(footprint(plan, cluster.model_copy(update={"memory": 1.0})), "main", order)
+
+    def enough(gaps: Sequence[object]) -> bool:
+        return all(left + sum(g.size for g in gaps if at in g.inside) >= 0 for at, left in enumerate(room))  # type: ignore[attr-defined]
+
+    assert enough(chosen) and {*chosen} <= {*every}
+    for count in range(len(chosen)):
+        assert not any(enough(some) for some in combinations(every, count))
+    least = min(sum(g.size for g in some) for some in combinations(every, len(chosen)) if enough(some))
+    assert sum(gap.size for gap in chosen) == least
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    graph=st.sampled_from(["ppo", "grpo", "rloo", "reinforce_pp", "dapo"]),
+    devices=st.sampled_from([1, 2, 8, 16]),
+    memory=st.floats(4e9, 90e9),
+    model=st.sampled_from(["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B"]),
+    tokens=st.sampled_from([1024, 4096, 16384]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    split=st.booleans(),
+)
+def test_on_any_cluster_a_plan_is_sound_or_refused(
+    graph: str, devices: int, memory: float, model: str, tokens: int, dtype: str, split: bool
+) -> None:
+    overrides = [f"models.policy.path={model}", f"models.policy.serve.dtype={dtype}"]
+    overrides += [f"models.policy.train.{key}" for key in (f"micro_tokens={tokens}", f"dtype={dtype}")]
+    if split:
+        overrides += [
+            "pools.gen.devices=auto",
+            "models.policy.serve.pool=gen",
+            "models.policy.train.pool=main",
+        ]
+    cluster = H100.model_copy(update={"devices": 8, "hosts": 4, "memory": memory})
+    plan = compile_graph(graph, overrides, devices)
+    cramped = footprint(plan, cluster)
+    helped = replace(cramped, plan=reside(cramped)).peaks()
+    if any(peak.bytes > peak.capacity for peak in helped.values()):
+        with pytest.raises(GraphError, match="does not fit"):
+            predict(plan, cluster)
+    else:
+        made = predict(plan, cluster)
+        assert_sound(made, cluster)
+        assert all(step.because for step in moves(made))
+
+
+def test_hosts_have_to_hold_what_leaves() -> None:
+    plan = compile_graph("ppo", ["models.policy.train.micro_tokens=2048"], 8)
+    small = tight(plan, H100, 0.0).model_copy(update={"host_memory": 1e9})
+    with pytest.raises(
+        GraphError, match=r"what leaves the devices of pool main takes .* of a host, which has 1 GB"
+    ):
+        predict(plan, small)
+
+
+def test_the_moves_as_text(golden: Callable[[str, str], None]) -> None:
+    from rlgraph.text import plan_text
+
+    plan = compile_graph("ppo", ["models.policy.train.micro_tokens=2048"], 8)
+    golden("plan/ppo-tight.txt", plan_text(predict(plan, tight(plan, H100, 0.0))))

@@ -1,0 +1,256 @@
+"""Plans with two pools, with generation ahead of training, and with parts that leave the device."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import GraphError
+from rlgraph.plan import Plan, Step
+from rlgraph.runtime.cluster import InlineCluster
+from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.pipeline import State, lead, stretch
+from rlgraph.runtime.progress import Progress
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.rundir import RunDir
+from rlgraph.runtime.training import Training
+from rlgraph.simulate import slot_steps
+
+HERE = Path(__file__).parent
+ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
+OPS = HERE / "ones_ops.py"
+# with generation ahead, the denominator of the ratio is what the rollout itself computed
+AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def inline(
+    graph: str, *settings: str, run_dir: str, steps: int | None = None, resume: bool = False
+) -> list[dict[str, Any]]:
+    """Run in this process, each pool on one device; the metrics."""
+    run_graph(graph, settings, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
+    return metrics(run_dir)
+
+
+def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
+    """Run the command line in a process of its own; what it printed."""
+    command = [sys.executable, "-m", "rlgraph", *args]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=300)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def metrics(run_dir: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without the times."""
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def weights(run_dir: str) -> dict[str, Any]:
+    return dict(load_file(f"{run_dir}/models/policy/model.safetensors"))
+
+
+def assert_same_weights(a: str, b: str) -> None:
+    one, other = weights(a), weights(b)
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def carry_out(plan: Plan, run_dir: str, steps: int) -> list[dict[str, Any]]:
+    """Run a plan as it stands, in this process; the metrics."""
+    folder = RunDir.fresh(Path(run_dir), plan.graph)
+    cluster = InlineCluster(plan.pools)
+    with Progress(plan, steps, folder.path) as progress:
+        try:
+            Training(plan, cluster, folder, progress, steps).run(resume=False)
+        finally:
+            cluster.close()
+            folder.close()
+    return metrics(run_dir)
+
+
+def with_versions(graph: str) -> str:
+    """The graph with a reward that records the version of the weights that generate."""
+    edit = f"  - replace: {{rewards: {{op: '{OPS}:ones_served', model: policy, per: 4}}}}\n"
+    Path("versions.yaml").write_text(f"graph: versions\nextends: {graph}\nedits:\n{edit}")
+    return "versions.yaml"
+
+
+def test_two_pools_give_the_numbers_of_one() -> None:
+    one = inline(ONE, run_dir="one")
+    assert inline(TWO, run_dir="two") == one
+    assert one[-1]["update_policy/grad_norm"] > 0
+    assert_same_weights("one", "two")
+    assert "sync policy@v" in Path("two/plan.txt").read_text()
+
+
+def test_generation_uses_weights_as_old_as_the_plan_says() -> None:
+    graph, settings = with_versions(TWO), (*AHEAD, "schedule={iterations: 6, save_every: 3, staleness: 1}")
+    lines = inline(graph, *settings, run_dir="ahead")
+    # the pipeline empties at the checkpoint after iteration 3, and with it the lead
+    assert [line["served/version"] for line in lines[1:]] == [0, 0, 1, 3, 3, 4]
+    lines = inline(graph, *settings, "schedule.staleness=2", "schedule.save_every=0", run_dir="further")
+    assert [line["served/version"] for line in lines[1:]] == [0, 0, 0, 1, 2, 3]
+    assert Path("ahead/samples/step-000003.jsonl").is_file()
+
+
+def test_a_resume_at_a_boundary_is_the_run_with_that_boundary() -> None:
+    settings = (*AHEAD, "schedule={iterations: 6, save_every: 3, staleness: 1}", "prompts.batch=5")
+    whole = inline(TWO, *settings, run_dir="whole")
+    inline(TWO, *settings, run_dir="halves", steps=3)
+    halves = inline(TWO, *settings, run_dir="halves", steps=6, resume=True)
+    # the first half ended with an evaluation, which the whole did not make
+    assert [{n: v for n, v in line.items() if not n.startswith("eval/")} for line in halves[1:]] == [
+        {n: v for n, v in line.items() if not n.startswith("eval/")} for line in whole[1:]
+    ]
+    assert halves[-1]["eval/accuracy"] == whole[-1]["eval/accuracy"]
+    assert_same_weights("whole", "halves")
+
+
+def test_an_interrupt_finishes_what_has_begun() -> None:
+    plan = compile_graph(TWO, AHEAD, 1)
+    cluster, stop, done = InlineCluster(plan.pools), list[int](), []
+    try:
+        for place in cluster.places:
+            cluster.get(cluster.call(place, "setup", plan, *place, f"tcp://127.0.0.1:{free_port(cluster)}"))
+        driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
+        for walk in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
+            done.append(walk.entry.iteration)
+            stop.append(1)
+    finally:
+        cluster.close()
+    assert done == [0, 1]  # the second was begun beside the first
+    assert (state.iteration, state.versions["policy"], state.positions["prompts"]) == (2, 2, 14)
+    assert not driver.waiting and not driver.pending
+    # references to columns were let go with their last reader
+    assert not walk.refs
+
+
+def free_port(cluster: InlineCluster) -> int:
+    (port,) = cluster.get(cluster.call(cluster.places[0], "free_port"))
+    return int(port)
+
+
+def test_parts_that_leave_the_device_change_no_number() -> None:
+    plain = inline(TWO, run_dir="plain", steps=2)
+    plan = compile_graph(TWO, (), 1)
+    away = {
+        "policy.train": ("optimizer", "parameters"),
+        "ref.train": ("parameters",),
+        "policy.serve": ("weights",),
+    }
+    moved = replace(plan, away=away, steps=_moving(plan.steps), eval_steps=_moving(plan.eval_steps))
+    moved = replace(moved, slot=tuple(step.id for step in moved.steps))
+    assert carry_out(moved, "moved", 2) == plain
+    assert_same_weights("plain", "moved")
+    assert {"load", "offload", "wake", "sleep"} <= {event["cat"] for event in events("moved")}
+
+
+def _moving(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps with every engine brought in right before each that uses it, and put away right after."""
+    moved: list[Step] = []
+    for step in steps:
+        before, after = [], []
+        if step.kind == "sync":
+            before = [
+                _move("load", step, step.source, ("parameters",)),
+                _move("wake", step, step.pool, ("weights",)),
+            ]
+            after = [_move("offload", step, step.source, ("parameters",))]
+        elif step.engine == "serve":
+            after = [_move("sleep", step, step.pool, ("weights",))]
+        elif step.engine == "train":
+            parts = ("parameters", *(("optimizer",) if step.updates else ()))
+            before = [_move("load", step, step.pool, parts)]
+            after = [_move("offload", step, step.pool, parts)]
+        moved += [*before, step, *after]
+    return tuple(replace(step, id=number) for number, step in enumerate(moved, 1))
+
+
+def _move(kind: str, step: Step, pool: str, parts: tuple[str, ...]) -> Step:
+    nothing: tuple[str, ...] = ()
+    engine = "train" if kind in ("load", "offload") else "serve"
+    moved = replace(step, kind=kind, node=f"{kind}:{step.node}", pool=pool, reads=nothing, writes=nothing)
+    return replace(
+        moved, frees=nothing, updates=False, source="", engine=engine, parts=parts, devices=(0,), op=""
+    )
+
+
+def test_inline_runs_each_pool_on_one_device() -> None:
+    with pytest.raises(GraphError, match="--inline runs pool gen on one device"):
+        inline(TWO, "pools.gen.devices=2", run_dir="a")
+
+
+def test_pools_of_unlike_sizes_on_ray_give_the_same_and_keep_the_plans_order() -> None:
+    alone = inline(TWO, *AHEAD, run_dir="alone")
+    # the pool that trains comes second here: its ranks are 1 and 2
+    pools = "pools={gen: {devices: 1}, train: {devices: 2}}"
+    rlgraph("run", TWO, *AHEAD, pools, "--run-dir", "ray")
+    for left, right in zip(alone, metrics("ray"), strict=True):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
+    plan = Plan.from_json(Path("ray/plan.json").read_text())
+    planned = [pair for slot in range(-lead(plan), 4) for pair in slot_steps(plan, slot, 0, 4)]
+    for place in (("gen", 0), ("train", 0), ("train", 1)):
+        expected = [
+            (iteration + 1, step.id)
+            for iteration, step in planned
+            if (step.pool == place[0] and place[1] in step.devices) or step.source == place[0]
+        ]
+        assert ran("ray", place) == expected
+
+
+def ran(run_dir: str, place: tuple[str, int]) -> list[tuple[int, int]]:
+    """Iteration and step of what ran on a device, by when it started."""
+    own = [e for e in events(run_dir) if (e["pid"], e["tid"]) == place and e["args"]["phase"] == "train"]
+    return [(e["args"]["iteration"], e["args"]["step"]) for e in sorted(own, key=lambda e: e["ts"])]
+
+
+def events(run_dir: str) -> list[dict[str, Any]]:
+    return list(json.loads(Path(run_dir, "timeline.json").read_text().rstrip().rstrip(",") + "]"))
+
+
+def test_a_worker_that_dies_ends_the_run_with_the_plan() -> None:
+    token = uuid.uuid4().hex
+    override = f"nodes.rewards={{op: {OPS}:dies}}"
+    text = rlgraph("run", TWO, override, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
+    assert any(line.startswith("!") and "run rewards" in line for line in text.splitlines())
+    assert "of iteration 2 failed on gen[0]: run rewards" in text
+    assert "its worker is gone" in text
+    assert [line["step"] for line in metrics("a")] == [0, 1]
+    end = time.monotonic() + 30
+    while holders(token):
+        assert time.monotonic() < end, "a process is left"
+        time.sleep(0.2)
+
+
+def holders(token: str) -> list[str]:
+    """Processes that inherited the token: Ray's daemons and workers do."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if token.encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text())
+            except OSError:
+                continue  # it has ended meanwhile
+    return [command for command in found if command]
