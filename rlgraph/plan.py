@@ -41,7 +41,7 @@ class Step:
     updates: bool = False  # it writes the next version of its model
     lead: int = 0
     source: str = ""  # of a sync: the pool that sends, where it is another one
-    path: str = ""  # of a sync: memory (within a process), ipc (between two of a device) or broadcast
+    path: str = ""  # of a sync: memory (within a process), ipc (between two of a device), broadcast or disk
     engine: str = ""  # train or serve: the engine that a step runs on, or whose parts it moves
     parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
     seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
@@ -261,8 +261,10 @@ def _path(node: Node, graph: Graph) -> str:
     """How a sync's weights travel: that follows from where the two engines are."""
     if node.kind != "sync":
         return ""
-    embedded = graph.models[str(node.model)].spec.serve.engine == "transformers"
-    return "broadcast" if node.source else "memory" if embedded else "ipc"
+    serve = graph.models[str(node.model)].spec.serve
+    if node.source:
+        return "disk" if serve.sync_folder else "broadcast"
+    return "memory" if serve.engine == "transformers" else "ipc"
 
 
 def _version(node: Node) -> dict[str, str]:

@@ -287,7 +287,10 @@ class Pricing:
         )
         if step.source:
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()))
-            seconds += broadcast_seconds(size, both)
+            whole = size.parameters * rates.width
+            # files are written by one device and read by all: what the host's link lets through, twice
+            through = 2 * host_seconds(whole, rates) if step.path == "disk" else broadcast_seconds(size, both)
+            seconds += through
             moved = max(moved, size.parameters * rates.width)
         return seconds, moved
 

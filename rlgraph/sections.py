@@ -55,6 +55,11 @@ class Serve(Section):
         default="float32", description="of weights and computation."
     )
     max_rows: Count = Field(default=1024, description="samples that one engine generates at a time.")
+    sync_folder: str | None = Field(
+        default=None,
+        description="a folder that both pools see, through which weights reach an engine on another pool; "
+        "null: they are broadcast.",
+    )
     tensor_parallel: Count = Field(
         default=1, description="devices of a host that one engine spans; transformers: 1."
     )

@@ -16,6 +16,7 @@ PATHS = {
     "memory": "within each process",
     "ipc": "through memory that both map",
     "broadcast": "by broadcast",
+    "disk": "through files",
 }
 MOVES = {"load": "to", "offload": "from", "wake": "on", "sleep": "on"}  # kind -> how its place is said
 

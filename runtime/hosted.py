@@ -13,7 +13,7 @@ from rlgraph.runtime.serve.transformers import TransformersEngine
 
 TRAIN_ENGINES: dict[str, Callable[..., Any]] = {"fsdp": FsdpEngine}
 SERVE_ENGINES: dict[str, Callable[..., Any]] = {"transformers": TransformersEngine}
-PLACEMENT = ("engine", "pool", "tensor_parallel")  # an engine here is on one device
+PLACEMENT = ("engine", "pool", "tensor_parallel", "sync_folder")  # an engine here is on one device
 # a step's kind -> the engine that it moves parts of, and that engine's method
 MOVES = {
     "offload": ("train", "offload"),

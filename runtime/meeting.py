@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.plan import Plan
-from rlgraph.runtime.weights import Broadcast, Handover
+from rlgraph.runtime.weights import Broadcast, Files, Handover
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Groups:
     """What one worker takes part in: its pool's mesh, and the links that it sends or receives over."""
 
     mesh: DeviceMesh
-    links: Mapping[str, Broadcast | Handover]  # by model
+    links: Mapping[str, Broadcast | Files | Handover]  # by model
 
 
 def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
@@ -77,12 +77,17 @@ def meet(
     mesh = DeviceMesh.from_group(groups[place[0]], device)
     if desk is not None:
         return Groups(mesh, {model: desk.setdefault(model, Handover()) for model in crossings(plan)})
-    links = {}
+    links: dict[str, Broadcast | Files | Handover] = {}
     for model, (source, target) in crossings(plan).items():
         linked = [members[source][0], *members[target]]
         group = dist.new_group(linked, timeout=timeout)
         if rank in linked:
             serve = plan.models[model].serve
             assert serve
-            links[model] = Broadcast(group, linked[0], device, serve["dtype"])
+            folder = serve["sync_folder"]
+            links[model] = (
+                Files(group, linked[0], folder, serve["dtype"])
+                if folder
+                else Broadcast(group, linked[0], device, serve["dtype"])
+            )
     return Groups(mesh, links)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 BUCKET = 2**28  # bytes that travel together, and that a device holds for it; a larger tensor goes alone
 
@@ -49,6 +52,47 @@ class Broadcast:
     def _announce(self, header: Header) -> Header:
         """The sender's header, on all: what the next bucket holds, nothing after the last."""
         held = [header]
+        dist.broadcast_object_list(held, self.sender, self.group)
+        return held[0]
+
+
+class Files:
+    """As ``Broadcast``, but the tensors lie in files of a folder that all see; only their names travel."""
+
+    def __init__(self, group: dist.ProcessGroup, sender: int, folder: str, dtype: str) -> None:
+        """A link; collective.
+
+        Args:
+            group: the sender and the receivers.
+            sender: its global rank.
+            folder: where the files lie while weights are under way.
+            dtype: that floating-point weights travel in, the serve engine's.
+        """
+        self.group, self.sender, self.folder = group, sender, Path(folder)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+    def send(self, named: Iterable[Named], bucket_bytes: int = BUCKET) -> None:
+        """Write every tensor; ``receive`` runs on all the others at the same time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cast = ((name, t.to(self.dtype) if t.is_floating_point() else t) for name, t in named)
+        for number, bucket in enumerate(buckets(cast, bucket_bytes)):
+            path = self.folder / f"weights-{os.getpid()}-{number}.safetensors"
+            save_file({name: tensor.cpu().contiguous() for name, tensor in bucket}, path)
+            self._announce(str(path))
+            dist.barrier(self.group)  # all have read it
+            path.unlink()
+        self._announce("")
+
+    def receive(self) -> Iterator[Named]:
+        """The tensors that are sent, bucket by bucket."""
+        while path := self._announce(""):
+            tensors = load_file(path)
+            dist.barrier(self.group)
+            yield from tensors.items()
+
+    def _announce(self, path: str) -> str:
+        """The sender's next file, on all; nothing after the last."""
+        held = [path]
         dist.broadcast_object_list(held, self.sender, self.group)
         return held[0]
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlgraph.cluster import Cluster, load_cluster
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.errors import GraphError
 from rlgraph.memory import LEAVES, RETURNS, Footprint, Item, away_items
 from rlgraph.plan import Plan, Step
 from rlgraph.predict import predict, sizes_of
 from rlgraph.reside import _over_iterations, reside
+from rlgraph.source import Source, parse
 from rlgraph.workload import workload
 
 H100 = load_cluster("h100-8")
@@ -140,6 +141,71 @@ def test_on_any_cluster_a_plan_is_sound_or_refused(
         made = predict(plan, cluster)
         assert_sound(made, cluster)
         assert all(step.because for step in moves(made))
+
+
+PATHS = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B"]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> str:
+    """A graph with up to four judges, a reference or none, and engines on one, two or three pools."""
+    pools = draw(st.sampled_from([["main"], ["main", "gen"], ["main", "gen", "third"]]))
+    chosen = draw(st.lists(st.sampled_from(pools), min_size=6, max_size=6))
+    where = iter([*chosen[: 6 - len(pools)], *pools])  # every pool has something on it
+    judges, reference = draw(st.integers(1, 4)), draw(st.booleans())
+    dtype = draw(st.sampled_from(["float32", "bfloat16"]))
+
+    def engine(**more: object) -> str:
+        given = {"pool": next(where), "dtype": dtype, **more}
+        return "{" + ", ".join(f"{name}: {value}" for name, value in given.items()) + "}"
+
+    def path() -> str:
+        return str(draw(st.sampled_from(PATHS)))
+
+    tokens, again = draw(st.sampled_from([1024, 8192])), str(draw(st.booleans())).lower()
+    serve, train = engine(), engine(micro_tokens=tokens, recompute=again)
+    models = [f"policy: {{path: {path()}, optimizer: {{lr: 1e-6}}, serve: {serve}, train: {train}}}"]
+    nodes = ["prompts: {op: data.prompts, files: [a.jsonl], batch: 64}"]
+    nodes += ["rollout: {op: rollout, model: policy, n: 4, max_new_tokens: 512}"]
+    for number in range(judges):
+        on = engine(micro_tokens=tokens) if number < 3 else "{}"
+        models.append(f"judge{number}: {{path: {path()}, head: value, frozen: true, train: {on}}}")
+        nodes.append(f"score{number}: {{op: reward.model, model: judge{number}}}")
+    extra = ", ".join(f"rewards_{n + 1}: score{n}" for n in range(1, judges))
+    weights = "".join(f", weight_{n + 1}: 1.0" for n in range(1, judges))
+    if judges == 1:
+        extra, weights = "rewards_2: score0", ", weight_2: 1.0"
+    nodes.append(f"advantages: {{op: advantage.gdpo, in: {{rewards: score0, {extra}}}{weights}}}")
+    nodes.append("old_logprobs: {op: logprobs, model: policy}")
+    if reference:
+        models.append(f"ref: {{path: {path()}, frozen: true, train: {engine(micro_tokens=tokens)}}}")
+        nodes.append("ref_logprobs: {op: logprobs, model: ref}")
+    kl = ", kl_coef: 0.1" if reference else ""
+    nodes.append(
+        f"update_policy: {{op: update.policy, model: policy, minibatches: 2, loss: {{kind: ppo_clip}}{kl}}}"
+    )
+    sections = {"models": models, "nodes": nodes, "pools": [f"{pool}: {{devices: auto}}" for pool in pools]}
+    text = "".join(
+        f"{name}:\n" + "".join(f"  {line}\n" for line in lines) for name, lines in sections.items()
+    )
+    return f"graph: random\nschedule: {{iterations: 1}}\n{text}"
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs(), st.sampled_from([1, 3, 8, 24]), st.floats(0.0, 1.0))
+def test_any_graph_is_sound_on_any_cluster_that_holds_it(text: str, devices: int, share: float) -> None:
+    try:
+        plan = plan_tree(parse(Source("random.yaml", text)), devices)
+    except GraphError as error:
+        assume(all(problem.kind != "idle-pool" for problem in error.problems))
+        raise
+    big = H100.model_copy(update={"hosts": 8, "host_memory": None})
+    cluster = tight(plan, big, share)
+    made = predict(plan, cluster)
+    assert_sound(made, cluster)
+    few = moves(made)
+    closer = predict(plan, tight(plan, big, min(share + 0.2, 1.0)))
+    assert len(moves(closer)) <= len(few)  # more memory never asks for more moves
 
 
 def test_hosts_have_to_hold_what_leaves() -> None:

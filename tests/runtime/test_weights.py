@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.runtime.meeting import ranks
-from rlgraph.runtime.weights import Broadcast, Handover, Named, buckets
+from rlgraph.runtime.weights import Broadcast, Files, Handover, Named, buckets
 
 SENDER, RANKS = 1, 3
 
@@ -30,15 +30,20 @@ def tensors() -> list[Named]:
 def main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     group = dist.new_group([SENDER, 0, 2], timeout=timedelta(seconds=60))
-    link = Broadcast(group, SENDER, "cpu", "bfloat16")
-    for round_ in range(2):  # nothing of the first is left over in the second
-        sent = [(name, tensor + round_) for name, tensor in tensors()]
+    links = (
+        Broadcast(group, SENDER, "cpu", "bfloat16"),
+        Files(group, SENDER, str(folder / "weights"), "bfloat16"),
+    )
+    for number in range(4):  # each twice: nothing of the first is left over in the second
+        sent = [(name, tensor + number) for name, tensor in tensors()]
         if rank == SENDER:
-            link.send(sent, bucket_bytes=64)
+            links[number % 2].send(sent, bucket_bytes=64)
         else:
-            for (name, tensor), (other, expected) in zip(link.receive(), sent, strict=True):
+            received = {name: tensor.clone() for name, tensor in links[number % 2].receive()}
+            assert received.keys() == dict(sent).keys()
+            for name, expected in sent:
                 wanted = expected.bfloat16() if expected.is_floating_point() else expected
-                assert name == other and tensor.dtype == wanted.dtype and tensor.equal(wanted), name
+                assert received[name].dtype == wanted.dtype and received[name].equal(wanted), name
     dist.destroy_process_group()
 
 
@@ -47,6 +52,7 @@ def test_all_of_a_pool_get_what_one_device_sends(tmp_path: Path) -> None:
         [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not [*(tmp_path / "weights").iterdir()]
 
 
 def test_what_is_handed_over_in_one_process_is_the_same_and_is_given_once() -> None:
