@@ -1,0 +1,8 @@
+"""A plan and a run to look at: pictures, a page and a timeline, all of them made from the plan's JSON.
+
+graph, plan.json or run ─ given ─ links ────┬─ mermaid, dot
+                             │              │
+                             ├─ timeline ───┼─ trace             for ui.perfetto.dev
+                             │              │
+                             └─ recorded ───┴─ contents ─ page   one HTML file
+"""

@@ -1,0 +1,118 @@
+"use strict";
+// Elements are made here, and text is only ever set as text: nothing in this page is parsed as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined && child !== false) node.append(child);
+  }
+  return node;
+}
+
+// el("p", {class: "note"}, "text", child)
+function el(name, attributes, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function svg(name, attributes, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function button(text, attributes, onclick) {
+  return el("button", { type: "button", ...attributes, onclick }, text);
+}
+
+// A button that is pressed or not, and calls back with its new state.
+function toggle(text, pressed, title, onchange) {
+  const made = button(text, { "aria-pressed": String(pressed), title }, () => {
+    const now = made.getAttribute("aria-pressed") !== "true";
+    made.setAttribute("aria-pressed", String(now));
+    onchange(now);
+  });
+  return made;
+}
+
+// One of several: options are [value, text].
+function choice(label, options, value, onchange) {
+  const group = el("span", { class: "choice", role: "group", "aria-label": label });
+  for (const [option, text] of options) {
+    group.append(
+      button(text, { "aria-pressed": String(option === value) }, (event) => {
+        for (const other of group.children) other.setAttribute("aria-pressed", "false");
+        event.currentTarget.setAttribute("aria-pressed", "true");
+        onchange(option);
+      }),
+    );
+  }
+  return group;
+}
+
+// Rows of cells under headings; a heading that starts with ">" is of numbers.
+function table(headings, rows, attributes) {
+  const right = headings.map((heading) => heading.startsWith(">"));
+  const cell = (kind, content, column) => el(kind, { class: right[column] ? "number" : null }, content);
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      attributes,
+      el("thead", null, el("tr", null, ...headings.map((text, n) => cell("th", text.replace(/^>/, ""), n)))),
+      el("tbody", null, ...rows.map((row) => filled(el("tr", row.attributes), null, (row.cells || row).map((content, n) => cell("td", content, n))))),
+    ),
+  );
+}
+
+// A list of names and values; empty values are left out.
+function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return el("dl", null, ...shown.flatMap(([name, value]) => [el("dt", null, name), el("dd", null, value)]));
+}
+
+function three(number) {
+  const digits = number < 9.995 ? 2 : number < 99.95 ? 1 : 0;
+  return String(Number(number.toFixed(digits)));
+}
+
+function secondsText(seconds) {
+  if (seconds < 0.9995) return `${three(seconds * 1e3)} ms`;
+  return seconds < 600 ? `${three(seconds)} s` : `${three(seconds / 60)} min`;
+}
+
+function sizeText(size) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (size >= 999.5 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${three(size)} ${units[unit]}`;
+}
+
+// What kind of work a step is: the colour of its bar.
+function workOf(step) {
+  if (["load", "offload", "wake", "sleep", "sync"].includes(step.kind)) return "weights";
+  if (step.inserted) return "columns";
+  if (step.updates) return "update";
+  return step.engine === "serve" ? "generate" : step.engine === "train" ? "score" : "other";
+}
+
+const WORK = {
+  generate: "generates", score: "scores", update: "trains", weights: "moves weights", columns: "moves columns",
+  other: "no model",
+};
+
+function legend(works) {
+  return el("p", { class: "legend" }, ...works.map((work) => el("span", null, el("i", { class: `swatch work-${work}` }), WORK[work])));
+}
+
+// The versions of models that a step reads, as "policy@v"; a move of an engine has none.
+function versions(step) {
+  return Object.entries(step.models).flatMap(([model, version]) => (version ? [`${model}@${version}`] : []));
+}

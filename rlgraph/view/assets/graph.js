@@ -1,0 +1,242 @@
+// The graph: steps, what goes between them, and the versions of models beside them.
+
+const CHARACTER = 6.6; // the width of one, in the font of labels
+const LINES = 3; // columns that a label names
+
+// What is drawn: all steps, or those that the user wrote with the columns between them followed through copies.
+function drawnGraph(steps, links, inserted) {
+  if (inserted) return { steps, links };
+  const writer = new Map(steps.flatMap((step) => step.writes.map((column) => [column, step])));
+  const shown = steps.filter((step) => !step.inserted);
+  const found = new Map();
+  for (const step of shown) {
+    for (const column of step.reads) {
+      const [source, name] = written(writer, column);
+      if (!source) continue;
+      const key = `${source.id} ${step.id}`;
+      if (!found.has(key)) found.set(key, { source: source.id, target: step.id, columns: [] });
+      if (!found.get(key).columns.includes(name)) found.get(key).columns.push(name);
+    }
+  }
+  const kept = new Set(shown.map((step) => step.id));
+  const waits = links.filter((link) => !link.columns.length && kept.has(link.source) && kept.has(link.target));
+  return { steps: shown, links: [...found.values(), ...waits] };
+}
+
+// The step that the user wrote and its column, of which a column is a copy.
+function written(writer, column) {
+  let step = writer.get(column);
+  while (step && step.inserted) {
+    column = step.reads[step.writes.indexOf(column)];
+    step = writer.get(column);
+  }
+  return [step, column];
+}
+
+// A column and its copies.
+function family(steps, column) {
+  const found = new Set([column]);
+  const pairs = steps.filter((step) => step.inserted).flatMap((step) => step.writes.map((copy, n) => [step.reads[n], copy]));
+  for (const [read, copy] of pairs) if (found.has(read)) found.add(copy);
+  for (const [read, copy] of [...pairs].reverse()) if (found.has(copy)) found.add(read);
+  for (const [read, copy] of pairs) if (found.has(read)) found.add(copy);
+  return found;
+}
+
+function labelOf(link, columns, types) {
+  const said = (name) => (types && columns[name] ? `${name}: ${columns[name].type}` : name);
+  const lines = link.columns.slice(0, LINES).map(said);
+  if (link.columns.length > LINES) lines.push(`+ ${link.columns.length - LINES} more`);
+  return lines;
+}
+
+class GraphView {
+  // options: steps, links, columns, weights, pools, status (node -> added, removed, changed), select(kind, name)
+  constructor(options) {
+    Object.assign(this, options);
+    this.inserted = true;
+    this.types = false;
+    this.root = svg("g");
+    [this.head, this.arrow] = arrowhead();
+    this.svg = svg("svg", { class: "graph", role: "group", "aria-label": "the graph" }, this.head, this.root);
+    this.navigation = new Navigation(this.svg, this.root);
+    this.draw();
+  }
+
+  draw() {
+    const { steps, links } = drawnGraph(this.steps, this.links, this.inserted);
+    const large = steps.length > LARGE;
+    const nodes = steps.map((step) => this.box(step, large));
+    const edges = links.map((link) => {
+      const lines = large ? [] : labelOf(link, this.columns, this.types);
+      const width = Math.max(0, ...lines.map((line) => line.length)) * CHARACTER * 0.88;
+      return { from: link.source, to: link.target, link, lines, width: width && width + 8, height: lines.length * 12 };
+    });
+    const groups = Object.keys(this.pools).filter((pool) => steps.some((step) => step.pool === pool));
+    const placed = layout(nodes, edges, groups);
+    this.nodes = new Map();
+    this.edges = [];
+    const boxes = placed.boxes.map((box) => this.group(box));
+    const drawnEdges = edges.map((edge, n) => this.edge(edge, placed.edges[n]));
+    const drawnNodes = nodes.map((node, n) => this.node(node, placed.nodes[n], large));
+    const right = Math.max(...placed.nodes.map((node) => node.x + node.width / 2), ...placed.edges.map((edge) => (edge.x || 0) + (edge.width || 0) / 2));
+    const lanes = large ? [] : this.lanes(right + 34);
+    this.root.replaceChildren(...boxes, ...lanes, ...drawnEdges, ...drawnNodes);
+    this.size = { width: right + (large ? 16 : 40 + 76 * this.models().length), height: Math.max(...placed.nodes.map((node) => node.y + node.height / 2)) + 34 };
+    this.navigation.size = this.size;
+  }
+
+  models() {
+    return [...new Set(this.weights.map((weights) => weights.model))];
+  }
+
+  box(step, large) {
+    const below = step.inserted || large ? "" : step.op;
+    const models = versions(step);
+    const longest = Math.max(step.title.length * 1.05, below.length * 0.9, models.join(" ").length * 0.85);
+    const height = 26 + (below ? 14 : 0) + (models.length && !large ? 16 : 0);
+    return { id: step.id, step, below, models: large ? [] : models, group: step.pool, width: longest * CHARACTER + 26, height };
+  }
+
+  node(node, at, large) {
+    const { step } = node;
+    const left = -node.width / 2;
+    const top = -node.height / 2;
+    const pool = Object.keys(this.pools).indexOf(step.pool) % 6;
+    const kind = [`node pool-${pool} work-${workOf(step)}`, step.inserted && "inserted", this.status && this.status[step.node]];
+    const pick = () => this.select("step", step);
+    const drawn = svg(
+      "g",
+      {
+        class: kind.filter(Boolean).join(" "), transform: `translate(${at.x} ${at.y})`, tabindex: 0, role: "button", "data-id": step.id,
+        "aria-label": step.does, onclick: pick, onpointerenter: () => this.light(this.around(step)), onpointerleave: () => this.light(this.picked),
+        onkeydown: (event) => event.key === "Enter" && pick(),
+      },
+      svg("rect", { x: left, y: top, width: node.width, height: node.height, rx: 7 }),
+      svg("rect", { class: "stripe", x: left, y: top, width: 5, height: node.height, rx: 2 }),
+      svg("text", { y: top + 17, class: "title" }, step.title),
+      node.below && svg("text", { y: top + 31, class: "op" }, node.below),
+      ...node.models.map((name, n) => this.pill(name, n, node, top)),
+      large ? null : svg("title", null, step.because ? `${step.does}\nbecause ${step.because}` : step.does),
+    );
+    this.nodes.set(step.id, { drawn, step, at, height: node.height });
+    return drawn;
+  }
+
+  pill(name, n, node, top) {
+    const y = top + (node.below ? 45 : 31);
+    const model = this.models().indexOf(name.split("@")[0]) % 6;
+    return svg("text", { y: y + n * 14, class: `pill model-${model}` }, name);
+  }
+
+  edge(edge, at) {
+    const path = svg("path", { d: curve(at.points), class: "line", "marker-end": this.arrow });
+    const lines = edge.lines.map((line, n) => {
+      const column = edge.link.columns[n];
+      const events = column && {
+        tabindex: -1, role: "button", "data-column": column, onclick: () => this.select("column", column),
+        onpointerenter: () => this.lightColumn(column), onpointerleave: () => this.light(this.picked),
+      };
+      return svg("text", { x: at.x, y: at.y - edge.height / 2 + 9 + 12 * n, class: column ? "column" : "more", ...events }, line);
+    });
+    const drawn = svg("g", { class: edge.link.columns.length ? "edge" : "edge order" }, path, ...lines);
+    this.edges.push({ drawn, link: edge.link });
+    return drawn;
+  }
+
+  group(box) {
+    const pool = Object.keys(this.pools).indexOf(box.group) % 6;
+    const [x, y] = [box.x - box.width / 2, box.y - box.height / 2];
+    return svg(
+      "g",
+      { class: `group pool-${pool}` },
+      svg("rect", { x, y, width: box.width, height: box.height, rx: 12 }),
+      svg("text", { x: x + 10, y: y + 16 }, `pool ${box.group}: ${this.pools[box.group]} device${this.pools[box.group] === 1 ? "" : "s"}`),
+    );
+  }
+
+  // A lane for each model: which version is read and written, at the height of the steps that do.
+  lanes(left) {
+    const bottom = Math.max(...[...this.nodes.values()].map((node) => node.at.y + node.height / 2));
+    return this.models().map((model, n) => {
+      const x = left + 76 * n + 30;
+      const made = this.weights.filter((weights) => weights.model === model);
+      const marks = made.flatMap((weights) => this.marks(weights, x));
+      const pick = () => this.select("model", model);
+      return svg(
+        "g",
+        {
+          class: `lane model-${n % 6}`, tabindex: 0, role: "button", "aria-label": `model ${model}`, "data-model": model, onclick: pick,
+          onkeydown: (event) => event.key === "Enter" && pick(), onpointerenter: () => this.light(this.users(model)), onpointerleave: () => this.light(this.picked),
+        },
+        svg("line", { x1: x, x2: x, y1: 34, y2: bottom }),
+        svg("text", { x, y: 20, class: "title" }, model),
+        ...marks,
+      );
+    });
+  }
+
+  marks(weights, x) {
+    const at = (id) => this.nodes.get(id);
+    const used = weights.readers.filter(at).map((id) => svg("circle", { cx: x, cy: at(id).at.y, r: 4 }, svg("title", null, `${at(id).step.title} reads ${weights.name}`)));
+    const first = weights.readers.map(at).filter(Boolean).sort((a, b) => a.at.y - b.at.y)[0];
+    const y = weights.writer && at(weights.writer) ? at(weights.writer).at.y + at(weights.writer).height / 2 + 2 : first ? first.at.y - 12 : null;
+    if (y === null) return used;
+    const made = weights.writer ? [svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, transform: `rotate(45 ${x} ${y})` })] : [];
+    return [...used, ...made, svg("text", { x: x + 8, y: y + 4 + (weights.writer ? 8 : 0), class: "version" }, `@${weights.version}`)];
+  }
+
+  users(model) {
+    return { nodes: new Set(this.steps.filter((step) => model in step.models).map((step) => step.id)), edges: () => false };
+  }
+
+  around(step) {
+    const nodes = new Set([step.id]);
+    for (const { link } of this.edges) {
+      if (link.source === step.id) nodes.add(link.target);
+      if (link.target === step.id) nodes.add(link.source);
+    }
+    if (!this.nodes.has(step.id)) nodes.clear(); // hidden, or of the other graph
+    return { nodes, edges: (link) => link.source === step.id || link.target === step.id };
+  }
+
+  lightColumn(column) {
+    this.light(this.life(column));
+  }
+
+  // The steps that write, copy and read a column, and what goes between them.
+  life(column) {
+    const copies = family(this.steps, column);
+    const touches = (step) => [...step.reads, ...step.writes].some((name) => copies.has(name));
+    return { nodes: new Set(this.steps.filter(touches).map((step) => step.id)), edges: (link) => link.columns.some((name) => copies.has(name)) };
+  }
+
+  // Dim all but some nodes and edges; nothing dims nothing.
+  light(found) {
+    this.svg.classList.toggle("lit", Boolean(found));
+    for (const [id, node] of this.nodes) node.drawn.classList.toggle("on", Boolean(found && found.nodes.has(id)));
+    for (const edge of this.edges) edge.drawn.classList.toggle("on", Boolean(found && found.edges(edge.link)));
+  }
+
+  pick(found, id) {
+    this.picked = found;
+    for (const [number, node] of this.nodes) node.drawn.classList.toggle("picked", number === id);
+    this.light(found);
+  }
+
+  show(id, height) {
+    const node = this.nodes.get(id);
+    if (node) this.navigation.center(node.at, height);
+  }
+}
+
+let arrowheads = 0;
+
+// An arrowhead and how a line names it. Each picture has its own: one of a hidden picture is not drawn.
+function arrowhead() {
+  arrowheads += 1;
+  const id = `arrow-${arrowheads}`;
+  const head = svg("path", { d: "M0 0L8 4L0 8z" });
+  const marker = svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, head);
+  return [svg("defs", null, marker), `url(#${id})`];
+}

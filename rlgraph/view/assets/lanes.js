@@ -1,0 +1,112 @@
+// Charts over time that share one axis: bars in lanes, memory as stacked areas, engines as bands.
+
+const ROW = 26;
+const AXIS = 22;
+
+// A scale from seconds to pixels.
+function scale(from, to, left, right) {
+  return (seconds) => left + ((seconds - from) / (to - from || 1)) * (right - left);
+}
+
+function ticks(from, to, count) {
+  const step = 10 ** Math.floor(Math.log10((to - from) / count || 1));
+  const size = [1, 2, 5, 10].map((factor) => factor * step).find((each) => (to - from) / each <= count) || step * 10;
+  const found = [];
+  for (let at = Math.ceil(from / size - 1e-9) * size; at <= to + 1e-9; at += size) found.push(at);
+  return found;
+}
+
+class TimeChart {
+  // from, to: seconds; unit(seconds since from) -> the text of a tick
+  constructor(pixels, from, to, unit) {
+    this.zoom = pixels > 2400 ? 1.6 : 1; // on a wall
+    const width = pixels / this.zoom;
+    this.left = Math.min(132, width * 0.28);
+    Object.assign(this, { width, from, to, unit, y: AXIS, parts: [] });
+    [this.head, this.arrow] = arrowhead();
+    this.x = scale(from, to, this.left, width - 8);
+  }
+
+  add(...parts) {
+    this.parts.push(...parts.flat());
+  }
+
+  heading(text) {
+    this.add(svg("text", { x: 4, y: this.y + 17, class: "heading" }, text));
+    this.y += 24;
+  }
+
+  label(text, height) {
+    const most = Math.floor(this.left / 6.4);
+    const short = text.length > most ? `${text.slice(0, most - 1)}…` : text;
+    this.add(svg("text", { x: this.left - 8, y: this.y + height / 2 + 4, class: "label" }, short, svg("title", null, text)));
+  }
+
+  // bars: [{start, end, text, about, kind, data, faint, onclick}]
+  lane(text, bars) {
+    this.label(text, ROW);
+    this.add(svg("rect", { class: "track", x: this.left, y: this.y + 2, width: this.width - 8 - this.left, height: ROW - 4 }));
+    for (const bar of bars) {
+      const [x, end] = [Math.max(this.x(bar.start), this.left), Math.min(this.x(bar.end), this.width - 8)];
+      if (end < this.left || x > this.width - 8 || end < x) continue;
+      const width = Math.max(end - x, 1.5);
+      const fits = Math.floor((width - 6) / 6.2);
+      const events = bar.onclick && {
+        tabindex: 0, role: "button", "aria-label": bar.about, onclick: bar.onclick, onkeydown: (event) => event.key === "Enter" && bar.onclick(),
+      };
+      this.add(
+        svg(
+          "g",
+          { class: `bar work-${bar.kind}${bar.faint ? " faint" : ""}`, ...bar.data, ...events },
+          svg("rect", { x, y: this.y + 3, width, height: ROW - 6, rx: Math.min(3, width / 3) }),
+          fits >= 4 && svg("text", { x: x + 4, y: this.y + ROW / 2 + 4 }, bar.text.length > fits ? `${bar.text.slice(0, fits - 1)}…` : bar.text),
+          svg("title", null, bar.about),
+        ),
+      );
+    }
+    this.y += ROW;
+  }
+
+  // moments: [{start, end, parts: {part: bytes}, about}]
+  stack(text, moments, parts, capacity) {
+    const height = 110;
+    const top = Math.max(capacity, ...moments.map((moment) => Object.values(moment.parts).reduce((a, b) => a + b, 0))) * 1.06;
+    const y = (bytes) => this.y + height - (bytes / top) * (height - 8);
+    this.label(text, height);
+    for (const moment of moments) {
+      const [x, end] = [Math.max(this.x(moment.start), this.left), Math.min(this.x(moment.end), this.width - 8)];
+      if (end <= x) continue;
+      let below = 0;
+      parts.forEach((part, n) => {
+        const bytes = moment.parts[part] || 0;
+        if (!bytes) return;
+        const about = `${part}: ${sizeText(bytes)}, ${moment.about}`;
+        this.add(svg("rect", { class: `part-${n % 10}`, x, width: end - x + 0.4, y: y(below + bytes), height: y(below) - y(below + bytes) }, svg("title", null, about)));
+        below += bytes;
+      });
+    }
+    this.add(
+      svg("line", { class: "capacity", x1: this.left, x2: this.width - 8, y1: y(capacity), y2: y(capacity) }),
+      svg("text", { class: "small", x: this.left + 4, y: y(capacity) - 4 }, `${sizeText(capacity)} of a device`),
+    );
+    this.y += height + 6;
+  }
+
+  // arrows: [{x1, y1, x2, y2, text}] in pixels, drawn over the lanes
+  arrows(arrows) {
+    for (const { x1, y1, x2, y2, text } of arrows) {
+      const bend = Math.max(18, Math.abs(x2 - x1) / 3);
+      const up = y1 === y2 ? 20 : 0; // an arrow within a lane is an arc over it
+      const path = `M${x1} ${y1}C${x1 + bend} ${y1 - up} ${x2 - bend} ${y2 - up} ${x2} ${y2}`;
+      this.add(svg("path", { class: "flow", d: path, "marker-end": this.arrow }, svg("title", null, text)));
+    }
+  }
+
+  draw(name) {
+    const marks = ticks(0, this.to - this.from, Math.max(2, (this.width - this.left) / 90)).map((at) => {
+      const x = this.x(this.from + at);
+      return [svg("line", { class: "tick", x1: x, x2: x, y1: AXIS - 4, y2: this.y }), svg("text", { class: "small", x: x + 3, y: 13 }, this.unit(at))];
+    });
+    return svg("svg", { class: "time", width: this.width * this.zoom, height: (this.y + 4) * this.zoom, viewBox: `0 0 ${this.width} ${this.y + 4}`, role: "group", "aria-label": name }, this.head, ...marks.flat(), ...this.parts);
+  }
+}

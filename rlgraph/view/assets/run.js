@@ -1,0 +1,214 @@
+// A run: its metrics, its steps as they were measured beside the prediction, what the model wrote, what ran.
+
+const FIRST = ["reward/mean", "rollout/length", "time/step", "/loss", "/entropy", "/kl_ref", "/grad_norm", "/clip_fraction"];
+const FEW = 6; // charts that are shown before all are asked for
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // steps between marks
+const NUMBERS = (value) => typeof value === "number";
+
+class RunPanel {
+  constructor(contents, pick) {
+    Object.assign(this, { contents, pick, run: contents.run, plots: [], filter: "", all: false });
+    this.steps = new Map(Object.entries(contents.phases).flatMap(([phase, found]) => found.steps.map((step) => [`${phase} ${step.id}`, step])));
+    this.charts = el("div", { class: "charts", "data-chart": "metrics" });
+    this.lanes = el("div", { class: "chart", "data-chart": "measured" });
+    this.samples = el("div", { class: "samples" });
+    this.element = el(
+      "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
+      ...this.metricsHead(), this.charts, el("h2", null, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      el("h2", null, "What the model wrote"), ...this.samplesHead(), this.samples,
+    );
+    this.iteration = this.run.iterations[this.run.iterations.length - 1];
+    let width = 0;
+    new ResizeObserver(() => {
+      if (this.element.clientWidth === width || !this.element.clientWidth) return;
+      width = this.element.clientWidth;
+      this.draw();
+    }).observe(this.element);
+    this.showSamples();
+  }
+
+  shown() {}
+
+  draw() {
+    this.drawMetrics();
+    this.drawLanes();
+  }
+
+  metricsHead() {
+    if (!this.run.metrics.step) return [el("p", { class: "note" }, "No metrics yet.")];
+    const input = el("input", { type: "search", placeholder: "metrics with these letters", "aria-label": "filter the metrics", oninput: () => { this.filter = input.value; this.drawMetrics(); } });
+    const all = toggle("all metrics", false, "show every metric", (on) => { this.all = on; this.drawMetrics(); });
+    return [el("h2", null, "Metrics"), el("p", { class: "bar-of-tools" }, input, all)];
+  }
+
+  // Charts: the reward with all evaluations first, then what is asked for.
+  names() {
+    const known = Object.keys(this.run.metrics).filter((name) => name !== "step" && this.run.metrics[name].some(NUMBERS));
+    const [evaluated, rest] = [known.filter((name) => name.startsWith("eval/")), known.filter((name) => !name.startsWith("eval/"))];
+    const reward = rest.includes("reward/mean") ? ["reward/mean"] : [];
+    const first = FIRST.flatMap((end) => rest.filter((name) => name.endsWith(end)));
+    const order = [...first, ...rest.filter((name) => !name.startsWith("time/")), ...rest];
+    const singles = [...new Set(order)].filter((name) => !reward.includes(name)).map((name) => [name]);
+    const all = [...(reward.length || evaluated.length ? [[...reward, ...evaluated]] : []), ...singles];
+    if (!this.filter) return this.all ? all : all.slice(0, FEW);
+    return all.filter((names) => names.some((name) => name.toLowerCase().includes(this.filter.toLowerCase())));
+  }
+
+  drawMetrics() {
+    for (const plot of this.plots) plot.destroy();
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const columns = Math.max(1, Math.min(4, Math.floor(this.charts.clientWidth / 420)));
+    const width = Math.max((this.charts.clientWidth - 16 * (columns - 1)) / columns - 1, 240);
+    const shown = this.names();
+    this.plots = [];
+    this.charts.replaceChildren(...shown.map((names) => {
+      const box = el("figure", { style: `width: ${width}px` }, el("figcaption", null, ...names.map((name, n) => el("span", { class: `line-${n % 5}` }, name))));
+      this.plots.push(plot(box, names, this.run.metrics, width, colour));
+      return box;
+    }));
+  }
+
+  iterationHead() {
+    if (!this.run.iterations.length) return [el("p", { class: "note" }, "No timeline yet.")];
+    const select = el("select", { "aria-label": "iteration", onchange: () => { this.iteration = Number(select.value); this.drawLanes(); } },
+      ...this.run.iterations.map((iteration) => el("option", { value: iteration }, `iteration ${iteration}`)));
+    select.value = this.run.iterations[this.run.iterations.length - 1];
+    return [el("p", { class: "bar-of-tools" }, select)];
+  }
+
+  // Measured and predicted on one axis, or each on its own where one would be too small to see.
+  drawLanes() {
+    const mine = this.run.bars.filter((bar) => bar.iteration === this.iteration);
+    if (!mine.length) return;
+    const from = Math.min(...mine.map((bar) => bar.start));
+    const predicted = this.predicted();
+    const ends = [Math.max(...mine.map((bar) => bar.end - from)), Math.max(0, ...predicted.map((bar) => bar.end))];
+    const apart = predicted.length > 0 && Math.max(...ends) > 4 * Math.min(...ends);
+    const width = Math.max(this.lanes.clientWidth, 280);
+    const chart = new TimeChart(width, 0, apart ? ends[0] : Math.max(...ends), secondsText);
+    const below = apart ? new TimeChart(width, 0, ends[1], secondsText) : chart;
+    this.measuredLanes(chart, mine, from);
+    this.predictedLanes(below, predicted, apart);
+    const charts = apart ? [chart.draw("measured steps"), below.draw("predicted steps")] : [chart.draw("steps of an iteration")];
+    this.lanes.replaceChildren(...charts);
+  }
+
+  measuredLanes(chart, mine, from) {
+    chart.heading("measured");
+    for (const place of [...new Set(mine.map((bar) => `${bar.pool} ${bar.device}`))].sort()) {
+      const bars = mine.filter((bar) => `${bar.pool} ${bar.device}` === place).map((bar) => this.bar(bar, from));
+      chart.lane(place.replace(/ (\d+)$/, "[$1]"), bars);
+    }
+  }
+
+  predictedLanes(chart, predicted, apart) {
+    if (!predicted.length) {
+      chart.heading("predicted: the run was planned for no cluster (--cluster auto)");
+      return;
+    }
+    chart.heading(apart ? "predicted, on another scale" : "predicted");
+    for (const lane of this.contents.timeline.lanes) {
+      const steps = new Set(lane.steps);
+      const last = lane.last > lane.first ? `-${lane.last}` : "";
+      chart.lane(`${lane.pool}[${lane.first}${last}]`, predicted.filter((bar) => steps.has(bar.id)));
+    }
+  }
+
+  bar(bar, from) {
+    const step = this.steps.get(`${bar.phase} ${bar.step}`);
+    const about = `${step.title}, ${bar.phase === "eval" ? "evaluation" : "training"}: ${secondsText(bar.end - bar.start)}`;
+    return { start: bar.start - from, end: bar.end - from, text: step.title, kind: workOf(step), about, faint: bar.phase === "eval", onclick: () => this.pick("step", step) };
+  }
+
+  predicted() {
+    const { timeline } = this.contents;
+    if (timeline.guessed) return [];
+    const mine = timeline.events.filter((event) => event[1] === Math.min(timeline.depth + 1, timeline.count - 1));
+    const from = Math.min(...mine.map((event) => event[2]));
+    return mine.map(([id, , start, end]) => {
+      const step = this.steps.get(`train ${id}`);
+      return { id, start: start - from, end: end - from, text: step.title, kind: workOf(step), about: `${step.title}: ${secondsText(end - start)} predicted` };
+    });
+  }
+
+  beside() {
+    const whole = this.run.beside.reduce((sum, row) => sum + row.measured, 0);
+    const off = (row) => (row.ratio ? Math.abs(row.measured - row.measured / row.ratio) : 0); // seconds
+    const rows = [...this.run.beside].sort((a, b) => off(b) - off(a) || b.measured - a.measured).map((row) => {
+      const step = this.steps.get(`train ${row.step}`);
+      const predicted = row.predicted ? row.predicted.map(secondsText).join(" to ") : "";
+      return [go(step.title, () => this.pick("step", step)), secondsText(row.measured), `${three((100 * row.measured) / whole)} %`, predicted, row.ratio ? String(Number(row.ratio.toPrecision(2))) : ""];
+    });
+    return rows.length ? table(["step", ">measured", ">share of the steps", ">predicted", ">ratio"], rows, { class: "beside" }) : null;
+  }
+
+  samplesHead() {
+    const names = Object.keys(this.run.samples.files);
+    if (!names.length) return [el("p", { class: "note" }, "No samples yet.")];
+    this.file = names[names.length - 1];
+    const select = el("select", { "aria-label": "samples", onchange: () => { this.file = select.value; this.showSamples(); } }, ...names.map((name) => el("option", { value: name }, name)));
+    select.value = this.file;
+    const omitted = this.run.samples.omitted.length;
+    return [el("p", { class: "bar-of-tools" }, select, omitted ? el("span", { class: "note" }, `${omitted} more files are in the run's folder`) : null)];
+  }
+
+  showSamples() {
+    const rows = this.run.samples.files[this.file] || [];
+    this.samples.replaceChildren(...rows.map((row, n) => sample(row, n)));
+  }
+}
+
+function plot(box, names, metrics, width, colour) {
+  const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "11px sans-serif" };
+  const series = names.map((name, n) => {
+    const evaluated = name.startsWith("eval/");
+    const few = metrics[name].filter(NUMBERS).length < 3;
+    return { stroke: colour(`--line-${n % 5}`), width: 1.6, spanGaps: true, points: { show: evaluated || few, size: 6, fill: colour(`--line-${n % 5}`) } };
+  });
+  const options = { width, height: 170, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, scales: { x: { time: false } }, axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, marks) => marks.map((mark) => String(Number(mark.toPrecision(6)))) }], series: [{}, ...series] };
+  const drawn = new uPlot(options, [metrics.step, ...names.map((name) => metrics[name].map((value) => (NUMBERS(value) ? value : null)))], box);
+  drawn.root.setAttribute("role", "img");
+  drawn.root.setAttribute("aria-label", names.join(", "));
+  const said = el("output");
+  box.querySelector("figcaption").append(said);
+  drawn.over.addEventListener("mousemove", () => {
+    const at = drawn.cursor.idx;
+    said.textContent = at === null ? "" : `step ${metrics.step[at]}: ${names.map((name) => metrics[name][at]).filter(NUMBERS).join(", ")}`;
+  });
+  return drawn;
+}
+
+// A row: texts, numbers, and, where it has them, numbers of its tokens as colours.
+function sample(row, number) {
+  const entries = Object.entries(row);
+  const pieces = Array.isArray(row.tokens) ? row.tokens : null;
+  const perToken = pieces ? entries.filter(([name, value]) => name !== "tokens" && Array.isArray(value) && value.length === pieces.length) : [];
+  const numbers = entries.filter(([, value]) => NUMBERS(value));
+  const texts = entries.filter(([name, value]) => !NUMBERS(value) && !(pieces && name === "tokens") && !perToken.some(([other]) => other === name));
+  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  return el(
+    "article", { class: "sample" },
+    el("header", null, el("b", null, `#${number + 1}`), ...numbers.map(([name, value]) => el("span", { class: "value", style: shade(value, 1) }, `${name} ${Number(value.toPrecision(4))}`))),
+    pieces && colouredTokens(pieces, perToken),
+    ...texts.map(([name, value]) => [el("h4", null, name), el("pre", null, shown(value))]).flat(),
+  );
+}
+
+function colouredTokens(pieces, perToken) {
+  const body = el("pre", { class: "tokens" });
+  const draw = (name) => {
+    const values = (perToken.find(([other]) => other === name) || [null, []])[1].map(Number);
+    const most = Math.max(...values.map(Math.abs), 1e-9);
+    body.replaceChildren(...pieces.map((piece, n) => el("span", { style: values.length ? shade(values[n], most) : null, title: perToken.map(([other, found]) => `${other} ${found[n]}`).join("\n") }, String(piece))));
+  };
+  const names = perToken.map(([name]) => [name, name]);
+  draw(names.length ? names[0][0] : null);
+  return el("div", null, names.length ? choice("colour tokens by", names, names[0][0], draw) : null, body);
+}
+
+// Green for more than nothing, red for less.
+function shade(value, most) {
+  const part = Math.round(Math.min(Math.abs(value) / most, 1) * 45);
+  return `background: color-mix(in srgb, var(${value < 0 ? "--bad" : "--good"}) ${part}%, transparent)`;
+}

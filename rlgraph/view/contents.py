@@ -1,0 +1,188 @@
+"""All that a page shows of a plan, and of a run, as what JSON holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rlgraph import __version__
+from rlgraph.against import differences
+from rlgraph.compose import compose
+from rlgraph.diff import as_tree, diff_text
+from rlgraph.errors import GraphError
+from rlgraph.lineage import weight
+from rlgraph.memory import PARTS
+from rlgraph.plan import Function, Plan, Step
+from rlgraph.prediction import prediction_text, step_text
+from rlgraph.source import Tree
+from rlgraph.text import flow, place, sentence
+from rlgraph.view.docs import docs, loss_name
+from rlgraph.view.given import Given
+from rlgraph.view.links import links, phases, title, weights
+from rlgraph.view.recorded import recorded
+from rlgraph.view.timeline import arrows, depth, engines, expected, footprint, lanes, memory
+
+Contents = dict[str, Any]
+LASTING = ("reserve", "weights", "optimizer", "serve weights")  # drawn below what comes and goes
+
+
+def contents(new: Given, old: Given | None = None) -> Contents:
+    """What a page holds.
+
+    Args:
+        new: whose graph, plan and run are shown.
+        old: what its graph and plan are held against.
+    """
+    plan, graph = new.plan, _composed(new.plan)
+    return {
+        "rlgraph": __version__,
+        "graph": plan.graph,
+        "about": plan.about,
+        "pools": dict(plan.pools),
+        "models": {name: asdict(model) for name, model in plan.models.items()},
+        "phases": {phase: _phase(plan, phase, steps, graph) for phase, steps in phases(plan).items()},
+        "docs": docs(new),
+        "notes": [*plan.notes],
+        "open": [*plan.open_values],
+        "predicted": [*prediction_text(plan)],
+        "iterations": plan.iterations,
+        "timeline": _timeline(plan),
+        "memory": _memory(plan),
+        "engines": _engines(plan),
+        "diff": _diff(new.plan, old.plan) if old else None,
+        "run": recorded(new.run_dir) if new.run_dir else None,
+    }
+
+
+def _phase(plan: Plan, phase: str, steps: tuple[Step, ...], graph: Tree | None) -> Contents:
+    return {
+        "steps": [_step(plan, step, graph) for step in steps],
+        "links": [asdict(link) for link in links(steps)],
+        "weights": [{**asdict(found), "name": found.name} for found in weights(steps)],
+        "columns": {
+            name: {**asdict(column), "weight": weight(column.type)}
+            for name, column in plan.columns[phase].items()
+        },
+    }
+
+
+def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
+    function = plan.functions[step.phase].get(step.node)
+    nodes = graph.get("nodes") if graph else None
+    written = nodes.get(step.node) if nodes else None
+    return {
+        **asdict(step),
+        "title": title(step),
+        "does": sentence(step),
+        "takes": step_text(plan, step),
+        "attributes": [*_attributes(function, written)] if function else [],
+        "ins": dict(function.ins) if function else {},
+        "losses": [loss_name(hook) for hook in function.hooks.values()] if function else [],
+        "place": place(written) if written else "",
+    }
+
+
+def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str, str, str]]:
+    """Name, value, and where it was written; nothing for a default."""
+    items = written.items if written else {}
+    for name, value in function.attributes.items():
+        tree = items.get(name)
+        yield name, flow(as_tree(_listed(value))), place(tree) if tree else ""
+    for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
+        tree = items.get(name)
+        kind = {"kind": loss_name(hook), **hook.attributes}
+        yield name, flow(as_tree(_listed(kind))), place(tree) if tree else ""
+
+
+def _listed(value: Any) -> Any:
+    """With lists for tuples: the values that a tree has."""
+    if isinstance(value, Mapping):
+        return {str(name): _listed(child) for name, child in value.items()}
+    return [_listed(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _composed(plan: Plan) -> Tree | None:
+    """The graph of a plan with the place of each value; None where it is not there now, or has changed."""
+    if plan.origin is None:
+        return None
+    try:
+        tree = compose(plan.origin.graph, plan.origin.overrides)
+    except GraphError:  # a saved plan may be looked at where its graph is not
+        return None
+    return tree if tree.plain() == plan.origin.composed else None
+
+
+def _timeline(plan: Plan) -> Contents:
+    events, period = expected(plan)
+    count = 1 + max((event.iteration for event in events), default=0)
+    return {
+        "lanes": [{**vars(lane), "steps": sorted(lane.steps)} for lane in lanes(plan)],
+        "events": [[e.step.id, e.iteration, _short(e.start), _short(e.end)] for e in events],
+        "arrows": [[*arrow.source, *arrow.target, arrow.name] for arrow in arrows(plan, count)],
+        "period": period,
+        "count": count,
+        "guessed": plan.predicted is None,
+        "depth": depth(plan),
+    }
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.7g}")
+
+
+def _memory(plan: Plan) -> Contents | None:
+    found = footprint(plan)
+    if found is None:
+        return None
+    pools = {pool: memory(found, pool) for pool in plan.pools}
+    held = {part for steps in pools.values() for parts in steps.values() for part in parts}
+    parts = sorted(held, key=lambda part: (part not in LASTING, PARTS.index(part)))
+    return {
+        "capacity": found.cluster.memory,
+        "cluster": found.cluster.cluster,
+        "parts": parts,
+        "pools": pools,
+    }
+
+
+def _engines(plan: Plan) -> Contents:
+    """Engine -> its pool, its parts, and those that are away between two iterations."""
+    return {
+        name: {"pool": pool, "parts": parts, "away": [*plan.away.get(name, ())]}
+        for name, (pool, parts) in engines(plan).items()
+    }
+
+
+def _diff(new: Plan, old: Plan) -> Contents:
+    """The edits that make the new graph of the old one, and what the plans do otherwise."""
+    edits: list[str] = []
+    if new.origin and old.origin:
+        edits = diff_text(as_tree(old.origin.composed), as_tree(new.origin.composed)).splitlines()
+    return {
+        "old": old.graph,
+        "edits": [[part.strip() for part in edit.partition(" ")[::2]] for edit in edits],
+        "plan": differences(old, new),
+        "before": {
+            "steps": [_step(old, step, None) for step in old.steps],
+            "links": [asdict(link) for link in links(old.steps)],
+        },
+        "status": _status(new, old),
+    }
+
+
+def _status(new: Plan, old: Plan) -> dict[str, str]:
+    """Node -> added, removed or changed; nothing for those that are as they were."""
+    now, before = ({step.node: step for step in plan.steps} for plan in (new, old))
+    found = {name: "added" for name in now if name not in before}
+    found |= {name: "removed" for name in before if name not in now}
+    for name in now.keys() & before.keys():
+        if _said(new, now[name]) != _said(old, before[name]):
+            found[name] = "changed"
+    return dict(sorted(found.items()))
+
+
+def _said(plan: Plan, step: Step) -> tuple[Any, ...]:
+    """What makes a step the same: not its number, nor what is predicted."""
+    function = plan.functions["train"].get(step.node)
+    return step.kind, step.op, step.pool, step.reads, step.writes, dict(step.models), step.lead, function

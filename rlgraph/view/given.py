@@ -1,0 +1,43 @@
+"""What a view is of: a graph, a saved plan or a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlgraph.compiler import compile_graph
+from rlgraph.errors import RunError
+from rlgraph.plan import Plan, Target
+from rlgraph.planfile import SETTLED, is_plan, load
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan, the run that it is of, and whether the files of its ops were loaded to make it."""
+
+    plan: Plan
+    run_dir: Path | None = None
+    compiled: bool = False
+
+
+def given(
+    name: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
+) -> Given:
+    """What was named: a folder is a run, a file of JSON a saved plan, all else a graph.
+
+    Nothing of a run or a saved plan is executed: its ops' files are not loaded.
+
+    Raises:
+        GraphError: the graph is wrong, or the file or the folder holds no plan.
+        RunError: a run or a saved plan was given with settings.
+    """
+    folder = Path(name)
+    run = folder.is_dir() and (folder / "plan.json").is_file()
+    if (run or is_plan(name)) and (overrides or devices or target):
+        raise RunError(f"{name} {SETTLED if not run else 'is a run: it is shown as it was planned'}")
+    if run:
+        return Given(load(folder / "plan.json"), folder)
+    if is_plan(name):
+        return Given(load(folder))
+    return Given(compile_graph(name, overrides, devices, target), compiled=True)

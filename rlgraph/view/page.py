@@ -1,0 +1,89 @@
+"""A page of one file: what it shows as data, the scripts and styles that draw it, and no request.
+
+Everything that comes from graphs, files, models and errors is in the data, a block that no browser executes;
+the scripts set it as text. The page's own policy admits exactly these scripts, and no connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ASSETS = Path(__file__).parent / "assets"
+VENDORED = ("dagre.min.js", "uPlot.iife.min.js")
+SCRIPTS = (
+    "elements.js", "layout.js", "graph.js", "detail.js", "lanes.js", "plan.js", "diff.js", "run.js",
+    "page.js",
+)  # fmt: skip
+STYLES = ("vendor/uPlot.min.css", "page.css")
+LICENCES = ("dagre.LICENSE", "uPlot.LICENSE")
+UNSAFE = re.compile("[<>&\u2028\u2029]")
+
+
+def page(contents: dict[str, Any], follow: str = "") -> str:
+    """The text of an HTML file.
+
+    Args:
+        contents: what ``contents.contents`` gives.
+        follow: the address, on the server that the page comes from, of newer contents; none unless given.
+    """
+    scripts = [_read(f"vendor/{name}") for name in VENDORED] + ["\n".join(map(_read, SCRIPTS))]
+    policy = _policy(scripts, follow)
+    data = embedded({**contents, "follow": follow})
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            '<head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{html.escape(contents['graph'])} - rlgraph</title>",
+            *(f"<style>\n{_read(name)}</style>" for name in STYLES),
+            "</head>",
+            f"<body><!--\n{_licences()}\n-->",
+            "<noscript>This page draws itself with JavaScript, which is off here.</noscript>",
+            f'<script type="application/json" id="contents">{data}</script>',
+            *(f"<script>{script}</script>" for script in scripts),
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand within a script element: none of its characters can end it.
+
+    Example:
+        >>> embedded("</script>")
+        '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _policy(scripts: Iterable[str], follow: str) -> str:
+    sums = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{found}'" for found in sums)
+    rules = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data:"]
+    return "; ".join(
+        [*rules, "base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] * bool(follow))]
+    )
+
+
+def _licences() -> str:
+    return "\n".join(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES)
+
+
+@cache
+def _read(name: str) -> str:
+    text = (ASSETS / name).read_text(encoding="utf-8")
+    return re.sub(r"//# sourceMappingURL=.*\n?", "", text)

@@ -1,0 +1,50 @@
+"""A page served on this machine, and made anew for each request: so it follows a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from rlgraph.view.page import page
+
+CONTENTS = "/contents.json"
+Answer = tuple[int, str, str]  # status, type, text
+
+
+def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> ThreadingHTTPServer:
+    """A server at this machine's own address alone; 0 is any free port.
+
+    Args:
+        make: what gives the contents as they are now.
+        port: where it listens.
+        follow: whether the page asks for newer contents by itself.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # a page of another site may reach this address under a name of its own, and read what is here
+            host = self.headers.get("Host", "").partition(":")[0]
+            local = host in ("localhost", "127.0.0.1")
+            status, kind, text = _answer(self.path, make, follow) if local else (403, "text/plain", "")
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: the terminal shows the address alone."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def _answer(path: str, make: Callable[[], dict[str, Any]], follow: bool) -> Answer:
+    if path == CONTENTS:
+        return 200, "application/json", json.dumps({**make(), "follow": CONTENTS})
+    if path == "/":
+        return 200, "text/html", page(make(), CONTENTS if follow else "")
+    return 404, "text/plain", "not found"

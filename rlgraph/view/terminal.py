@@ -1,0 +1,87 @@
+"""A plan in a terminal: colours by pool, memory as bars, and what runs when as lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+
+from rlgraph.plan import Plan, Step
+from rlgraph.text import plan_text
+from rlgraph.units import seconds_text, size_text
+from rlgraph.view.timeline import depth, expected
+
+COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
+STEP = re.compile(r"^([ +!]) +\d+\. ")
+WIDTH, LABEL = 100, 16  # characters of a line, and of what stands before a lane or a bar
+
+
+def terminal_text(plan: Plan) -> str:
+    """The plan as text, in colours, with lanes and bars; a terminal's 100 columns hold it."""
+    lines = [*_coloured(plan), "", *_lanes(plan), *_bars(plan), "", _closing(plan)]
+    return "\n".join(lines) + "\n"
+
+
+def _coloured(plan: Plan) -> Iterator[str]:
+    steps = iter((*plan.eval_steps, *plan.steps))  # as the text has them
+    for number, line in enumerate(plan_text(plan).splitlines()):
+        found = STEP.match(line)
+        if found:
+            yield click.style(line, fg=_colour(plan, next(steps).pool), bold=found[1] == " ")
+        elif line.startswith("         because "):
+            yield click.style(line, italic=True, dim=True)
+        elif re.match(r"^         \w+ ", line):
+            yield f"         {click.style(line[9:17], dim=True)}{line[17:]}"
+        else:
+            yield click.style(line, bold=True) if number == 0 or line.startswith("repeat ") else line
+
+
+def _colour(plan: Plan, pool: str) -> str:
+    return COLOURS[[*plan.pools].index(pool) % len(COLOURS)]
+
+
+def _lanes(plan: Plan) -> Iterator[str]:
+    """What each pool runs in a period of the steady state, a step's name as wide as the step lasts."""
+    events, period = expected(plan)
+    middle = [event for event in events if event.iteration == depth(plan) + 1]
+    start = min(event.start for event in middle)
+    took = f": {seconds_text(period)}" if plan.predicted else ", roughly"
+    yield f"an iteration of the steady state{took}"
+    room = WIDTH - LABEL
+    for pool in plan.pools:
+        cells = [" "] * room
+        for event in events:
+            if pool in (event.step.pool, event.step.source):
+                first, last = (round((at - start) / period * room) for at in (event.start, event.end))
+                name = _fitting(event.step, last - first)
+                cells[max(first, 0) : max(min(last, room), 0)] = name[max(-first, 0) : max(room - first, 0)]
+        lane = "".join(cells[:room])
+        yield f"  {pool[: LABEL - 3]:<{LABEL - 2}}{click.style(lane, fg=_colour(plan, pool), reverse=True)}"
+
+
+def _fitting(step: Step, width: int) -> str:
+    """The name of a step in so many characters, the last of which parts it from the next."""
+    return (step.node[: width - 1] + "·" * (width - 1 - len(step.node)) + "|") if width > 0 else ""
+
+
+def _bars(plan: Plan) -> Iterator[str]:
+    for pool, peak in (plan.peak or {}).items():
+        room = WIDTH - LABEL - 24
+        full = round(room * min(peak.bytes / peak.capacity, 1))
+        bar = click.style("█" * full, fg=_colour(plan, pool)) + "░" * (room - full)
+        said = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
+        yield f"  {'memory of ' + pool:<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
+
+
+def _closing(plan: Plan) -> str:
+    """Steps, seconds, memory and bytes in a line."""
+    inserted = sum(step.inserted for step in plan.steps)
+    parts = [f"{len(plan.steps)} steps, {inserted} of them inserted"]
+    if plan.predicted:
+        parts.append(" to ".join(map(seconds_text, plan.predicted.seconds)) + " an iteration")
+        parts.append(
+            f"{size_text(max(peak.bytes for peak in (plan.peak or {}).values()))} at most on a device"
+        )
+        parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved to a device")
+    return click.style("; ".join(parts), bold=True)

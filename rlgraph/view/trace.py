@@ -1,0 +1,166 @@
+"""A plan and a run as Chrome trace events (the Trace Event Format), which ui.perfetto.dev opens.
+
+Pools are processes, devices threads, memory a counter, columns and weights arrows (flow events), iterations
+spans over them (async events). What is predicted and what was measured are two groups of processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from rlgraph.plan import Plan, Step
+from rlgraph.text import sentence
+from rlgraph.view.links import phases, title
+from rlgraph.view.recorded import Measured
+from rlgraph.view.timeline import arrows, expected, footprint, memory, places
+
+GROUPS = ("predicted", "measured")
+FIRST = (1, 1001)  # the numbers of the processes of each group begin so
+Event = dict[str, Any]
+Key = tuple[str, int, int]  # phase, step, iteration
+
+
+def trace(plan: Plan, measured: Sequence[Measured] = ()) -> str:
+    """The JSON text of a trace: some iterations as they are expected, and those that were measured."""
+    bars = [*_predicted(plan)]
+    events = [*_Group(plan, 0, bars).events(), *_memory(plan, bars)]
+    if measured:
+        events += _Group(plan, 1, _clipped(measured)).events()
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0) + "\n"
+
+
+def _predicted(plan: Plan) -> Iterator[Measured]:
+    events, _ = expected(plan)
+    for event in events:
+        for pool, device in places(plan, event.step):
+            step = event.step
+            yield Measured(step.id, "train", event.iteration, pool, device, event.start, event.end)
+
+
+def _clipped(bars: Iterable[Measured]) -> list[Measured]:
+    """Steps of a device one behind the other: a file's whole microseconds may overlap by one or two."""
+    found: list[Measured] = []
+    by_place = sorted(bars, key=lambda bar: (bar.pool, bar.device, bar.start, bar.end))
+    for _, lane in groupby(by_place, key=lambda bar: (bar.pool, bar.device)):
+        mine = [*lane]
+        ends = [*(bar.start for bar in mine[1:]), float("inf")]
+        for bar, following in zip(mine, ends, strict=True):
+            found.append(Measured(**{**vars(bar), "end": max(bar.start, min(bar.end, following))}))
+    return found
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+@dataclass
+class _Group:
+    """The events of what is predicted, or of what was measured."""
+
+    plan: Plan
+    number: int
+    bars: Sequence[Measured]
+    steps: Mapping[tuple[str, int], Step] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = {(phase, s.id): s for phase, found in phases(self.plan).items() for s in found}
+
+    def events(self) -> Iterator[Event]:
+        yield from self._names()
+        yield from map(self._slice, self.bars)
+        yield from self._flows()
+        yield from self._iterations()
+
+    def _pid(self, pool: str) -> int:
+        return process(self.plan, self.number, pool)
+
+    def _names(self) -> Iterator[Event]:
+        for pool, devices in self.plan.pools.items():
+            pid, group = self._pid(pool), GROUPS[self.number]
+            yield _meta("process_name", pid, name=f"{group}: pool {pool}")
+            yield _meta("process_labels", pid, labels=group)
+            yield _meta("process_sort_index", pid, sort_index=pid)
+            for device in range(devices):
+                yield _meta("thread_name", pid, device, name=f"device {device}")
+                yield _meta("thread_sort_index", pid, device, sort_index=device)
+
+    def _slice(self, bar: Measured) -> Event:
+        step = self.steps[bar.phase, bar.step]
+        args = {"step": step.id, "iteration": bar.iteration, "phase": bar.phase, "does": sentence(step)}
+        said = {"because": step.because} if step.because else {}
+        start, end = _micro(bar.start), _micro(bar.end)
+        return {
+            "name": title(step),
+            "cat": f"{GROUPS[self.number]},{step.kind}",
+            "ph": "X",
+            "ts": start,
+            "dur": round(end - start, 3),
+            "pid": self._pid(bar.pool),
+            "tid": bar.device,
+            "args": {**args, **said},
+        }
+
+    def _flows(self) -> Iterator[Event]:
+        """A pair of events for each arrow, on the first device of either step."""
+        first: dict[Key, Measured] = {}
+        for bar in self.bars:
+            first.setdefault((bar.phase, bar.step, bar.iteration), bar)
+        offset = min((bar.iteration for bar in self.bars if bar.phase == "train"), default=0)
+        last = max((bar.iteration for bar in self.bars), default=0)
+        number = self.number * 1_000_000_000
+        for arrow in arrows(self.plan, last - offset + 1):
+            ends = [("train", step, iteration + offset) for step, iteration in (arrow.source, arrow.target)]
+            if all(end in first for end in ends):
+                number += 1
+                yield from self._flow(number, arrow.name, [first[end] for end in ends])
+
+    def _flow(self, number: int, name: str, ends: Sequence[Measured]) -> Iterator[Event]:
+        for phase, bar in zip("sf", ends, strict=True):
+            # an arrow is bound to the slice around its time: the middle is in no other
+            at = _micro((bar.start + bar.end) / 2)
+            event = {"name": name, "cat": f"{GROUPS[self.number]},flow", "id": number, "ph": phase, "ts": at}
+            event |= {"pid": self._pid(bar.pool), "tid": bar.device}
+            yield event | ({"bp": "e"} if phase == "f" else {})
+
+    def _iterations(self) -> Iterator[Event]:
+        """A span from the first step of an iteration to its last one."""
+        pid = self._pid(next(iter(self.plan.pools)))
+        train = [bar for bar in self.bars if bar.phase == "train"]
+        for iteration in dict.fromkeys(bar.iteration for bar in train):
+            mine = [bar for bar in train if bar.iteration == iteration]
+            for phase, at in (("b", min(b.start for b in mine)), ("e", max(b.end for b in mine))):
+                event = {
+                    "name": f"iteration {iteration}",
+                    "cat": f"{GROUPS[self.number]},iteration",
+                    "ph": phase,
+                }
+                yield event | {"id": f"{self.number}-{iteration}", "ts": _micro(at), "pid": pid, "tid": 0}
+
+
+def process(plan: Plan, group: int, pool: str) -> int:
+    """The number that stands for a pool."""
+    return FIRST[group] + [*plan.pools].index(pool)
+
+
+def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> Event:
+    return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
+
+
+def _memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[Event]:
+    """What the busiest device of a pool holds as each step starts, in bytes, part by part."""
+    found = footprint(plan)
+    if found is None:
+        return
+    for pool in plan.pools:
+        held, seen = memory(found, pool), set()
+        parts = sorted({part for moment in held.values() for part in moment})
+        for bar in bars:
+            if bar.pool == pool and bar.step in held and (bar.step, bar.iteration) not in seen:
+                seen.add((bar.step, bar.iteration))
+                values = {part: held[bar.step].get(part, 0) for part in parts}
+                event = {"name": "memory of a device", "ph": "C", "ts": _micro(bar.start)}
+                yield event | {"pid": process(plan, 0, pool), "tid": 0, "args": values}

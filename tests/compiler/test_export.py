@@ -1,0 +1,142 @@
+"""A plan as mermaid and dot: every step and edge is there, and no text of a graph can break out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlgraph.cli import main
+from rlgraph.compiler import compile_graph
+from rlgraph.plan import Plan
+from rlgraph.shipped import shipped_graphs
+from rlgraph.view.dot import dot
+from rlgraph.view.links import links, title, weights
+from rlgraph.view.mermaid import mermaid
+from rlgraph.view.trace import trace
+
+HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` \n #35; end'
+needs_graphviz = pytest.mark.skipif(
+    not shutil.which("dot"), reason="graphviz is not here: apt-get install graphviz"
+)
+
+
+def hostile(plan: Plan) -> Plan:
+    """The plan with pools, nodes and columns of names that no graph may have."""
+    (pool, count), *_ = plan.pools.items()
+    first, *rest = plan.steps
+    written = first.writes[0]
+    step = replace(first, node=HOSTILE, op=HOSTILE, because=HOSTILE, pool=HOSTILE)
+    columns = {**plan.columns, "train": dict(plan.columns["train"])}
+    columns["train"][written] = replace(columns["train"][written], type=HOSTILE)
+    others = tuple(replace(other, pool=HOSTILE if other.pool == pool else other.pool) for other in rest)
+    return replace(plan, graph=HOSTILE, pools={HOSTILE: count}, steps=(step, *others), columns=columns)
+
+
+@needs_graphviz
+@pytest.mark.parametrize("name", [*shipped_graphs(), "hostile"])
+def test_graphviz_reads_every_graph(name: str) -> None:
+    plan = hostile(compile_graph("grpo", devices=2)) if name == "hostile" else compile_graph(name, devices=2)
+    done = subprocess.run(["dot", "-Tjson0"], input=dot(plan), capture_output=True, text=True, check=True)
+    assert not done.stderr
+    drawn = json.loads(done.stdout)
+    both = (plan.steps, plan.eval_steps)
+    expected = sum(len(steps) + len(weights(steps)) for steps in both)
+    nodes = [item for item in drawn["objects"] if "nodes" not in item]
+    assert len(nodes) == expected
+    flows = sum(len(w.readers) + bool(w.writer) for steps in both for w in weights(steps))
+    assert len(drawn["edges"]) == sum(len(links(steps)) for steps in both) + flows
+
+
+@needs_graphviz
+def test_graphviz_shows_hostile_text_as_it_is() -> None:
+    plan = hostile(compile_graph("grpo", devices=2))
+    drawn = subprocess.run(["dot", "-Tsvg"], input=dot(plan), capture_output=True, text=True, check=True)
+    assert "<b>" not in drawn.stdout
+    assert "&lt;b&gt;" in drawn.stdout
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "demo"])
+def test_mermaid_has_every_step_and_link(name: str) -> None:
+    plan = compile_graph(name, devices=2)
+    text = mermaid(plan)
+    for step in plan.steps:
+        assert re.search(rf"^ +train_{step.id}[\[(]", text, re.M), title(step)
+    for link in links(plan.steps):
+        assert re.search(rf"^ +train_{link.source} (-->|-\.->).* ?train_{link.target}$", text, re.M), link
+    assert text.count("subgraph ") == text.count("\n  end\n")
+
+
+def test_mermaid_labels_hold_no_character_that_means_something() -> None:
+    text = mermaid(hostile(compile_graph("grpo", devices=2)))
+    for label in re.findall(r'"(.*)"', text):
+        assert not set(label.replace("<br/>", "")) & set('"<>&`\\\n')
+    assert HOSTILE.splitlines()[0] not in text
+
+
+def test_columns_have_types_and_models_versions() -> None:
+    text = mermaid(compile_graph("grpo", devices=1))
+    assert '-->|"rewards: float32[samples]"|' in text
+    assert [w.name for w in weights(compile_graph("ppo", devices=1).steps)] == [
+        "policy@v",
+        "policy@v+1",
+        "ref@v",
+        "critic@v",
+        "critic@v+1",
+    ]
+
+
+def test_an_order_that_follows_from_columns_is_no_link() -> None:
+    steps = compile_graph("grpo", devices=2).steps
+    names = {step.id: step.node for step in steps}
+    found = [(names[link.source], names[link.target]) for link in links(steps) if not link.columns]
+    assert found == [("sync:policy", "rollout")]
+
+
+@pytest.mark.parametrize("form", ["mermaid", "dot", "html", "trace"])
+def test_plan_writes_each_form(form: str) -> None:
+    result = CliRunner().invoke(main, ["plan", "grpo", "--devices", "2", "--format", form])
+    start = {"mermaid": "flowchart TD", "dot": "digraph", "html": "<!doctype html>", "trace": "{"}[form]
+    assert result.exit_code == 0 and result.stdout.startswith(start)
+
+
+def test_against_prints_words_alone() -> None:
+    result = CliRunner().invoke(main, ["plan", "grpo", "--against", "x.json", "--format", "dot"])
+    assert result.exit_code == 2 and "leave out --format dot" in result.stderr
+
+
+def test_show_prints_a_tree() -> None:
+    lines = CliRunner().invoke(main, ["show", "ppo", "--tree"]).stdout.splitlines()
+    assert lines[:3] == [
+        "in every iteration",
+        "└─ prompts (data.prompts)",
+        "   └─ rollout (rollout) with policy@v  reads prompt",
+    ]
+    assert len(lines) == 11  # each node once
+
+
+def test_a_move_of_an_engine_reads_no_version() -> None:
+    plan = compile_graph("grpo", devices=1)
+    last = plan.steps[-1]
+    moved = replace(last, id=last.id + 1, node="offload", kind="offload", inserted=True, updates=False, op="")
+    moved = replace(moved, reads=(), writes=(), frees=(), models={"policy": ""}, after=(last.id,))
+    moved = replace(moved, parts=("parameters",), because="it would not fit")
+    plan = replace(plan, steps=(*plan.steps, moved), slot=(*plan.slot, moved.id))
+    for text in (mermaid(plan), dot(plan), trace(plan)):
+        assert "offload parameters of policy" in text
+        assert 'policy@"' not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("x.mmd", "flowchart"), ("x.dot", "digraph"), ("x.html", "<!doctype"), ("x.txt", "plan of")],
+)
+def test_the_file_s_name_says_the_form(name: str, start: str, tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["plan", "grpo", "-o", str(tmp_path / name)]).exit_code == 0
+    assert (tmp_path / name).read_text().startswith(start)

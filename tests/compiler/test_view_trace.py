@@ -1,0 +1,159 @@
+"""The timeline, held against the rules of the Trace Event Format."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.plan import Plan, Target
+from rlgraph.view.recorded import Measured
+from rlgraph.view.timeline import arrows, lanes
+from rlgraph.view.trace import trace
+
+Event = dict[str, Any]
+META = {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
+AHEAD = """
+graph: ahead
+extends: ppo
+edits:
+  - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
+  - remove: [pools.main]
+  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs}
+"""
+
+
+@pytest.fixture(scope="module", params=["grpo", "grpo on a cluster", "ahead"])
+def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Of one pool and of two, with and without sizes."""
+    if request.param == "grpo":
+        return compile_graph("grpo", devices=2)
+    if request.param == "grpo on a cluster":
+        return compile_graph("grpo", target=Target("h100-8"))
+    path = tmp_path_factory.mktemp("graphs") / "ahead.yaml"
+    path.write_text(AHEAD)
+    return compile_graph(str(path), target=Target("h100-8"))
+
+
+def measured(plan: Plan) -> list[Measured]:
+    """Two iterations of which each step takes 10 ms, one after the other on all its devices."""
+    found, at = [], 100.0
+    for iteration in range(2):
+        for step in plan.steps:
+            places = [(step.pool, device) for device in step.devices]
+            if step.source:
+                places += [(step.source, device) for device in range(plan.pools[step.source])]
+            for pool, device in places:
+                # ends are rounded up: by a microsecond they reach into the next
+                found.append(Measured(step.id, "train", iteration, pool, device, at, at + 0.010001))
+            at += 0.01
+    return found
+
+
+def read(plan: Plan) -> list[Event]:
+    made: list[Event] = json.loads(trace(plan, measured(plan)))["traceEvents"]
+    return made
+
+
+def test_every_event_has_what_its_phase_asks_for(plan: Plan) -> None:
+    for event in read(plan):
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert event["ts"] >= 0 and event["name"]
+        assert event["ph"] in "XMCsfbe"
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert event["args"] and all(isinstance(value, int) for value in event["args"].values())
+        if event["ph"] == "M":
+            assert event["name"] in META
+        if event["ph"] in "sfbe":
+            assert event["cat"] and "id" in event
+        if event["ph"] == "f":
+            assert event["bp"] == "e"
+
+
+def test_slices_of_a_thread_do_not_overlap(plan: Plan) -> None:
+    threads: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in read(plan):
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append(event)
+    assert threads
+    for slices in threads.values():
+        slices.sort(key=lambda event: (event["ts"], event["ts"] + event["dur"]))
+        for before, after in pairwise(slices):
+            assert before["ts"] + before["dur"] <= after["ts"] + 0.002  # rounded to nanoseconds
+
+
+def test_flows_balance_and_stand_in_slices(plan: Plan) -> None:
+    events = read(plan)
+    slices = [event for event in events if event["ph"] == "X"]
+    flows: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "sf":
+            flows[event["cat"], event["id"]].append(event)
+    assert {cat for cat, _ in flows} == {"predicted,flow", "measured,flow"}
+    for start, end in flows.values():
+        assert (start["ph"], end["ph"]) == ("s", "f")
+        assert start["name"] == end["name"] and start["ts"] <= end["ts"]
+        for event in (start, end):
+            around = [
+                s
+                for s in slices
+                if (s["pid"], s["tid"]) == (event["pid"], event["tid"])
+                and s["ts"] <= event["ts"] <= s["ts"] + s["dur"]
+            ]
+            assert around, event
+
+
+def test_iterations_are_spans_that_balance(plan: Plan) -> None:
+    spans: dict[Any, list[Event]] = defaultdict(list)
+    for event in read(plan):
+        if event["ph"] in "be":
+            spans[event["cat"], event["id"]].append(event)
+    assert all([event["ph"] for event in found] == ["b", "e"] for found in spans.values())
+    assert all(start["ts"] <= end["ts"] for start, end in spans.values())
+
+
+def test_predicted_and_measured_are_two_groups_of_processes(plan: Plan) -> None:
+    names = {e["pid"]: e["args"]["name"] for e in read(plan) if e["name"] == "process_name"}
+    groups = Counter(name.partition(":")[0] for name in names.values())
+    assert groups == {"predicted": len(plan.pools), "measured": len(plan.pools)}
+    assert {event["pid"] for event in read(plan)} == names.keys()
+    devices = Counter(e["pid"] for e in read(plan) if e["name"] == "thread_name")
+    assert sorted(devices.values()) == sorted([*plan.pools.values()] * 2)
+
+
+def test_memory_is_counted_where_the_cluster_is_known(plan: Plan) -> None:
+    counters = [event for event in read(plan) if event["ph"] == "C"]
+    assert bool(counters) == (plan.predicted is not None)
+    if plan.peak:
+        most = max(sum(event["args"].values()) for event in counters)
+        assert most == max(peak.bytes for peak in plan.peak.values())
+
+
+def test_weights_go_from_an_update_to_the_next_sync() -> None:
+    plan = compile_graph("grpo", devices=1)
+    numbers = {step.node: step.id for step in plan.steps}
+    across = [arrow for arrow in arrows(plan, 3) if arrow.source[1] != arrow.target[1]]
+    update, sync = numbers["update_policy"], numbers["sync:policy"]
+    assert [(a.source, a.target, a.name) for a in across] == [
+        ((update, 0), (sync, 1), "policy@v"),
+        ((update, 1), (sync, 2), "policy@v"),
+    ]
+
+
+def test_devices_that_do_the_same_share_a_lane(tmp_path: Path) -> None:
+    path = tmp_path / "ahead.yaml"
+    path.write_text(AHEAD)
+    found = lanes(compile_graph(str(path), devices=8))
+    assert [(lane.pool, lane.first, lane.last) for lane in found] == [
+        ("train", 0, 0),
+        ("train", 1, 5),
+        ("gen", 0, 0),
+        ("gen", 1, 1),
+    ]

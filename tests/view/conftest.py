@@ -1,0 +1,118 @@
+"""A headless Chromium, and a run to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "screenshots"
+MISSING = "no chromium and chromedriver here: make browser (apt-get install chromium chromium-driver)"
+SIZE = (1400, 900)
+
+
+class Browser:
+    """A page in a window of a given size; what it logs and asks for is kept."""
+
+    def __init__(self) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.options import Options
+        from selenium.webdriver.chrome.service import Service
+
+        options = Options()
+        for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+            options.add_argument(f"--{argument}")
+        options.binary_location = str(shutil.which("chromium"))
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+        self.look(*SIZE)
+
+    def look(self, width: int, height: int, dark: bool = False) -> None:
+        """Through a window of this size, with a preference for dark or light."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def open(self, path: Path, panel: str = "") -> None:
+        """A file, from the disk."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{path.as_uri()}#{panel}")
+
+    def do(self, script: str, *args: Any) -> Any:
+        """What a script gives back, run in the page."""
+        return self.driver.execute_script(script, *args)
+
+    def text(self, selector: str) -> str:
+        """What is shown of the first element that matches."""
+        return str(self.do("return document.querySelector(arguments[0]).innerText", selector))
+
+    def count(self, selector: str) -> int:
+        """How many elements match."""
+        return int(self.do("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def click(self, selector: str) -> None:
+        """The first element that matches, where it is."""
+        from selenium.webdriver.common.action_chains import ActionChains
+        from selenium.webdriver.common.by import By
+
+        element = self.driver.find_element(By.CSS_SELECTOR, selector)
+        self.do("arguments[0].scrollIntoView({block: 'center'})", element)
+        ActionChains(self.driver).move_to_element(element).click().perform()
+
+    def type(self, keys: str) -> None:
+        """Keys, to what has the focus."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(keys).perform()
+
+    def settle(self) -> None:
+        """Until what was asked for is drawn."""
+        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+        self.driver.execute_async_script(script)
+
+    def shot(self, name: str) -> None:
+        """A picture, kept for people to look at."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.settle()
+        self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
+
+    def complaints(self) -> list[str]:
+        """What the console said since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Addresses that were asked for since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    pytest.importorskip("selenium", reason="selenium is not here: pip install -e '.[dev]'")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip(MISSING)
+    made = Browser()
+    yield made
+    made.driver.quit()
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run: two iterations of the demo from random weights, planned for this machine."""
+    folder = tmp_path_factory.mktemp("run")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    settings = ["models.policy.path=demo_files/model", "schedule.iterations=2", "eval.every=1"]
+    run = f"rlgraph.load('demo', *{settings}).run('auto', inline=True, run_dir='demo')"
+    script = f"import rlgraph; from rlgraph.runtime.demo import make; make(); {run}"
+    subprocess.run([sys.executable, "-c", script], cwd=folder, env=env, check=True, capture_output=True)
+    return folder / "demo"

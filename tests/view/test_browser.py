@@ -1,0 +1,213 @@
+"""The page in a browser: panels, clicks, keys and search, from a phone to a wall, in light and dark."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.plan import Target
+from rlgraph.shipped import shipped_graphs
+from rlgraph.view.contents import contents
+from rlgraph.view.given import given
+from rlgraph.view.page import page
+from rlgraph.view.serve import server
+
+TARGET = Target("h100-8")
+AHEAD = """
+graph: ahead
+extends: ppo
+edits:
+  - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
+  - remove: [pools.main]
+  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs}
+"""
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "grpo.html"
+    path.write_text(page(contents(given("grpo", target=TARGET), given("ppo", target=TARGET))))
+    return path
+
+
+@pytest.fixture
+def quiet(browser: Any) -> Any:
+    """The browser, which must not complain, nor ask for anything but the file."""
+    browser.complaints()
+    browser.requests()
+    yield browser
+    assert browser.complaints() == []
+    assert not [url for url in browser.requests() if not url.startswith(("file:", "data:", "about:"))]
+
+
+@pytest.mark.parametrize("name", shipped_graphs())
+def test_every_panel_of_every_shipped_graph(quiet: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.html"
+    new = given(name, devices=2)
+    path.write_text(page(contents(new)))
+    quiet.open(path)
+    steps = len(new.plan.steps)
+    assert quiet.count("#panel-graph .node") == steps
+    quiet.click(".bar-of-tools [title^='show what']")
+    assert quiet.count("#panel-graph .node") == sum(not step.inserted for step in new.plan.steps)
+    quiet.click("#tab-plan")
+    quiet.settle()
+    assert quiet.count("#panel-plan .bar") >= steps
+    assert quiet.count("#panel-plan tr[data-row]") == steps + len(new.plan.eval_steps)
+
+
+def test_a_step_says_all_of_itself(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.click("#panel-graph .node[aria-label^='run rollout']")
+    said = quiet.text("#detail")
+    for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "10.1 s to 40.4 s"):
+        assert words in said, words
+    quiet.click("#detail .close")
+    assert quiet.do("return document.getElementById('detail').hidden")
+
+
+def test_a_column_lights_up_its_life(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.do("page.graph.lightColumn('advantages')")
+    lit = quiet.do(
+        "return [...document.querySelectorAll('#panel-graph .node.on .title')].map((t) => t.textContent)"
+    )
+    assert sorted(lit) == ["advantages", "move rollout_logprobs, advantages", "update_policy"]
+    quiet.click("#panel-graph [data-column=rewards]")
+    said = quiet.text("#detail")
+    assert "float32[samples]" in said and "4 bytes a row" in said and "READ BY" in said.upper()
+
+
+def test_a_model_shows_who_reads_it(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.click("#panel-graph [data-model=ref] .title")
+    assert "Qwen/Qwen2.5-0.5B-Instruct" in quiet.text("#detail")
+    assert quiet.count("#panel-graph .node.on") == 1
+
+
+def test_search_finds_steps_and_columns(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.type("/")
+    quiet.type("advantage.gr")
+    assert "advantage.grpo" in quiet.text("#detail")
+    quiet.do("page.clear(); page.find('logprobs')")
+    assert quiet.count("#panel-graph .node.on") > 3
+    quiet.do("page.find('old_logprobs')")
+    assert quiet.text("#detail h2") == "old_logprobs"
+
+
+def test_keys_do_what_the_mouse_does(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.do("document.activeElement.blur()")
+    quiet.type("\ue015")  # down
+    assert quiet.text("#detail h2") == "prompts"
+    quiet.type("i")
+    assert quiet.count("#panel-graph .node.inserted") == 0
+    quiet.type("t")
+    assert "int64[prompts, prompt_tokens]" in quiet.do("return page.graph.svg.textContent")
+    quiet.type("2")
+    assert not quiet.do("return document.getElementById('panel-plan').hidden")
+    quiet.type("d")
+    assert quiet.do("return document.documentElement.dataset.theme") == "dark"
+    quiet.type("?")
+    assert quiet.do("return document.getElementById('help').open")
+    quiet.type("\ue00c")  # escape
+    assert quiet.do("return document.getElementById('detail').hidden")
+
+
+def test_the_plan_shows_lanes_memory_and_engines(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "plan")
+    quiet.settle()
+    shown = quiet.do("return document.querySelector('#panel-plan svg').textContent")
+    for words in ("device 0", "devices 1-7", "80 GB of a device", "activations", "policy.serve weights"):
+        assert words in shown, words
+    before = quiet.count("#panel-plan .flow")
+    quiet.click("#panel-plan .bar.work-generate")
+    assert quiet.count("#panel-plan .flow") > before == 0
+    quiet.click("#panel-plan .choice button:last-child")
+    assert quiet.count("#panel-plan .bar.work-update") == 3 * 2  # iterations, lanes
+
+
+def test_the_diff_shows_both_graphs(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "diff")
+    assert "rollout.n: 4 -> 8" in quiet.text(".edits")
+    assert quiet.count("#panel-diff .node.removed") >= 3
+    assert quiet.count("#panel-diff .node.changed") >= 2
+    quiet.click("#panel-diff .node.removed")
+    assert quiet.do("return !document.getElementById('detail').hidden")
+
+
+def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    path.write_text(page(contents(given(str(run_dir)))))
+    quiet.open(path)
+    quiet.settle()
+    assert not quiet.do("return document.getElementById('panel-run').hidden")
+    assert quiet.count("#panel-run canvas") == 6
+    quiet.click("#panel-run [title='show every metric']")
+    assert quiet.count("#panel-run canvas") > 15
+    shown = quiet.text("#panel-run")
+    for words in ("reward/mean", "eval/accuracy", "2 of 2", "update_policy", "auto-cpu-"):
+        assert words in shown, words
+    assert quiet.count("#panel-run .bar.work-update") == 2  # measured and predicted
+    assert quiet.count("#panel-run .sample") > 10
+    assert quiet.do("return document.querySelectorAll('table.beside tbody tr').length") > 5
+    quiet.do("document.querySelectorAll('#panel-run select')[0].value = '0'")
+    for name, size, dark in (("run-light", (1400, 1700), False), ("run-dark-narrow", (390, 1800), True)):
+        quiet.look(*size, dark=dark)
+        quiet.open(path)
+        quiet.shot(name)
+    quiet.look(1400, 900)
+
+
+@pytest.mark.parametrize("size", [(390, 800), (1400, 900), (3840, 2160)])
+def test_it_fits_from_a_phone_to_a_wall(quiet: Any, grpo: Path, size: tuple[int, int]) -> None:
+    for dark in (False, True):
+        quiet.look(*size, dark=dark)
+        for panel in ("graph", "plan", "diff"):
+            quiet.open(grpo, panel)
+            quiet.shot(f"grpo-{panel}-{size[0]}-{'dark' if dark else 'light'}")
+            wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert quiet.do(wide) <= 0
+    quiet.look(1400, 900)
+
+
+def test_pools_are_drawn_apart(quiet: Any, tmp_path: Path) -> None:
+    (tmp_path / "ahead.yaml").write_text(AHEAD)
+    path = tmp_path / "ahead.html"
+    path.write_text(page(contents(given(str(tmp_path / "ahead.yaml"), target=TARGET))))
+    quiet.open(path)
+    assert quiet.count("#panel-graph .group") == 2
+    quiet.shot("ahead-graph")
+    quiet.click("#tab-plan")
+    quiet.shot("ahead-plan")
+    assert "runs ahead" in quiet.do(
+        "page.find('rollout'); return document.getElementById('detail').innerText"
+    )
+
+
+def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(run_dir, folder, ignore=shutil.ignore_patterns("checkpoints", "models"))
+    with server(lambda: contents(given(str(folder))), 0, follow=True) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{serving.server_port}/"
+            quiet.driver.get(f"{address}#run")
+            assert "2 of 2" in quiet.text("#panel-run dl")
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 3, "reward/mean": 1.0, "time/step": 1.0}\n')
+            quiet.driver.execute_async_script("update(given.follow).then(arguments[0])")
+            assert "3 of 2" in quiet.text("#panel-run dl")
+            assert not quiet.do("return document.getElementById('panel-run').hidden")
+            asked = {url for url in quiet.requests() if not url.startswith(("data:", "about:"))}
+            assert asked <= {f"{address}#run", address, f"{address}contents.json"}
+        finally:
+            quiet.driver.get("about:blank")
+            serving.shutdown()
+            thread.join()

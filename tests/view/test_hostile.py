@@ -1,0 +1,126 @@
+"""Text from graphs, files and models is shown as text, however it is made; and large graphs are quick."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.plan import Plan
+from rlgraph.view.contents import contents
+from rlgraph.view.given import Given, given
+from rlgraph.view.page import page
+
+NASTY = '</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1">\u2028\'`${1}&amp;<!--'
+LEAVES = 1500
+
+
+def hostile(plan: Plan) -> Plan:
+    """With names and values that no graph could have, in place of those of its first step."""
+    first, *rest = plan.steps
+    step = replace(first, node=NASTY, because=NASTY, op=NASTY)
+    functions = {"train": dict(plan.functions["train"])}
+    functions["train"][NASTY] = replace(functions["train"].pop(first.node), attributes={NASTY: [NASTY]})
+    models = {name: replace(model, path=NASTY) for name, model in plan.models.items()}
+    return replace(plan, about=NASTY, steps=(step, *rest), functions=functions, models=models, notes=(NASTY,))
+
+
+def write_run(plan: Plan, folder: Path) -> Path:
+    """A run's folder as a run would leave it, of one iteration, with hostile samples and metrics."""
+    (folder / "samples").mkdir(parents=True)
+    (folder / "plan.json").write_text(plan.json())
+    metrics = {"step": 1, "reward/mean": 0.5, NASTY: 1.0, f"eval/{NASTY}": 0.25, "time/step": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    event = {"name": NASTY, "cat": "run", "ph": "X", "ts": 10, "dur": 20, "pid": "main", "tid": 0}
+    event["args"] = {"step": 1, "iteration": 0, "phase": "train"}
+    (folder / "timeline.json").write_text("[\n" + json.dumps(event) + ",\n" + '{"name": "cut sh')
+    tokens = {
+        "tokens": ["a", NASTY, "<b>c"],
+        "advantages": [1.0, -2.0, 0.0],
+        "loss_mask": [False, True, True],
+    }
+    rows = [{"responses": NASTY, NASTY: 0.5, "nested": {NASTY: NASTY}}, {**tokens, "rewards": -1.0}]
+    (folder / "samples" / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    plan = hostile(given("grpo", devices=1).plan)
+    run = write_run(given("grpo", devices=1).plan, tmp_path / "<b>run")
+    made = contents(given(str(run)), given("ppo", devices=1))
+    shown = contents(Given(plan))
+    for part in ("about", "phases", "models", "notes"):
+        made[part] = shown[part]
+    made["diff"]["edits"] = [["set", NASTY]]
+    made["diff"]["plan"] = [NASTY]
+    path = tmp_path / "page.html"
+    path.write_text(page(made), encoding="utf-8")
+    browser.complaints()
+    browser.open(path, "run")
+    for panel in ("graph", "plan", "diff", "run"):
+        browser.click(f"#tab-{panel}")
+        browser.settle()
+        said = browser.do("return document.getElementById(arguments[0]).textContent", f"panel-{panel}")
+        assert NASTY.partition("\u2028")[0] in said, panel
+    browser.do("page.open('graph'); page.select('step', page.contents.phases.train.steps[0])")
+    browser.do("page.select('model', 'policy')")
+    assert NASTY in browser.do("return document.getElementById('detail').textContent")
+    assert browser.do("return window.pwned") is None
+    assert browser.count("img") == browser.count("b > b") == 0
+    assert browser.complaints() == []
+
+
+def test_tokens_are_coloured_by_their_numbers(browser: Any, tmp_path: Path) -> None:
+    run = write_run(given("grpo", devices=1).plan, tmp_path / "run")
+    path = tmp_path / "page.html"
+    path.write_text(page(contents(given(str(run)))), encoding="utf-8")
+    browser.open(path, "run")
+    spans = "[...document.querySelectorAll('.tokens span')]"
+    read = f"return {spans}.map((span) => [span.textContent, span.style.background])"
+    (_, first), (nasty, second), _ = browser.do(read)
+    assert nasty == NASTY
+    assert "--good" in first and "--bad" in second
+    browser.click(".sample .choice button:last-child")
+    assert "0%" in browser.do(read)[0][1]
+    browser.shot("tokens")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of some 2,000 steps: rewards, and their sums by fours."""
+    folder = tmp_path_factory.mktemp("large")
+    level = [f"leaf_{number}" for number in range(LEAVES)]
+    lines = [f"  - add: {{{name}: {{op: reward.overlong, limit: 1024, buffer: 9}}}}" for name in level]
+    ports = ("rewards", "rewards_2", "rewards_3", "rewards_4")
+    while len(level) > 1:
+        groups = [level[start : start + 4] for start in range(0, len(level), 4)]
+        for group in (found for found in groups if len(found) > 1):
+            read = ", ".join(f"{port}: {name}" for port, name in zip(ports, group, strict=False))
+            weights = "".join(f", weight_{n}: 1" for n in range(2, len(group) + 1))
+            lines.append(
+                f"  - add: {{sum_{group[0]}_{len(level)}: {{op: reward.sum, in: {{{read}}}{weights}}}}}"
+            )
+        level = [f"sum_{g[0]}_{len(level)}" if len(g) > 1 else g[0] for g in groups]
+    lines.append(f"  - set: {{advantages.in.rewards: {level[0]}}}")
+    (folder / "large.yaml").write_text("\n".join(["graph: large", "extends: grpo", "edits:", *lines]) + "\n")
+    path = folder / "large.html"
+    path.write_text(page(contents(given(str(folder / "large.yaml"), devices=1))))
+    return path
+
+
+def test_two_thousand_steps_are_drawn_and_searched(browser: Any, large: Path) -> None:
+    browser.complaints()
+    browser.open(large)
+    assert browser.count("#panel-graph .node") > 2000
+    browser.do("page.find('leaf_700')")
+    assert browser.text("#detail h2") == "leaf_700"
+    took = browser.do("return performance.getEntriesByType('navigation')[0].loadEventEnd")
+    print(f"drawn after {took:.0f} ms")
+    browser.shot("large")
+    browser.click("#tab-plan")
+    browser.settle()
+    assert browser.count("#panel-plan tr[data-row]") > 2000
+    assert browser.complaints() == []
