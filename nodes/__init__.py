@@ -42,6 +42,8 @@ OPS: dict[str, str] = {
     "filter.mixed": "rlgraph.nodes.filter:mixed",
     "filter.threshold": "rlgraph.nodes.filter:threshold",
     "filter.judged": "rlgraph.nodes.reward.judged:judged",
+    "metric.pass_at_k": "rlgraph.nodes.metric:pass_at_k",
+    "metric.mean_at_k": "rlgraph.nodes.metric:mean_at_k",
     "update.policy": "rlgraph.nodes.update:policy",
     "update.critic": "rlgraph.nodes.update:critic",
 }

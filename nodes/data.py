@@ -1,4 +1,4 @@
-"""Data sources: questions and answers from parquet and JSON-lines files.
+"""Data sources: questions and answers from parquet and JSON-lines files and saved ``datasets``.
 
 A batch is a function of the seed and of how many rows earlier iterations took, so nothing but that number
 needs saving.
@@ -6,22 +6,28 @@ needs saving.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlgraph.engines import Context, Tokenizer
-from rlgraph.nodes.dataset import DataError, PromptSet, Template, load_examples, load_prompts
+from rlgraph.nodes.datafile import DataError
+from rlgraph.nodes.dataset import DataSet, ExampleSet, PromptSet, Template, load_examples, load_prompts
+from rlgraph.nodes.mix import pick, pick_mixed
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.op import op
 from rlgraph.types import File, boolean, int64, prompt_tokens, samples, text, tokens
 from rlgraph.types import prompts as prompts_domain
 
-__all__ = ["DataError", "PromptSet", "examples", "load_prompts", "prompts"]
+__all__ = ["DataError", "PromptSet", "examples", "load_prompts", "pick", "prompts"]
 
 Batch = Annotated[int, Field(ge=1)] | Literal["all"]
-Files = Annotated[list[File], Field(min_length=1)]
+Listed = Annotated[list[File], Field(min_length=1)]
+Files = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
+Weights = dict[str, Annotated[float, Field(gt=0)]]
+Scalar = str | int | float | bool
+Where = dict[str, Scalar | list[Scalar]]
 
 
 class Prompts(NamedTuple):
@@ -30,6 +36,7 @@ class Prompts(NamedTuple):
     prompt: int64[prompts_domain, prompt_tokens]
     question: text[prompts_domain]
     answer: text[prompts_domain]
+    source: text[prompts_domain]
 
 
 class Examples(NamedTuple):
@@ -46,10 +53,13 @@ def prompts(
     *,
     files: Files,
     batch: Batch,
+    weights: Weights | None = None,
+    where: Where | None = None,
     question: str = "question",
     answer: str | None = "answer",
     answer_after: str | None = None,
     template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
     system: str | None = None,
     suffix: str = "",
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None,
@@ -58,19 +68,27 @@ def prompts(
     """The next ``batch`` questions, tokenised, with their answers.
 
     Each epoch goes through every row once in an order drawn from (seed, epoch); batches run on across epochs,
-    so no row is lost at the end of one. Records ``data/overlong``, the fraction of rows over
-    ``max_prompt_tokens``, where that is given; those rows are dropped.
+    so no row is lost at the end of one. With ``weights`` each source has epochs of its own, and of every 1000
+    rows it gives its share, in an order drawn from the seed. ``source`` is the name of a row's source in
+    ``files``, or of the first file of a list. Records, where they are given, ``data/overlong``, the fraction
+    of rows over ``max_prompt_tokens``, and ``data/filtered``, the fraction that ``where`` leaves out.
 
     Attributes:
-        files: .parquet or .jsonl files, one after the other.
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows an iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
+            batch: all they have no meaning.
+        where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer; null where there is none, and answers are empty.
+        answer: the column with the answer; null where there is none: of messages that end with the
+            assistant's, the answer is that one, else it is empty.
         answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####".
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question, e.g. an instruction on the answer's form.
-        max_prompt_tokens: rows with more tokens than this are dropped; null keeps all.
+        max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
         shuffle: whether epochs are shuffled, or in file order.
 
     Example:
@@ -83,14 +101,14 @@ def prompts(
         answer=answer,
         answer_after=answer_after,
         template=template,
+        template_options=template_options,
         system=system,
         suffix=suffix,
+        where=where,
         max_prompt_tokens=max_prompt_tokens,
     )
-    if max_prompt_tokens is not None:
-        ctx.record("data/overlong", data.overlong, count=data.overlong + len(data.places))
-    rows = pick(len(data.places), batch, ctx.position, ctx.seed, shuffle)
-    return _prompts(data, rows)
+    record_dropped(ctx, data, where is not None, max_prompt_tokens is not None)
+    return _prompts(data, rows_of(data, ctx, batch, weights, shuffle))
 
 
 @op(makes="samples", rows="all")
@@ -100,9 +118,12 @@ def examples(
     *,
     files: Files,
     batch: Batch,
+    weights: Weights | None = None,
+    where: Where | None = None,
     question: str = "question",
-    answer: str = "answer",
+    answer: str | None = "answer",
     template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
     system: str | None = None,
     suffix: str = "",
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
@@ -110,15 +131,20 @@ def examples(
 ) -> Examples:
     """The next ``batch`` question-answer pairs as sequences to imitate: prompt, answer, end token.
 
-    ``loss_mask`` is true on the answer and the end token. Epochs as in data.prompts. Records
-    ``data/overlong``, the fraction of rows over ``max_tokens``, where that is given; those rows are dropped.
+    ``loss_mask`` is true on the answer and the end token. Sources, epochs and what is recorded as in
+    data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
 
     Attributes:
-        files: .parquet or .jsonl files, one after the other.
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows an iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
+            batch: all they have no meaning.
+        where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer.
+        answer: the column with the answer; null: of messages that end with the assistant's, that one.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question.
         max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.
@@ -133,36 +159,42 @@ def examples(
         question=question,
         answer=answer,
         template=template,
+        template_options=template_options,
         system=system,
         suffix=suffix,
+        where=where,
         max_tokens=max_tokens,
     )
-    if max_tokens is not None:
-        ctx.record("data/overlong", data.overlong, count=data.overlong + len(data.pairs))
-    return _examples(
-        [data.pairs[row] for row in pick(len(data.pairs), batch, ctx.position, ctx.seed, shuffle)]
-    )
+    record_dropped(ctx, data, where is not None, max_tokens is not None)
+    return _examples(data, rows_of(data, ctx, batch, weights, shuffle))
 
 
-def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuffle: bool) -> list[int]:
-    """Rows ``[batch]`` of a set of ``size`` rows, after ``position`` rows were taken.
+def rows_of(
+    data: DataSet,
+    ctx: Context,
+    batch: int | Literal["all"],
+    weights: Mapping[str, float] | None,
+    shuffle: bool,
+    position: int | None = None,
+) -> list[int]:
+    """Rows ``[batch]`` of a set, after those that earlier iterations took.
 
-    Example:
-        >>> pick(3, 4, 2, 0, shuffle=False)
-        [2, 0, 1, 2]
+    Raises:
+        DataError: ``weights`` does not name the sources.
     """
-    import numpy
+    position = ctx.position if position is None else position
+    if batch == "all" or weights is None:
+        return pick(len(data.places), batch, position, ctx.seed, shuffle)
+    return pick_mixed(data.sources, weights, batch, position, ctx.seed, shuffle)
 
-    if batch == "all":
-        return list(range(size))
-    taken = [divmod(row, size) for row in range(position, position + batch)]
-    if not shuffle:
-        return [place for _, place in taken]
-    orders = {
-        epoch: numpy.random.default_rng([seed, epoch]).permutation(size).tolist()
-        for epoch in {e for e, _ in taken}
-    }
-    return [orders[epoch][place] for epoch, place in taken]
+
+def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool) -> None:
+    """Which part of the rows is left out: by ``where`` of all, and for its length of those that are left."""
+    left = len(data.places) + data.overlong
+    if filtered:
+        ctx.record("data/filtered", data.filtered, count=data.filtered + left)
+    if limited:
+        ctx.record("data/overlong", data.overlong, count=left)
 
 
 def _prompts(data: PromptSet, rows: Sequence[int]) -> Prompts:
@@ -172,12 +204,14 @@ def _prompts(data: PromptSet, rows: Sequence[int]) -> Prompts:
         Ragged.of([data.prompts[row] for row in rows], torch.int64),
         [data.questions[row] for row in rows],
         [data.answers[row] for row in rows],
+        [data.sources[row] for row in rows],
     )
 
 
-def _examples(pairs: Sequence[tuple[list[int], list[int]]]) -> Examples:
+def _examples(data: ExampleSet, rows: Sequence[int]) -> Examples:
     import torch
 
+    pairs = [data.pairs[row] for row in rows]
     mask = [[False] * len(before) + [True] * len(after) for before, after in pairs]
     return Examples(
         Ragged.of([before + after for before, after in pairs], torch.int64), Ragged.of(mask, torch.bool)

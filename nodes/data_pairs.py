@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from rlgraph.engines import Context, Tokenizer
-from rlgraph.nodes.data import Batch, Files, pick
-from rlgraph.nodes.dataset import DataError, ExampleSet, Template, load_examples
+from rlgraph.nodes import dataset
+from rlgraph.nodes.data import Batch, Files, Weights, Where, record_dropped, rows_of
+from rlgraph.nodes.dataset import DataSet, Sequences, Template, load_examples
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.op import op
 from rlgraph.types import boolean, int64, samples, tokens
-
-Sequences = tuple[list[int], list[int]]  # prompt; response with its end token
 
 
 class Pairs(NamedTuple):
@@ -27,20 +26,20 @@ class Pairs(NamedTuple):
     group: int64[samples]
 
 
-@dataclass(frozen=True)
-class PairSet:
-    """All pairs of a source; item i of each field speaks of one pair."""
+@dataclass(frozen=True, kw_only=True)
+class PairSet(DataSet):
+    """Token ids of each pair's prompt with either response."""
 
-    places: Sequence[str]  # FILE:N
     chosen: Sequence[Sequences]
     rejected: Sequence[Sequences]
-    overlong: int = 0  # pairs dropped for their length
 
-    def longest(self) -> tuple[str, int]:
-        """Where the longest sequence stands, and its tokens."""
-        sizes = [_longer(pair) for pair in zip(self.chosen, self.rejected, strict=True)]
-        row = max(range(len(sizes)), key=sizes.__getitem__)
-        return self.places[row], sizes[row]
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the longer row of each pair."""
+        return [
+            max(len(before) + len(after) for before, after in pair)
+            for pair in zip(self.chosen, self.rejected, strict=True)
+        ]
 
 
 @op(makes="samples", rows="all")
@@ -50,10 +49,13 @@ def pairs(
     *,
     files: Files,
     batch: Batch,
+    weights: Weights | None = None,
+    where: Where | None = None,
     question: str = "question",
     chosen: str = "chosen",
     rejected: str = "rejected",
     template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
     system: str | None = None,
     suffix: str = "",
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
@@ -63,16 +65,20 @@ def pairs(
 
     Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
     response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
-    Epochs as in data.prompts. Records ``data/overlong``, the fraction of pairs with a row over
-    ``max_tokens``, where that is given; those pairs are dropped.
+    Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
+    row over ``max_tokens``.
 
     Attributes:
-        files: .parquet or .jsonl files, one after the other.
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: pairs an iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives; null: as many as it has.
+        where: column -> the value that pairs must have, or a list of such.
         question: the column with the question: text, or a list of chat messages {role, content}.
         chosen: the column with the better response.
         rejected: the column with the worse response.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question.
         max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
@@ -88,55 +94,36 @@ def pairs(
         chosen=chosen,
         rejected=rejected,
         template=template,
+        template_options=template_options,
         system=system,
         suffix=suffix,
+        where=where,
         max_tokens=max_tokens,
     )
-    if max_tokens is not None:
-        ctx.record("data/overlong", data.overlong, count=data.overlong + len(data.places))
+    record_dropped(ctx, data, where is not None, max_tokens is not None)
     # a position counts the rows that were written, two a pair
-    return _pairs(data, pick(len(data.places), batch, ctx.position // 2, ctx.seed, shuffle))
+    return _pairs(data, rows_of(data, ctx, batch, weights, shuffle, ctx.position // 2))
 
 
 def load_pairs(
     tokenizer: Tokenizer,
     *,
-    files: Sequence[str],
-    question: str = "question",
+    files: dataset.Files,
     chosen: str = "chosen",
     rejected: str = "rejected",
-    template: Template = "chat",
-    system: str | None = None,
-    suffix: str = "",
     max_tokens: int | None = None,
+    **reading: Any,
 ) -> PairSet:
     """All that ``data.pairs`` with these attributes would go through.
 
     Raises:
         DataError: as ``rlgraph.nodes.dataset.load_prompts``.
     """
-
-    def load(answer: str) -> ExampleSet:
-        return load_examples(
-            tokenizer,
-            files=files,
-            question=question,
-            answer=answer,
-            template=template,
-            system=system,
-            suffix=suffix,
-        )
-
-    better, worse = load(chosen), load(rejected)
-    lengths = [_longer(pair) for pair in zip(better.pairs, worse.pairs, strict=True)]
-    kept = [row for row, length in enumerate(lengths) if max_tokens is None or length <= max_tokens]
-    if not kept:
-        raise DataError(
-            f"{', '.join(files)}: all {len(lengths)} pairs have over {max_tokens} tokens, the shortest "
-            f"{min(lengths)}; raise max_tokens"
-        )
-    columns = ([column[row] for row in kept] for column in (better.places, better.pairs, worse.pairs))
-    return PairSet(*columns, overlong=len(lengths) - len(kept))
+    better, worse = (
+        load_examples(tokenizer, files=files, answer=side, **reading) for side in (chosen, rejected)
+    )
+    data = PairSet(better.places, better.sources, better.filtered, chosen=better.pairs, rejected=worse.pairs)
+    return data.within(max_tokens, "max_tokens")
 
 
 def _pairs(data: PairSet, picked: Sequence[int]) -> Pairs:
@@ -150,8 +137,3 @@ def _pairs(data: PairSet, picked: Sequence[int]) -> Pairs:
         chosen=torch.arange(len(rows)) % 2 == 0,
         group=torch.arange(len(rows)) // 2,
     )
-
-
-def _longer(pair: tuple[Sequences, Sequences]) -> int:
-    """Tokens of the longer row of a pair."""
-    return max(len(before) + len(after) for before, after in pair)

@@ -1,169 +1,182 @@
-"""Reading and tokenising question-answer files, once a process.
-
-Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of a .parquet file.
-"""
+"""What data sources go through: rows of files, kept or left out, tokenised once a process."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rlgraph.engines import Tokenizer
-from rlgraph.errors import RunError
+from rlgraph.nodes.datafile import DataError, changed, fits, read_rows, seen
 
 Template = Literal["chat", "plain"]
 Question = str | list[dict[str, Any]]
-
-
-class DataError(RunError):
-    """Data that can't be used: names the file and row, and what to do."""
+Files = Sequence[str] | Mapping[str, Sequence[str]]
+Sequences = tuple[list[int], list[int]]  # prompt; answer with its end token
 
 
 @dataclass(frozen=True)
-class PromptSet:
-    """All questions of a source, tokenised; item i of each field speaks of one question."""
+class Reading:
+    """How rows become prompts: attributes that all sources share. See ``rlgraph.nodes.data``."""
+
+    question: str = "question"
+    answer: str | None = "answer"
+    answer_after: str | None = None
+    template: Template = "chat"
+    template_options: Mapping[str, Any] | None = None
+    system: str | None = None
+    suffix: str = ""
+    where: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """All rows that a source goes through; item i of each sequence speaks of one row."""
 
     places: Sequence[str]  # FILE:N
+    sources: Sequence[str]  # the name under which ``files`` lists it
+    filtered: int = 0  # rows that ``where`` leaves out
+    overlong: int = 0  # rows dropped for their length
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that a model must have room for, of each row."""
+        raise NotImplementedError
+
+    def longest(self) -> tuple[str, int]:
+        """Where the longest row stands, and its tokens."""
+        lengths = self.lengths
+        row = max(range(len(lengths)), key=lengths.__getitem__)
+        return self.places[row], lengths[row]
+
+    def within(self, limit: int | None, attribute: str) -> Self:
+        """The rows of at most ``limit`` tokens.
+
+        Raises:
+            DataError: a source has none; ``attribute`` is what could be raised.
+        """
+        if limit is None:
+            return self
+        lengths = self.lengths
+        kept = [row for row, length in enumerate(lengths) if length <= limit]
+        for name in dict.fromkeys(self.sources):
+            mine = [row for row, source in enumerate(self.sources) if source == name]
+            shortest = min(lengths[row] for row in mine)
+            if shortest > limit:
+                files = ", ".join(dict.fromkeys(self.places[row].rpartition(":")[0] for row in mine))
+                law = f"all {len(mine)} rows have over {limit} tokens, the shortest {shortest}"
+                raise DataError(f"{files}: {law}; raise {attribute}")
+        columns = [f.name for f in fields(self) if f.name not in ("filtered", "overlong")]
+        taken = {name: [getattr(self, name)[row] for row in kept] for name in columns}
+        return replace(self, **taken, overlong=len(lengths) - len(kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSet(DataSet):
+    """Questions, tokenised.
+
+    Example:
+        >>> ids = [[5], [5, 6]]
+        >>> PromptSet(["a:1", "a:2"], ["a", "a"], prompts=ids, questions="xy", answers="zz").longest()
+        ('a:2', 2)
+    """
+
     prompts: Sequence[list[int]]
     questions: Sequence[str]
     answers: Sequence[str]
-    overlong: int = 0  # rows dropped for their length
 
-    def longest(self) -> tuple[str, int]:
-        """Where the longest prompt stands, and its tokens.
-
-        Example:
-            >>> PromptSet(["a:1", "a:2"], [[5], [5, 6]], ["", ""], ["", ""]).longest()
-            ('a:2', 2)
-        """
-        row = max(range(len(self.places)), key=lambda row: len(self.prompts[row]))
-        return self.places[row], len(self.prompts[row])
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each prompt."""
+        return [len(ids) for ids in self.prompts]
 
 
-@dataclass(frozen=True)
-class ExampleSet:
-    """All examples of a source: token ids of the prompt, and of the answer with its end token."""
+@dataclass(frozen=True, kw_only=True)
+class ExampleSet(DataSet):
+    """Token ids of each prompt, and of its answer with the end token."""
 
-    places: Sequence[str]
-    pairs: Sequence[tuple[list[int], list[int]]]
-    overlong: int = 0
+    pairs: Sequence[Sequences]
 
-    def longest(self) -> tuple[str, int]:
-        """Where the longest example stands, and its tokens."""
-        sizes = [len(before) + len(after) for before, after in self.pairs]
-        row = max(range(len(sizes)), key=sizes.__getitem__)
-        return self.places[row], sizes[row]
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of prompt and answer together."""
+        return [len(before) + len(after) for before, after in self.pairs]
 
 
 @dataclass(frozen=True)
 class Source:
     """What a set is made from: the key under which a process keeps it."""
 
-    files: tuple[str, ...]
+    files: tuple[tuple[str, tuple[str, ...]], ...]  # name -> its files
     changed: tuple[int, ...]  # when each file was, in ns
     tokenizer_name: str
-    question: str
-    answer: str | None
-    answer_after: str | None
-    template: Template
-    system: str | None
-    suffix: str
+    key: str  # the reading as text
+    reading: Reading = field(compare=False)
     tokenizer: Any = field(compare=False, repr=False)
 
 
 def load_prompts(
-    tokenizer: Tokenizer,
-    *,
-    files: Sequence[str],
-    question: str = "question",
-    answer: str | None = "answer",
-    answer_after: str | None = None,
-    template: Template = "chat",
-    system: str | None = None,
-    suffix: str = "",
-    max_prompt_tokens: int | None = None,
+    tokenizer: Tokenizer, *, files: Files, max_prompt_tokens: int | None = None, **reading: Any
 ) -> PromptSet:
     """All that ``data.prompts`` with these attributes would go through.
+
+    Args:
+        tokenizer: of the model that reads the prompts.
+        files: of one source, or those of each source by its name.
+        max_prompt_tokens: longer prompts are left out.
+        reading: the fields of ``Reading``.
 
     Raises:
         DataError: a file that is missing, can't be read or lacks a column; a row without what it needs; or no
             row left.
     """
-    source = _source(tokenizer, files, question, answer, answer_after, template, system, suffix)
-    data = _prompts(source)
-    kept = _within([len(ids) for ids in data.prompts], max_prompt_tokens, source, "max_prompt_tokens")
-    columns = (
-        [column[i] for i in kept] for column in (data.places, data.prompts, data.questions, data.answers)
-    )
-    return (
-        data if len(kept) == len(data.places) else PromptSet(*columns, overlong=len(data.places) - len(kept))
-    )
+    return _prompts(source_of(tokenizer, files, reading)).within(max_prompt_tokens, "max_prompt_tokens")
 
 
 def load_examples(
-    tokenizer: Tokenizer,
-    *,
-    files: Sequence[str],
-    question: str = "question",
-    answer: str = "answer",
-    template: Template = "chat",
-    system: str | None = None,
-    suffix: str = "",
-    max_tokens: int | None = None,
+    tokenizer: Tokenizer, *, files: Files, max_tokens: int | None = None, **reading: Any
 ) -> ExampleSet:
     """All that ``data.examples`` with these attributes would go through; raises as ``load_prompts`` does."""
-    source = _source(tokenizer, files, question, answer, None, template, system, suffix)
-    data = _examples(source)
-    kept = _within(
-        [len(before) + len(after) for before, after in data.pairs], max_tokens, source, "max_tokens"
-    )
-    if len(kept) == len(data.pairs):
-        return data
-    columns = ([column[i] for i in kept] for column in (data.places, data.pairs))
-    return ExampleSet(*columns, overlong=len(data.places) - len(kept))
+    return _examples(source_of(tokenizer, files, reading)).within(max_tokens, "max_tokens")
 
 
-def _source(tokenizer: Any, files: Sequence[str], *arguments: Any) -> Source:
-    name = str(getattr(tokenizer, "name_or_path", ""))
+def source_of(tokenizer: Any, files: Files, reading: Mapping[str, Any]) -> Source:
+    """What names these rows: the files as they are now, and how they are read.
+
+    A list of files is one source, named after the first of them.
+    """
+    named = files if isinstance(files, Mapping) else {Path(files[0]).stem: files}
+    settled = Reading(**reading)
     return Source(
-        tuple(files), tuple(_changed(file) for file in files), name, *arguments, tokenizer=tokenizer
+        files=tuple((name, tuple(paths)) for name, paths in named.items()),
+        changed=tuple(changed(file) for paths in named.values() for file in paths),
+        tokenizer_name=str(getattr(tokenizer, "name_or_path", "")),
+        key=json.dumps(asdict(settled), sort_keys=True),
+        reading=settled,
+        tokenizer=tokenizer,
     )
-
-
-def _changed(file: str) -> int:
-    if not Path(file).is_file():
-        raise DataError(f"{file}: there is no such file; give a .parquet or .jsonl file that exists")
-    return Path(file).stat().st_mtime_ns
-
-
-def _within(lengths: Sequence[int], limit: int | None, source: Source, attribute: str) -> list[int]:
-    kept = [i for i, length in enumerate(lengths) if limit is None or length <= limit]
-    if not kept:
-        files = ", ".join(source.files)
-        raise DataError(
-            f"{files}: all {len(lengths)} rows have over {limit} tokens, the shortest {min(lengths)}; "
-            f"raise {attribute}"
-        )
-    return kept
 
 
 @functools.lru_cache(maxsize=8)
 def _prompts(source: Source) -> PromptSet:
-    rows = [row for file in source.files for row in _read(file, source)]
-    if not rows:
-        raise DataError(f"{', '.join(source.files)}: no rows; give a file that has some")
-    places = [place for place, _, _ in rows]
-    asked = [_checked(place, question, source) for place, question, _ in rows]
-    prompts = _encoded(source, asked)
-    for place, ids in zip(places, prompts, strict=True):
+    kept, filtered = _kept(source)
+    reading = source.reading
+    asked = [(place, *_turns(place, row, reading)) for _, place, row in kept]
+    prompts = _encoded(source, [question for _, question, _ in asked])
+    for (place, _, _), ids in zip(asked, prompts, strict=True):
         if not ids:
             raise DataError(f"{place}: the question has no tokens; remove the row or give it a question")
-    answers = [_answer(place, answer, source) for place, _, answer in rows]
-    return PromptSet(places, prompts, [_words(question) for question in asked], answers)
+    return PromptSet(
+        places=[place for place, _, _ in asked],
+        sources=[name for name, _, _ in kept],
+        filtered=filtered,
+        prompts=prompts,
+        questions=[_words(question) for _, question, _ in asked],
+        answers=[answer for _, _, answer in asked],
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -174,73 +187,53 @@ def _examples(source: Source) -> ExampleSet:
             f"the tokenizer {source.tokenizer_name} has no end token; set eos_token in its config"
         )
     answers = source.tokenizer(list(data.answers), add_special_tokens=False)["input_ids"]
-    return ExampleSet(
-        data.places,
-        [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)],
-    )
+    pairs = [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)]
+    return ExampleSet(data.places, data.sources, data.filtered, pairs=pairs)
 
 
-def _read(file: str, source: Source) -> Iterator[tuple[str, Any, Any]]:
-    """Place, question and answer of each row; the answer is "" where the source names no answer column."""
-    readers = {".parquet": _parquet, ".jsonl": _jsonl}
-    if Path(file).suffix not in readers:
-        raise DataError(f"{file}: is neither .parquet nor .jsonl; convert it, or rename it if it is one")
-    columns = [name for name in (source.question, source.answer) if name is not None]
-    for place, row in readers[Path(file).suffix](file, columns):
-        yield place, row[source.question], "" if source.answer is None else row[source.answer]
+def _kept(source: Source) -> tuple[list[tuple[str, str, Mapping[str, Any]]], int]:
+    """Source, place and columns of each row that ``where`` keeps, and how many it leaves out."""
+    reading, kept, filtered = source.reading, [], 0
+    for name, files in source.files:
+        rows = [row for file in files for row in read_rows(file, _columns(reading))]
+        if not rows:
+            raise DataError(f"{', '.join(files)}: no rows; give a file that has some")
+        fitting = [(name, place, row) for place, row in rows if fits(row, reading.where)]
+        if not fitting:
+            raise DataError(f"{', '.join(files)}: no row is where {seen(rows, reading.where)}")
+        kept, filtered = kept + fitting, filtered + len(rows) - len(fitting)
+    return kept, filtered
 
 
-def _parquet(file: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        names = pyarrow.parquet.read_schema(file).names
-        _check_columns(file, columns, names)
-        rows = pyarrow.parquet.read_table(file, columns=list(columns)).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
-    for number, row in enumerate(rows, 1):
-        yield f"{file}:{number}", row
+def _columns(reading: Reading) -> list[str]:
+    named = (reading.question, reading.answer, *(reading.where or ()))
+    return list(dict.fromkeys(name for name in named if name is not None))
 
 
-def _jsonl(file: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    with open(file, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            place = f"{file}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{place}: not JSON: {error}; each line must be one object") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{place}: {type(row).__name__}, not an object; write {{...}} a line")
-            _check_columns(place, columns, list(row))
-            yield place, row
+def _turns(place: str, row: Mapping[str, Any], reading: Reading) -> tuple[Question, str]:
+    """The question, and the answer: of a conversation that ends with the assistant's turn, that turn."""
+    question = _checked(place, row[reading.question], reading)
+    if reading.answer is not None:
+        return question, _answer(place, row[reading.answer], reading)
+    if isinstance(question, str) or question[-1]["role"] != "assistant":
+        return question, ""
+    if len(question) == 1:
+        raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
+    return question[:-1], _answer(place, question[-1]["content"], reading)
 
 
-def _check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in present:
-            raise DataError(
-                f"{place}: has no column {name!r}, only {', '.join(map(repr, present))}; "
-                "name one of them with question: or answer:"
-            )
-
-
-def _checked(place: str, question: Any, source: Source) -> Question:
+def _checked(place: str, question: Any, reading: Reading) -> Question:
     """A question as text or as messages without empty keys."""
     if isinstance(question, str):
         return question
     fits = isinstance(question, list) and question and all(isinstance(m, dict) for m in question)
     if not (fits and all(isinstance(m.get(key), str) for m in question for key in ("role", "content"))):
         raise DataError(
-            f"{place}: {source.question!r} is neither text nor a list of messages {{role, content}}, "
+            f"{place}: {reading.question!r} is neither text nor a list of messages {{role, content}}, "
             f"but {str(question)[:60]!r}; correct the row, or name another column with question:"
         )
-    if source.template == "plain":
-        raise DataError(f"{place}: {source.question!r} holds chat messages; set template: chat")
+    if reading.template == "plain":
+        raise DataError(f"{place}: {reading.question!r} holds chat messages; set template: chat")
     return [{key: value for key, value in message.items() if value is not None} for message in question]
 
 
@@ -249,39 +242,44 @@ def _words(question: Question) -> str:
     return question if isinstance(question, str) else question[-1]["content"]
 
 
-def _answer(place: str, answer: Any, source: Source) -> str:
+def _answer(place: str, answer: Any, reading: Reading) -> str:
     if answer is None:
-        raise DataError(f"{place}: {source.answer!r} is empty; fill it in, or remove the row")
-    words, marker = str(answer), source.answer_after
+        raise DataError(f"{place}: {reading.answer!r} is empty; fill it in, or remove the row")
+    words, marker = str(answer), reading.answer_after
     if marker is None:
         return words
     if marker not in words:
         raise DataError(
-            f"{place}: no {marker!r} in {source.answer!r}: {words[-60:]!r}; correct answer_after:"
+            f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}; correct answer_after:"
         )
     return words.rpartition(marker)[2].strip()
 
 
 def _encoded(source: Source, questions: Sequence[Question]) -> list[list[int]]:
     """Token ids of each prompt."""
-    tokenizer = source.tokenizer
-    if source.template == "plain":
-        prompts = [f"{source.system or ''}{question}{source.suffix}" for question in questions]
+    tokenizer, reading = source.tokenizer, source.reading
+    if reading.template == "plain":
+        prompts = [f"{reading.system or ''}{question}{reading.suffix}" for question in questions]
         return list(tokenizer(prompts)["input_ids"])
-    if tokenizer.chat_template is None:
-        raise DataError(f"the tokenizer {source.tokenizer_name} has no chat template; set template: plain")
-    rendered = [
-        tokenizer.apply_chat_template(_conversation(source, q), tokenize=False, add_generation_prompt=True)
-        for q in questions
-    ]
     # the template writes the special tokens itself
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(list(_rendered(source, questions)), add_special_tokens=False)["input_ids"])
 
 
-def _conversation(source: Source, question: Question) -> list[dict[str, Any]]:
+def _rendered(source: Source, questions: Sequence[Question]) -> Iterator[str]:
+    tokenizer, options = source.tokenizer, source.reading.template_options or {}
+    if tokenizer.chat_template is None and "chat_template" not in options:
+        raise DataError(f"the tokenizer {source.tokenizer_name} has no chat template; set template: plain")
+    for question in questions:
+        messages = _conversation(source.reading, question)
+        yield tokenizer.apply_chat_template(
+            messages, **{**options, "tokenize": False, "add_generation_prompt": True}
+        )
+
+
+def _conversation(reading: Reading, question: Question) -> list[dict[str, Any]]:
     """Chat messages; ``system`` and ``suffix`` are added to a given conversation too, where they are set."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    if source.system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": source.system}, *messages]
+    if reading.system is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": reading.system}, *messages]
     *before, last = messages
-    return [*before, {**last, "content": last["content"] + source.suffix}]
+    return [*before, {**last, "content": last["content"] + reading.suffix}]

@@ -45,8 +45,9 @@ def rollout(
     Sample k of prompt p is row p * n + k; ``group`` is p. Its random numbers depend on the run's seed, the
     iteration, the node and that row, not on which engine draws it or beside what. ``loss_mask`` is true on
     the response, its end token included. ``rollout_logprobs``, in nats, are the serve engine's own, before
-    top_k and top_p cut; 0 on the prompt. Records ``rollout/length`` (response tokens), ``rollout/truncated``
-    (a fraction) and ``tokens/generated`` (a total). Nucleus sampling: arXiv 1904.09751.
+    top_k and top_p cut; 0 on the prompt. Records ``rollout/length`` (response tokens),
+    ``rollout/prompt_length`` (prompt tokens), ``rollout/truncated`` (a fraction) and ``tokens/generated`` (a
+    total). Nucleus sampling: arXiv 1904.09751.
 
     Attributes:
         n: responses a prompt, at least 1.
@@ -65,7 +66,7 @@ def rollout(
     pairs = [(request.prompt, made) for request, many in zip(requests, answers, strict=True) for made in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
     made = [generation for _, generation in pairs]
-    _record(ctx, made)
+    _record(ctx, pairs)
     responses = [model.tokenizer.decode(list(g.tokens), skip_special_tokens=True) for g in made]
     return assemble(pairs, responses, [row // n for row in rows])
 
@@ -92,8 +93,9 @@ def assemble(
     )
 
 
-def _record(ctx: Context, made: Sequence[Generation]) -> None:
-    lengths = [len(generation.tokens) for generation in made]
+def _record(ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]]) -> None:
+    lengths = [len(generation.tokens) for _, generation in pairs]
     ctx.record("rollout/length", lengths)
-    ctx.record("rollout/truncated", [generation.finish == "length" for generation in made])
+    ctx.record("rollout/prompt_length", [len(ids) for ids, _ in pairs])
+    ctx.record("rollout/truncated", [generation.finish == "length" for _, generation in pairs])
     ctx.record("tokens/generated", sum(lengths), count=0)  # count 0: a total, not a mean

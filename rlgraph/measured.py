@@ -49,13 +49,22 @@ def counted(lines: Sequence[Line]) -> list[Line]:
 
 def response_tokens(lines: Sequence[Line]) -> float | None:
     """The mean tokens of a response over iterations; None where nothing was generated."""
-    found = [line["rollout/length"] for line in lines if "rollout/length" in line]
+    return _mean(lines, "rollout/length")
+
+
+def prompt_tokens(lines: Sequence[Line]) -> float | None:
+    """The mean tokens of a prompt over iterations; None where nothing was generated."""
+    return _mean(lines, "rollout/prompt_length")
+
+
+def _mean(lines: Sequence[Line], name: str) -> float | None:
+    found = [line[name] for line in lines if name in line]
     return sum(found) / len(found) if found else None
 
 
 @dataclass(frozen=True)
 class Priced:
-    """The plan of a run, the cluster that it ran on, and the mean of its prompts if that is known."""
+    """The plan of a run, the cluster that it ran on, and the mean of its prompts if one was given."""
 
     run_dir: Path
     plan: Plan
@@ -85,10 +94,11 @@ class Priced:
         return Priced(run_dir, plan, found, prompt_tokens or (target.prompt_tokens if target else None))
 
     def work(self, lines: Sequence[Line]) -> Workload:
-        """What these iterations worked on: responses as long as they were."""
+        """What these iterations worked on: prompts and responses as long as they were."""
         target = self.plan.origin.target if self.plan.origin else None
         planned = target.response_tokens if target else None
-        return workload(self.plan, self.prompt_tokens, response_tokens(lines) or planned)
+        prompt = prompt_tokens(lines) or self.prompt_tokens
+        return workload(self.plan, prompt, response_tokens(lines) or planned)
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
@@ -132,21 +142,22 @@ class Priced:
         first, last = timed[1]["step"], timed[-1]["step"]
         notes = [
             f"{self.run_dir}: {self.plan.graph}, iterations {first} to {last}, {date}",
-            f"on {_devices(self.plan)} of {self.cluster.cluster}, {_tokens(self.work(timed[1:]))}",
+            f"on {_devices(self.plan)} of {self.cluster.cluster}, {self._tokens(timed[1:])}",
             "measured seconds over the middle of the prediction, of each step in each iteration:",
             "10th and 90th percentile",
         ]
         name = f"{self.plan.graph} on {self.cluster.cluster}, {date}"
         return calibration_text(name, notes, self.ratios(timed[1:]))
 
+    def _tokens(self, lines: Sequence[Line]) -> str:
+        work, known = self.work(lines), prompt_tokens(lines)
+        prompts = f"prompts of {work.prompt:,.1f} tokens ({'measured' if known else 'taken'})"
+        return f"{prompts}, responses of {work.responses.mean:,.1f}"
+
 
 def middle(seconds: tuple[float, float]) -> float:
     """The geometric mean of best and worst."""
     return math.sqrt(seconds[0] * seconds[1])
-
-
-def _tokens(work: Workload) -> str:
-    return f"prompts of {work.prompt:,.1f} tokens (taken), responses of {work.responses.mean:,.1f}"
 
 
 def _devices(plan: Plan) -> str:

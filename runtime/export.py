@@ -1,0 +1,99 @@
+"""``rlgraph export``: a checkpoint's model as a Hugging Face directory, in one process, without Ray."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+
+from rlgraph.errors import RunError, nearest
+from rlgraph.plan import ModelPlan, Plan
+from rlgraph.planfile import load
+from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.runtime.hosted import PLACEMENT
+from rlgraph.runtime.rundir import RunDir
+
+
+def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | None = None) -> Path:
+    """Write a trained model as transformers loads it, with its tokenizer; the directory is returned.
+
+    It is written aside and renamed, so that there is never half of one. The checkpoint may be of any number
+    of ranks. The model that training started from must still be where the run found it: its configuration
+    and tokenizer are taken from there.
+
+    Args:
+        run_dir: of the run, which may go on meanwhile.
+        to: the directory to make.
+        model: its name in the graph; needed where the run trains several.
+        checkpoint: its name, such as ``step-000100``; the last one unless given.
+
+    Raises:
+        RunError: there is no run, no such checkpoint or model, or ``to`` is there already.
+        GraphError: the plan in the run directory can't be read.
+    """
+    folder = RunDir(run_dir)
+    if not (run_dir / "plan.json").is_file():
+        raise RunError(f"{run_dir} holds no run (no plan.json)\n  name a run directory, as runs/demo")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
+    plan = load(run_dir / "plan.json")
+    found, name = _checkpoint(folder, checkpoint), _trained(plan, model)
+    to.absolute().parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
+    try:
+        with _alone():
+            _write(plan.models[name], found / name, aside)
+        aside.chmod(0o755)
+        aside.replace(to)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return to
+
+
+def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
+    if not Path(model.path).exists() and model.path.count("/") != 1:
+        law = f"{model.path}, the model that training started from, is not there"
+        raise RunError(f"{law}\n  run this where the run was started: paths are relative to that")
+    assert model.train
+    options = {name: value for name, value in model.train.items() if name not in PLACEMENT}
+    engine = FsdpEngine(model.path, head=model.head, optimizer=model.optimizer, **options)
+    engine.load(str(checkpoint))
+    engine.export(str(to))
+
+
+def _checkpoint(folder: RunDir, name: str | None) -> Path:
+    found = {path.name: path for path in folder.checkpoints()}
+    if not found:
+        remedy = "it saves one every schedule.save_every iterations, and at its end"
+        raise RunError(f"{folder.path} has no checkpoint yet\n  {remedy}")
+    if name is None:
+        return list(found.values())[-1]
+    if name not in found:
+        law = f"{folder.path} has no checkpoint {name}: it has {', '.join(found)}"
+        raise RunError("\n  ".join([law, *filter(None, [nearest(name, found)])]))
+    return found[name]
+
+
+def _trained(plan: Plan, name: str | None) -> str:
+    """The model to export: the one that is trained, or the named one of several."""
+    trained = [n for n, model in plan.models.items() if model.train and model.optimizer]
+    if name is None and len(trained) == 1:
+        return trained[0]
+    if name in trained:
+        return name
+    law = f"`{name}` is no model that {plan.graph} trains" if name else f"{plan.graph} trains several models"
+    raise RunError(f"{law}\n  choose with --model: {', '.join(trained)}")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,274 @@
+"""Where rows come from: saved data sets, URLs, filters, several sources by weight, conversations."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from rlgraph.engines import Context
+from rlgraph.nodes.data import DataError, examples, load_prompts, prompts
+from rlgraph.nodes.data_pairs import pairs
+from rlgraph.nodes.mix import BLOCK, pick_mixed, shares
+from rlgraph.runtime.demo import make_tokenizer
+
+ROWS = [{"question": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3, "of": "xy"[i % 2]} for i in range(7)]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}{% if thinking %}?{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    made = make_tokenizer()
+    made.name_or_path = "characters"
+    return made
+
+
+@pytest.fixture(scope="module")
+def chatty() -> Any:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {chr(code): code - 31 for code in range(32, 127)} | {"<eos>": 0}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<eos>", name_or_path="chatty-options", chat_template=TEMPLATE
+    )
+
+
+def jsonl(directory: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> str:
+    file = directory / name
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def saved(folder: Path, *parts: list[dict[str, Any]]) -> str:
+    """A folder as ``datasets.Dataset.save_to_disk`` writes it."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-{len(parts):05}.arrow" for number in range(len(parts))]
+    for name, rows in zip(names, parts, strict=True):
+        table = pyarrow.Table.from_pylist(rows)
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as writer:
+            writer.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], "_format_columns": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return str(folder)
+
+
+def context(position: int = 0, seed: int = 5) -> Context:
+    return Context(node="prompts", seed=seed, iteration=0, position=position)
+
+
+def asked(tokenizer: Any, position: int = 0, **options: Any) -> list[str]:
+    return prompts(tokenizer, context(position), **{"template": "plain", **options}).question
+
+
+def test_a_saved_data_set_is_read_part_after_part(tmp_path: Path, tokenizer: Any) -> None:
+    folder = saved(tmp_path / "set", ROWS[:3], ROWS[3:])
+    data = load_prompts(tokenizer, files=[folder], template="plain")
+    assert data.questions == [row["question"] for row in ROWS]
+    assert data.places[4] == f"{folder}:5"
+    assert set(data.sources) == {"set"}
+
+
+def test_what_datasets_itself_saves_is_read(tmp_path: Path, tokenizer: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_list(ROWS)
+    whole.filter(lambda row: row["level"]).save_to_disk(tmp_path / "set", num_shards=2)
+    assert asked(tokenizer, files=[str(tmp_path / "set")], batch="all") == [
+        row["question"] for row in ROWS if row["level"]
+    ]
+    datasets.DatasetDict(train=whole).save_to_disk(tmp_path / "splits")
+    assert len(asked(tokenizer, files=[str(tmp_path / "splits/train")], batch="all")) == 7
+
+
+@pytest.mark.parametrize("case", ["splits", "empty", "column"])
+def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    folder, options = tmp_path / "set", {}
+    if case == "column":
+        saved(folder, ROWS)
+        options = {"question": "problem"}
+    else:
+        folder.mkdir()
+    if case == "splits":
+        (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    said = {
+        "splits": f"several splits; name one of {folder}/train, {folder}/test",
+        "empty": "is a folder that holds no data set",
+        "column": "has no column 'problem', only 'question', 'answer', 'level', 'of'; name one of them",
+    }[case]
+    with pytest.raises(DataError) as error:
+        asked(tokenizer, files=[str(folder)], batch=1, **options)
+    assert said in str(error.value)
+
+
+def test_where_keeps_rows_by_value_and_counts_the_others(tmp_path: Path, tokenizer: Any) -> None:
+    ctx = context()
+    where = {"level": [1, 2], "of": "x"}
+    file = jsonl(tmp_path, [*ROWS, {"question": "1" * 9, "answer": "", "level": 1, "of": "x"}])
+    out = prompts(
+        tokenizer, ctx, files=[file], batch="all", template="plain", where=where, max_prompt_tokens=4
+    )
+    assert out.question == ["2+2=", "4+4="]
+    assert ctx.metrics == {"data/filtered": (5.0, 8), "data/overlong": (1.0, 3)}
+
+
+def test_where_that_keeps_nothing_says_what_there_is(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"no row is where level is 9; it is 0, 1, 2"):
+        asked(tokenizer, files=[jsonl(tmp_path, ROWS)], batch=1, where={"level": 9})
+
+
+def test_each_row_carries_its_source(tmp_path: Path, tokenizer: Any) -> None:
+    files = {"small": [jsonl(tmp_path, ROWS[:2], "a.jsonl")], "large": [jsonl(tmp_path, ROWS, "b.jsonl")]}
+    out = prompts(tokenizer, context(), files=files, batch="all", template="plain")
+    assert out.source == ["small"] * 2 + ["large"] * 7
+    out = prompts(tokenizer, context(), files=files, batch=9, template="plain")
+    assert Counter(out.source) == {"small": 2, "large": 7}, "without weights an epoch has every row once"
+    assert prompts(tokenizer, context(), files=files["small"], batch=1, template="plain").source == ["a"]
+
+
+def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
+    sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, {"a": 2, "b": 1, "c": 1}
+    rows = pick_mixed(sources, weights, 3 * BLOCK, 0, 3, shuffle=True)
+    for block in range(3):
+        found = Counter(sources[row] for row in rows[block * BLOCK : (block + 1) * BLOCK])
+        assert found == {"a": 500, "b": 250, "c": 250}
+    mine = [row for row in rows if sources[row] == "a"]
+    epochs = [tuple(mine[at : at + 7]) for at in range(0, len(mine) - 7, 7)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert len(set(epochs)) > 100, "each epoch has an order of its own"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("sizes", [[1] * 40, [7, 13, 1, 19], [40], [BLOCK + 3, 5, 2 * BLOCK]])
+def test_a_mixed_batch_depends_on_seed_and_position_alone(shuffle: bool, sizes: list[int]) -> None:
+    sources, weights = ["a"] * 3 + ["b"] * 11, {"a": 1, "b": 4}
+    straight = pick_mixed(sources, weights, sum(sizes), 990, 5, shuffle)
+    cut, at = [], 990
+    for size in sizes:
+        cut += pick_mixed(sources, weights, size, at, 5, shuffle)
+        at += size
+    assert cut == straight
+    assert straight != pick_mixed(sources, weights, sum(sizes), 990, 6, shuffle)
+
+
+def test_resuming_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, tokenizer: Any) -> None:
+    files = {"a": [jsonl(tmp_path, ROWS[:3], "a.jsonl")], "b": [jsonl(tmp_path, ROWS[3:], "b.jsonl")]}
+    options = {"files": files, "weights": {"a": 1, "b": 2}}
+    whole = asked(tokenizer, batch=24, **options)
+    assert asked(tokenizer, batch=10, **options) + asked(tokenizer, 10, batch=14, **options) == whole
+
+
+def test_pairs_and_examples_mix_alike(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{**row, "chosen": "1", "rejected": "2"} for row in ROWS]
+    files = {"a": [jsonl(tmp_path, rows[:3], "a.jsonl")], "b": [jsonl(tmp_path, rows[3:], "b.jsonl")]}
+    options = {"files": files, "weights": {"a": 1, "b": 2}, "template": "plain", "where": {"of": "x"}}
+    two = pairs(tokenizer, context(8), batch=6, **options).tokens.tolist()[::2]
+    one = examples(tokenizer, context(4), batch=6, answer="chosen", **options).tokens.tolist()
+    assert two == one
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({"a": 1}, "weights are for a, and files has a, b"),
+        ({"a": 1, "c": 1}, "weights are for a, c, and files has a, b"),
+        ({"a": 1, "b": 5000}, "less than 1 row in 1000"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        pick_mixed(["a", "b"], weights, 1, 0, 0, shuffle=True)
+
+
+def test_shares_add_up() -> None:
+    assert shares([1, 1, 1]) == [334, 333, 333]
+    assert sum(shares([0.7, 0.1, 0.05, 0.123])) == BLOCK
+
+
+def test_template_options_reach_the_chat_template(tmp_path: Path, chatty: Any) -> None:
+    options = {"files": [jsonl(tmp_path, [{"question": "a", "answer": "d"}])], "batch": 1}
+
+    def rendered(**more: Any) -> str:
+        ids = prompts(chatty, context(), **options, **more).prompt[0].tolist()
+        return "".join(chatty.convert_ids_to_tokens(ids))
+
+    assert rendered(template_options={"thinking": False}) == "u:a ="
+    assert rendered(template_options={"thinking": True}) == "u:a =?"
+    assert rendered(template_options={"chat_template": "{{ messages[0].content }}!"}) == "a!"
+
+
+def test_an_example_may_be_a_conversation(tmp_path: Path, chatty: Any) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = jsonl(tmp_path, [{"messages": messages}])
+    out = examples(chatty, context(), files=[file], batch=1, question="messages", answer=None, system="s")
+    assert "".join(chatty.convert_ids_to_tokens(out.tokens[0].tolist())) == "s:s u:a =b<eos>"
+    assert out.loss_mask[0].tolist() == [False] * 9 + [True] * 2
+    file = jsonl(tmp_path, [{"messages": messages[1:]}], "one.jsonl")
+    with pytest.raises(DataError, match="nothing before the assistant's turn"):
+        examples(chatty, context(), files=[file], batch=1, question="messages", answer=None)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """fsspec's file system in memory, and an empty cache."""
+    import fsspec
+
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+
+
+def test_a_url_is_copied_once(memory: Any, tmp_path: Path, tokenizer: Any) -> None:
+    url = f"memory://{tmp_path.name}/rows.jsonl"
+    memory.pipe(url, Path(jsonl(tmp_path, ROWS)).read_bytes())
+    assert asked(tokenizer, files=[url], batch=3, shuffle=False) == ["0+0=", "1+1=", "2+2="]
+    memory.rm(url)
+    assert asked(tokenizer, 3, files=[url], batch=1, shuffle=False) == ["3+3="]
+    copies = [*(tmp_path / "cache").rglob("*.jsonl")]
+    assert [copy.name for copy in copies] == ["rows.jsonl"], "one whole copy, and nothing beside it"
+    assert load_prompts(tokenizer, files=[url], template="plain").places[0] == f"{url}:1"
+
+
+def test_a_saved_data_set_is_fetched_whole(memory: Any, tmp_path: Path, tokenizer: Any) -> None:
+    folder = Path(saved(tmp_path / "set", ROWS[:3], ROWS[3:]))
+    url = f"memory://{tmp_path.name}/set"
+    for file in folder.iterdir():
+        memory.pipe(f"{url}/{file.name}", file.read_bytes())
+    assert asked(tokenizer, files=[url], batch="all") == [row["question"] for row in ROWS]
+
+
+def test_a_file_url_is_the_file(tmp_path: Path, tokenizer: Any) -> None:
+    assert len(asked(tokenizer, files=[f"file://{jsonl(tmp_path, ROWS)}"], batch="all")) == 7
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://nowhere/rows.jsonl", "there is no such file"),
+        ("nothing://a/rows.jsonl", "Protocol not known: nothing"),
+        ("file:///nowhere/rows.jsonl", "there is no such file"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_named(tokenizer: Any, url: str, said: str) -> None:
+    with pytest.raises(DataError) as error:
+        asked(tokenizer, files=[url], batch=1)
+    assert url in str(error.value) and said in str(error.value)
+
+
+def test_a_protocol_that_needs_a_package_names_it(tokenizer: Any) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("dropboxdrivefs"):
+        pytest.skip("the package is here")
+    with pytest.raises(DataError, match=r"dropbox:// needs a package that is not here: .*dropboxdrivefs"):
+        asked(tokenizer, files=["dropbox://a/rows.jsonl"], batch=1)

@@ -1,0 +1,108 @@
+"""What a line of metrics.jsonl says: evaluations by source, times, rates, memory, utilisation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.plan import Step
+from rlgraph.runtime.measures import metrics, performance, times, utilisation
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.usage import Usage
+from rlgraph.runtime.walk import Ran
+from rlgraph.runtime.worker import Report
+from rlgraph.sizes import size_of
+
+ONES = str(Path(__file__).parent / "ones.yaml")
+BY_SOURCE = """graph: by_source
+extends: ONES
+edits:
+  - set:
+      eval.nodes.prompts: {files: {first: [test.jsonl], second: [more.jsonl]}, batch: all}
+      eval.nodes.rollout: {n: 3, temperature: 1.0}
+      eval.nodes.solved: {op: metric.pass_at_k, k: 2, threshold: 0}
+      eval.nodes.average: {op: metric.mean_at_k}
+      eval.report: {"pass@2": solved, mean@3: average}
+      schedule.iterations: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() -> None:
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(10, 15)]
+    Path("test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    Path("graph.yaml").write_text(BY_SOURCE.replace("ONES", ONES))
+    run_graph("graph.yaml", (), 1, run_dir=Path("run"), inline=True)
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    for line in lines:
+        for metric in ("pass@2", "mean@3"):
+            first, second = (line[f"eval/{metric}/{name}"] for name in ("first", "second"))
+            assert line[f"eval/{metric}"] == pytest.approx((5 * first + 2 * second) / 7)
+    assert lines[0]["eval/pass@2"] > lines[0]["eval/mean@3"] > 0
+    line = lines[1]
+    assert line["rollout/prompt_length"] == 6
+    samples = 28
+    tokens = samples * (line["rollout/prompt_length"] + line["rollout/length"])
+    assert line["perf/tokens_per_second"] == pytest.approx(tokens / line["time/step"])
+    generated = line["tokens/generated"] / line["time/rollout"]
+    assert line["perf/generated_per_second"] == pytest.approx(generated)
+    assert line["perf/memory/main-0"] > 2**26, "torch alone takes more"
+    assert not [name for name in line if "mfu" in name], "a CPU has no peak"
+
+
+PLAN = compile_graph("ppo", ("prompts.files=[a.jsonl]",), 2)
+STEPS = {step.node: step for step in PLAN.steps}
+
+
+def ran(step: Step, *spans: tuple[float, float], **more: Any) -> Ran:
+    return Ran(step, {("main", d): Report(*span, **more) for d, span in enumerate(spans)})
+
+
+def test_a_steps_time_is_its_longest_device_unless_they_work_together() -> None:
+    spans = (1.0, 2.5), (3.0, 5.0)
+    found = times(PLAN, [ran(STEPS[name], *spans) for name in ("rollout", "update_policy", "sync:policy")])
+    assert found == {"time/rollout": 2.0, "time/update_policy": 4.0, "time/sync:policy": 4.0}
+    apart = replace(STEPS["sync:policy"], source="other")
+    assert times(PLAN, [ran(apart, *spans)]) == {"time/sync:policy": 2.0}
+
+
+def test_means_are_over_devices_and_sums_stay_sums() -> None:
+    values: Mapping[str, tuple[float, float]] = {"reward/mean": (3.0, 2), "tokens/generated": (5.0, 0)}
+    found = metrics([ran(STEPS["rewards"], (0, 1), (0, 1), metrics=values)])
+    assert found == {"reward/mean": 1.5, "tokens/generated": 10.0}
+
+
+def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
+    path = str(demo_files / "demo_files/model")
+    models = {name: replace(model, path=path) for name, model in PLAN.models.items()}
+    plan, gpu = replace(PLAN, models=models), "NVIDIA H100 80GB HBM3"
+    used = [Usage(1, gpu, tokens=100.0, squares=2000.0), Usage(2, gpu, tokens=60.0, squares=900.0)]
+    size = size_of(path)
+    forward = 2 * size.multiplied * 160 + size.attention_flops(1) * 2900
+    peak = 2 * 67e12
+    once = utilisation(plan, STEPS["old_logprobs"], used, 0.5)
+    assert once == pytest.approx(forward / (peak * 0.5))
+    assert utilisation(plan, STEPS["update_policy"], used, 0.5) == pytest.approx(3 * forward / (peak * 0.5))
+    item = Ran(
+        STEPS["old_logprobs"],
+        {("main", d): Report(0.0, 0.5, used=one) for d, one in enumerate(used)},
+    )
+    found = performance(plan, [item], {"time/step": 1.0})
+    assert found == {
+        "perf/mfu/old_logprobs": once,
+        "perf/memory/main-0": 1.0,
+        "perf/memory/main-1": 2.0,
+    }
