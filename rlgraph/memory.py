@@ -2,8 +2,8 @@
 
 What an engine can put off the device is an ``Item``: the parameters and the optimizer of a train engine, the
 weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters, gradients and AdamW
-averages in shards; decoder layers gathered one at a time; logits whole in the engine's data type with float32
-copies in chunks; a serve engine with all weights on each device. Columns are small: left out.
+averages in shards; decoder layers gathered one at a time; logits of a chunk of tokens; a serve engine with
+all weights on each device. Columns are small: left out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rlgraph.adapters import trained_parameters
 from rlgraph.cluster import Cluster
 from rlgraph.cost import BUCKET, MASTER, SMALL, WIDTH
 from rlgraph.plan import ModelPlan, Peak, Plan, Step
 from rlgraph.sizes import Size
 from rlgraph.workload import Workload
 
-CHUNK = 2**26  # numbers of the logits that are in float32 at once (runtime/fsdp/scoring.py)
-CACHED = 2**19  # tokens that a serve engine's slots hold together (runtime/serve/transformers.py)
+CHUNK = 2**26  # numbers of the logits that there are at once (runtime/fsdp/scoring.py)
+CACHED = {"transformers": 2**19, "sglang": 2**16}  # tokens that an engine holds (runtime/serve)
 SAMPLING = (
     20  # bytes of a logit in sampling: float32 copy, log-prob, probability; float64 sum (serve/sampling.py)
 )
@@ -65,9 +66,11 @@ class Footprint:
             size = self.sizes.get(name)
             if size and model.train and model.train["pool"] == pool and self._trains(name):
                 shard = -(-size.parameters // self.plan.pools[pool])
-                found[Item(name, "train", "parameters")] = shard * master(model)
+                trained = -(-trained_parameters(size, model) // self.plan.pools[pool])
+                added = trained * MASTER if model.train["lora"] else 0
+                found[Item(name, "train", "parameters")] = shard * master(model) + added
                 if not model.frozen:
-                    found[Item(name, "train", "optimizer")] = 2 * shard * MASTER
+                    found[Item(name, "train", "optimizer")] = 2 * trained * MASTER
             if size and model.serve and model.serve["pool"] == pool:
                 width, group = WIDTH[model.serve["dtype"]], model.serve["tensor_parallel"]
                 found[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
@@ -170,9 +173,10 @@ def away_items(plan: Plan) -> Iterator[Item]:
 
 
 def master(model: ModelPlan) -> int:
-    """Bytes of a weight in the train engine."""
+    """Bytes of a weight in the train engine; beside an adapter it is held as it is computed with."""
     assert model.train
-    return MASTER if not model.frozen or model.train["dtype"] == "float32" else 2
+    fixed = model.frozen or model.train["lora"]
+    return WIDTH[model.train["dtype"]] if fixed else MASTER
 
 
 def slots(plan: Plan, step: Step, work: Workload) -> int:
@@ -180,7 +184,8 @@ def slots(plan: Plan, step: Step, work: Workload) -> int:
     serve = plan.models[next(iter(step.models))].serve
     assert serve
     rows = device_rows(plan, step, work) * serve["tensor_parallel"]
-    return int(max(1, min(rows, serve["max_rows"], CACHED // work.most)))
+    cached = serve["cache_tokens"] or CACHED[serve["engine"]]
+    return int(max(1, min(rows, serve["max_rows"], cached // work.most)))
 
 
 def device_rows(plan: Plan, step: Step, work: Workload) -> float:
@@ -240,14 +245,15 @@ def layer_activations(size: Size, width: int) -> int:
 
 
 def logits_bytes(size: Size, width: int, tokens: int, update: bool) -> int:
-    """Logits in the engine's data type, and float32 copies of one chunk of them.
+    """The logits of one chunk of tokens and copies of them, and hidden states of the scored tokens.
 
-    Where there are several chunks, the backward pass holds the logits' gradient beside them.
+    Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
+    scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is
+    differentiated takes another, which is left out.
     """
-    logits = tokens * size.vocabulary
-    chunk = min(logits, CHUNK)
-    copies = 2 if update and chunk < logits else 1
-    return copies * logits * width + (3 if width == MASTER else 4) * chunk * MASTER
+    chunk = min(tokens, max(1, CHUNK // size.vocabulary)) * size.vocabulary
+    copies = 2 * MASTER + width if update else MASTER + (width if width < MASTER else 0)
+    return copies * chunk + (2 if update else 1) * tokens * size.config.hidden_size * width
 
 
 def passing(size: Size, model: ModelPlan, tokens: int, update: bool, devices: int) -> Counter[str]:
@@ -264,20 +270,24 @@ def passing(size: Size, model: ModelPlan, tokens: int, update: bool, devices: in
         kept *= layers
     return Counter(
         {
-            "gathered weights": gathered(size, width, update),
-            "gradients": MASTER * -(-size.parameters // devices) if update else 0,
+            "gathered weights": gathered(size, width, update, model),
+            "gradients": MASTER * -(-trained_parameters(size, model) // devices) if update else 0,
             "activations": kept,
             "logits": logits_bytes(size, width, tokens, update),
         }
     )
 
 
-def gathered(size: Size, width: int, update: bool) -> int:
+def gathered(size: Size, width: int, update: bool, model: ModelPlan) -> int:
     """Weights whole, and gradients on their way into shards, of what is gathered at a time.
 
     That is two decoder layers (one runs, the next is on its way) with embedding and head; or a small model.
+    Adapters are counted as if all of them were gathered at once.
     """
     small = size.parameters <= SMALL
     weights = size.parameters if small else size.root + 2 * max(size.layers)
     gradients = size.parameters if small else size.root + max(size.layers)
+    if model.train and model.train["lora"]:
+        gradients = trained_parameters(size, model)
+        weights += gradients
     return weights * width + (gradients * (width + MASTER) if update else 0)

@@ -48,13 +48,17 @@ class Serve(Section):
     """The engine that generates with the model."""
 
     engine: Literal["transformers", "sglang"] = Field(
-        default="transformers", description="which engine it is; sglang can be planned, and not yet run."
+        default="transformers", description="which engine it is; sglang runs in servers of its own."
     )
     pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of weights and computation."
     )
     max_rows: Count = Field(default=1024, description="samples that one engine generates at a time.")
+    cache_tokens: Count | None = Field(
+        default=None,
+        description="tokens whose keys and values one engine holds; null: 524,288, of sglang 65,536.",
+    )
     sync_folder: str | None = Field(
         default=None,
         description="a folder that both pools see, through which weights reach an engine on another pool; "
@@ -62,6 +66,18 @@ class Serve(Section):
     )
     tensor_parallel: Count = Field(
         default=1, description="devices of a host that one engine spans; transformers: 1."
+    )
+
+
+class Lora(Section):
+    """Low-rank adapters, which train in place of the model's weights (LoRA, arXiv 2106.09685)."""
+
+    rank: Count = Field(default=16, description="of the two matrices whose product is added to a weight.")
+    alpha: Positive = Field(default=32.0, description="the product is scaled by alpha / rank.")
+    targets: Literal["all-linear"] | list[str] = Field(
+        default="all-linear",
+        description="the last names of the decoder's linear layers that get one, such as q_proj, or "
+        "all-linear; in a mixture of experts attention's alone.",
     )
 
 
@@ -77,6 +93,12 @@ class Train(Section):
     recompute: bool = Field(
         default=False,
         description="compute activations again in the backward pass: less memory, a third more work.",
+    )
+    lora: Lora | None = Field(
+        default=None, description="train adapters in place of the weights; null: the weights themselves."
+    )
+    compile: bool = Field(
+        default=False, description="compile the decoder layers by torch.compile, for any batch and length."
     )
 
 
@@ -117,6 +139,18 @@ class Schedule(Section):
     )
     save_every: Natural = Field(default=0, description="iterations between checkpoints; 0: only at the end.")
     keep: Count = Field(default=2, description="checkpoints that stay on disk.")
+    restarts: Natural = Field(
+        default=0,
+        description="how often a run whose worker or host is lost starts its workers anew and resumes. Above "
+        "0, a checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and "
+        "replaced by the next; those of `save_every` stay.",
+    )
+    on_nan: Literal["skip", "stop", "dump"] = Field(
+        default="skip",
+        description="what an update does whose gradient is not finite: skip, it leaves out that optimizer "
+        "step and counts it in the metric `skipped`; stop, the run ends there, as where a loss is not "
+        "finite; dump, as stop, and the rows of the micro-batch are written to the run's `dumps/`.",
+    )
     timeout: Positive = Field(default=3600.0, description="seconds that one step may take.")
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.fsdp.tally import over_ranks
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,37 @@ def micro_batches(
     return [
         _micro_batch({name: cut(column, subset[rows]) for name, column in columns.items()}, device)
         for rows in micro_batch_rows(lengths[subset], budget)
+    ]
+
+
+def mini_batches(
+    columns: Mapping[str, Any],
+    rows: torch.Tensor,
+    total_rows: int,
+    minibatches: int,
+    budget: int,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> list[MiniBatch]:
+    """This rank's part of each mini-batch, with counts over all ranks. A collective.
+
+    Args:
+        columns: of this rank's rows.
+        rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
+        total_rows: see ``minibatch_rows``, as ``minibatches``.
+        budget: tokens of a micro-batch, padding included.
+        device: where the micro-batches are placed.
+        group: the ranks.
+    """
+    mine = minibatch_rows(rows, total_rows, minibatches)
+    batches = [micro_batches(columns, budget, device, subset) for subset in mine]
+    tokens = columns["loss_mask"].sum()
+    counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
+    ranks = over_ranks(torch.tensor(counts), group, device)  # [ranks, minibatches, 3]
+    sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
+    return [
+        MiniBatch(b, Totals(tokens=n, sequences=k), passes)
+        for b, (n, k, _), passes in zip(batches, sums, most, strict=True)
     ]
 
 

@@ -1,53 +1,108 @@
-"""Save and load a sharded model with its optimizer, and export it for Hugging Face.
+"""Save and load what trains: parameters, optimizer and schedule; and export a model for Hugging Face.
 
-A checkpoint written by any number of ranks loads on any other (torch.distributed.checkpoint).
+Each rank copies its shards to host memory and writes them from a thread, to a file of its own::
+
+    shard-00000-of-00002.safetensors    model.NAME, exp_avg.NAME, exp_avg_sq.NAME: rank 0's rows of each
+    shard-00001-of-00002.safetensors
+    state.json                          ranks, full shapes, optimizer step counts, the schedule: by rank 0
+
+Nobody waits for anybody in it, so a checkpoint is whole once every rank has finished: the runtime commits the
+folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the last; so any number of ranks can
+read the rows that it owns out of what any other number wrote.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.tensor import DTensor
 
 from rlgraph.runtime.fsdp.load import quiet
 
-Scheduler = torch.optim.lr_scheduler.LRScheduler
+Named = Mapping[str, torch.Tensor]
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
-def save_state(
-    directory: str,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    scheduler: Scheduler | None,
-    group: dist.ProcessGroup,
-) -> None:
-    """Write parameters and, of a model that trains, optimizer and schedule. Every rank calls it."""
-    dcp.save(_state(model, optimizer, scheduler), checkpoint_id=directory, process_group=group)
+class Saves:
+    """Writes checkpoints in the background, one at a time."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def begin(self, directory: str, tensors: Named, state: Mapping[str, Any]) -> None:
+        """Copy this rank's part to host memory, and return while it is written.
+
+        Raises:
+            OSError, safetensors.SafetensorError: the save before could not be written.
+        """
+        self.finish()
+        rank, ranks = self.group.rank(), self.group.size()
+        copies = {name: _local(t).detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        text = json.dumps({"ranks": ranks, "shapes": shapes, **state}) if rank == 0 else ""
+        self._pending = self._thread.submit(_write, Path(directory), rank, ranks, copies, text)
+
+    def finish(self) -> None:
+        """Wait until this rank's part is on disk.
+
+        Raises:
+            OSError, safetensors.SafetensorError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
+def training_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a checkpoint holds: this rank's tensors by name, and what is the same on every rank."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _start(optimizer)
+    moments = {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS for name, p in trained.items()}
+    steps = {name: float(optimizer.state[p]["step"]) for name, p in trained.items()}
+    rates = [group["lr"] for group in optimizer.param_groups]
+    state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict()}
+    return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
+
+
+@torch.no_grad()
 def load_state(
     directory: str,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    scheduler: Scheduler | None,
-    group: dist.ProcessGroup,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """Read what ``save_state`` wrote into a model of the same shape. Every rank calls it."""
-    state = _state(model, optimizer, scheduler)
-    dcp.load(state, checkpoint_id=directory, process_group=group)
-    set_model_state_dict(model, state["model"])
-    if optimizer is not None and scheduler is not None:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
+    """Read what ``Saves`` wrote of a model of the same shape, on any number of ranks.
+
+    Raises:
+        FileNotFoundError: the checkpoint is not whole.
+        ValueError: it is one of another model.
+    """
+    tensors, _ = training_state(model, optimizer, scheduler)
+    state = json.loads((Path(directory) / "state.json").read_text(encoding="utf-8"))
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if wrong := sorted(n for n in {**shapes, **state["shapes"]} if shapes.get(n) != state["shapes"].get(n)):
+        raise ValueError(
+            f"{directory} is a checkpoint of another model: {wrong[0]} is "
+            f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
+        )
+    _read(Path(directory), state["ranks"], tensors)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            optimizer.state[p]["step"].fill_(state["steps"][name])
+    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
+        group["lr"] = rate
+    scheduler.load_state_dict(state["schedule"])
 
 
 def write_pretrained(
@@ -61,15 +116,62 @@ def write_pretrained(
         AutoTokenizer.from_pretrained(tokenizer).save_pretrained(directory)
 
 
-def _state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Scheduler | None
-) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": get_model_state_dict(model)}
-    if optimizer is not None and scheduler is not None:
-        _start(optimizer)
-        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
-        state["scheduler"] = scheduler.state_dict()
-    return state
+def _write(directory: Path, rank: int, ranks: int, tensors: dict[str, torch.Tensor], state: str) -> None:
+    """Write a rank's part, down to the disk."""
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    written = [directory / _shard(rank, ranks)]
+    save_file(tensors, written[0])
+    if state:
+        written.append(directory / "state.json")
+        written[1].write_text(state, encoding="utf-8")
+    for path in (*written, directory):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def _read(directory: Path, ranks: int, tensors: Named) -> None:
+    """Fill this rank's rows of each tensor from the shards that hold them."""
+    from safetensors import safe_open
+
+    for rank in range(ranks):
+        with safe_open(directory / _shard(rank, ranks), "pt") as shard:
+            for name, tensor in tensors.items():
+                for there, here in _shared(tensor, rank, ranks):
+                    _local(tensor)[here].copy_(shard.get_slice(name)[there])
+
+
+def _shared(tensor: torch.Tensor, rank: int, ranks: int) -> Iterator[tuple[slice, slice]]:
+    """The rows that a tensor's shard of ``rank`` of ``ranks`` and this rank's have in common, in each."""
+    rows = tensor.shape[0]
+    start, stop = _rows(rows, rank, ranks)
+    first, last = 0, rows
+    if isinstance(tensor, DTensor):
+        first, last = _rows(rows, tensor.device_mesh.get_local_rank(), tensor.device_mesh.size())
+    low, high = max(start, first), min(stop, last)
+    if low < high:
+        yield slice(low - start, high - start), slice(low - first, high - first)
+
+
+def _rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """From which row on to which a rank has them, as FSDP2 shards.
+
+    Example:
+        >>> [_rows(5, rank, 4) for rank in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    most = -(-rows // ranks)
+    return min(rows, rank * most), min(rows, (rank + 1) * most)
+
+
+def _shard(rank: int, ranks: int) -> str:
+    return f"shard-{rank:05}-of-{ranks:05}.safetensors"
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _start(optimizer: torch.optim.Optimizer) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlgraph.engines import Batch, Objective, Totals
+from rlgraph.engines import Batch, Objective
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.fsdp import checkpoint
-from rlgraph.runtime.fsdp.batching import MicroBatch, MiniBatch, micro_batches, minibatch_rows, placeholder
-from rlgraph.runtime.fsdp.gather import gather_full
+from rlgraph.runtime.fsdp import lora as adapters
+from rlgraph.runtime.fsdp.batching import MicroBatch, MiniBatch, micro_batches, mini_batches, placeholder
+from rlgraph.runtime.fsdp.gather import apart, gather_full
 from rlgraph.runtime.fsdp.load import Head, load_sharded
+from rlgraph.runtime.fsdp.lora import LoraOptions
 from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, clip_gradients, make_optimizer
 from rlgraph.runtime.fsdp.residency import Residency, optimizer_tensors
-from rlgraph.runtime.fsdp.scoring import Entropy, forward, token_scores
-from rlgraph.runtime.fsdp.tally import Tally
+from rlgraph.runtime.fsdp.scoring import Entropy, values
+from rlgraph.runtime.fsdp.shards import gathered, reduce_with_the_last
+from rlgraph.runtime.fsdp.tally import Tally, over_ranks
 
 SMALL = 2**26  # parameters: gathered whole they take 256 MiB in float32, and their gradients as much
 
@@ -45,6 +49,8 @@ class FsdpEngine:
         mesh: DeviceMesh | None = None,
         reshard: bool | None = None,
         recompute: bool = False,
+        lora: Mapping[str, Any] | None = None,
+        compile: bool = False,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised.
 
@@ -61,14 +67,18 @@ class FsdpEngine:
             reshard: free each decoder layer's gathered parameters after use and reduce gradients with every
                 micro-batch; by default only for models of more than ``SMALL`` parameters.
             recompute: run each decoder layer again in the backward pass rather than keep its activations.
+            lora: train low-rank adapters alone, see ``LoraOptions``; all else is held in ``dtype``.
+            compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
 
         Raises:
-            ValueError: an unknown or missing optimizer option, or weights that the directory lacks.
+            ValueError: an unknown or missing optimizer option, weights that the directory lacks, or a layer
+                to adapt that the model lacks.
         """
         self.path, self.head, self.micro_tokens = path, head, micro_tokens
         self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
         self.group = self.mesh.get_group()
         self.device = torch.device(device)
+        self.lora = LoraOptions(**lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self.model, self.shards, self.reshard = load_sharded(
             path,
@@ -80,8 +90,10 @@ class FsdpEngine:
             reshard=reshard,
             small=SMALL,
             recompute=recompute,
+            adapter=self.lora,
+            compiled=compile,
         )
-        self.projection = self.model.get_output_embeddings()
+        self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
         if not frozen:
@@ -89,6 +101,7 @@ class FsdpEngine:
             self.optimizer, self.scheduler = make_optimizer(self.parameters, self.options)
         parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
         self.residency = Residency(path, self.device, parts)
+        self.saves = checkpoint.Saves(self.group)
 
     @property
     def away(self) -> frozenset[str]:
@@ -118,11 +131,17 @@ class FsdpEngine:
         """
         self.residency.reload(parts)
 
-    def logprobs(self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0) -> Ragged:
-        """Log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
+    def logprobs(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+    ) -> Ragged:
+        """Log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
+
+        Without its ``adapter``, a model that trains one is the model it started from.
+        """
         assert self.head == "lm", "a value head has no log-probs"
         self.residency.need(["parameters"], "logprobs")
-        return self._score(tokens, loss_mask, temperature)
+        with adapters.without([] if adapter else self.adapted.values()):
+            return self._score(tokens, loss_mask, temperature)
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
         """The value before each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
@@ -151,8 +170,9 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         tally = Tally()
-        plan = [m for m in self._minibatches(columns, rows, total_rows, minibatches) if m.totals.tokens]
-        for minibatch in plan * epochs:
+        where = (self.micro_tokens, self.device, self.group)
+        plan = mini_batches(columns, rows, total_rows, minibatches, *where)
+        for minibatch in [m for m in plan if m.totals.tokens] * epochs:
             self._accumulate(minibatch, objective, temperature, entropy, tally)
             self._step(tally)
         return tally.means(self.group)
@@ -160,47 +180,83 @@ class FsdpEngine:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter in full, under its Hugging Face name, tied ones once; then persistent buffers.
 
-        Collective: every rank must take all of them.
+        Adapters are merged into their weights. Collective: every rank must take all of them.
 
         Raises:
             RuntimeError: the parameters are offloaded.
         """
         self.residency.need(["parameters"], "weights")
-        parameters = [(name, p.detach()) for name, p in self.model.named_parameters()]
+        parameters = ((name, apart(p.detach())) for name, p in self.model.named_parameters())
         persistent = self.model.state_dict().keys()
-        buffers = [(name, b) for name, b in self.model.named_buffers() if name in persistent]
-        return gather_full([*parameters, *buffers], self.group)
+        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in persistent)
+        full = gather_full(chain(parameters, buffers), self.group)
+        return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
+
+    def begin_save(self, directory: str) -> None:
+        """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
+
+        The directory is whole when ``finish_save`` has returned on every rank; until then the engine may do
+        anything but ``load``. A frozen model has nothing to write. What is offloaded comes back for the copy,
+        and goes again; so it does for ``load`` and ``export``.
+
+        Raises:
+            OSError, safetensors.SafetensorError: the save before could not be written.
+        """
+        if self.optimizer is not None:
+            with self.residency.back():
+                state = checkpoint.training_state(self.model, self.optimizer, self.scheduler)
+                self.saves.begin(directory, *state)
+
+    def finish_save(self) -> None:
+        """Wait for what ``begin_save`` began, if anything.
+
+        Raises:
+            OSError, safetensors.SafetensorError: it could not be written.
+        """
+        self.saves.finish()
 
     def save(self, directory: str) -> None:
-        """Write parameters, optimizer and schedule, sharded; any number of ranks can load them.
-
-        What is offloaded comes back for it, and goes again; so it does for ``load`` and ``export``.
-        """
-        with self.residency.back():
-            checkpoint.save_state(directory, self.model, self.optimizer, self.scheduler, self.group)
+        """``begin_save`` and ``finish_save``: any number of ranks can load it once it has returned on all."""
+        self.begin_save(directory)
+        self.finish_save()
 
     def load(self, directory: str) -> None:
-        """Read what ``save`` wrote."""
-        with self.residency.back():
-            self.residency.changed(["parameters", "optimizer"])
-            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.group)
+        """Read what ``save`` wrote, on any number of ranks. A frozen model has nothing to read.
+
+        Raises:
+            FileNotFoundError: the checkpoint is not whole.
+            OSError, safetensors.SafetensorError: the save before could not be written.
+            ValueError: it is one of another model.
+        """
+        self.finish_save()
+        if self.optimizer is not None:
+            with self.residency.back():
+                self.residency.changed(["parameters", "optimizer"])
+                checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
 
     def export(self, directory: str) -> None:
-        """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns."""
+        """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns.
+
+        Adapters are merged in it, and lie by themselves in its folder ``adapter``, as peft reads them.
+        """
         first = self.group.rank() == 0
         with self.residency.back():
             weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
+            own = ((n, p.detach()) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
+            adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.group) if first}
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.path)
+        if first and self.lora:
+            adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path)
         dist.barrier(self.group)
 
     def _score(self, tokens: Ragged, loss_mask: Ragged, temperature: float) -> Ragged:
         place = tokens.like(torch.arange(len(tokens.values)))
         columns = {"tokens": tokens, "loss_mask": loss_mask, "place": place}
         batches = micro_batches(columns, self.micro_tokens, self.device)
-        passes = int(self._over_ranks(torch.tensor([len(batches)])).max())
+        passes = int(over_ranks(torch.tensor([len(batches)]), self.group, self.device).max())
         out = torch.zeros(len(tokens.values))
-        with torch.no_grad(), self._gathered():
+        with torch.no_grad(), gathered(self.shards):
             for batch in batches:
                 scores, _ = self._scores(batch, temperature, "none")
                 out[batch.columns["place"].values[batch.places].cpu()] = scores.cpu()
@@ -211,31 +267,17 @@ class FsdpEngine:
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logits = forward(self.model, batch, self.projection)
         if self.head == "value":
-            return logits.squeeze(1).float(), None
-        return token_scores(logits, batch.labels, temperature, entropy)
-
-    def _minibatches(
-        self, columns: Batch, rows: torch.Tensor, total_rows: int, minibatches: int
-    ) -> list[MiniBatch]:
-        mine = minibatch_rows(rows, total_rows, minibatches)
-        batches = [micro_batches(columns, self.micro_tokens, self.device, subset) for subset in mine]
-        tokens = columns["loss_mask"].sum()
-        counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
-        ranks = self._over_ranks(torch.tensor(counts))  # [ranks, minibatches, 3]
-        sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
-        return [
-            MiniBatch(b, Totals(tokens=n, sequences=k), passes)
-            for b, (n, k, _), passes in zip(batches, sums, most, strict=True)
-        ]
+            return values(self.model, batch), None
+        return self.model.token_scores(batch, temperature, entropy)
 
     def _accumulate(
         self, minibatch: MiniBatch, objective: Objective, temperature: float, entropy: bool, tally: Tally
     ) -> None:
-        with self._gathered():
+        with gathered(self.shards):
             for index in range(minibatch.passes):
-                self._sync_gradients(last=index == minibatch.passes - 1)
+                if not self.reshard:
+                    reduce_with_the_last(self.shards, index == minibatch.passes - 1)
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
                     loss, metrics = objective(batch, minibatch.totals)
@@ -262,33 +304,3 @@ class FsdpEngine:
         else:
             tally.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _sync_gradients(self, last: bool) -> None:
-        """Of a model that is gathered whole, reduce gradients once a mini-batch; else with every micro-batch,
-        so that a rank never holds more full gradients than one layer's.
-        """
-        for shard in self.shards if not self.reshard else []:
-            shard.set_requires_gradient_sync(last, recurse=False)
-            shard.set_reshard_after_backward(last, recurse=False)
-            shard.set_is_last_backward(last)
-
-    @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        """Forward passes that may share gathered parameters; what is still gathered is freed after them.
-
-        Else the module would hold its full parameters, which an optimizer step on the shards does not reach.
-        """
-        try:
-            yield
-        finally:
-            for shard in self.shards:
-                shard.reshard()
-
-    def _over_ranks(self, counts: torch.Tensor) -> torch.Tensor:
-        """Every rank's counts: ``[ranks, ...]``."""
-        if self.group.size() == 1:
-            return counts[None]
-        own = counts.to(self.device)
-        ranks = [torch.empty_like(own) for _ in range(self.group.size())]
-        dist.all_gather(ranks, own, group=self.group)
-        return torch.stack(ranks).cpu()

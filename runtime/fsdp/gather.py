@@ -26,6 +26,11 @@ def gather_full(tensors: Iterable[Named], group: dist.ProcessGroup, bucket: int 
         )
 
 
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A shard as it is, as it is gathered into new memory; a copy of what is whole."""
+    return tensor if isinstance(tensor, DTensor) else tensor.clone()
+
+
 def _buckets(tensors: Iterable[Named], bucket: int) -> Iterator[list[Named]]:
     part: list[Named] = []
     size = 0

@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from rlgraph.runtime.fsdp import pretrained
+from rlgraph.runtime.fsdp import lora, pretrained, scoring
+from rlgraph.runtime.fsdp.lora import LoraOptions
 
 Head = Literal["lm", "value"]
 
@@ -28,6 +29,8 @@ def load_sharded(
     reshard: bool | None,
     small: int,
     recompute: bool,
+    adapter: LoraOptions | None = None,
+    compiled: bool = False,
 ) -> tuple[torch.nn.Module, list[FSDPModule], bool]:
     """A model sharded over the ranks of a mesh; where its files allow, each rank reads its rows alone.
 
@@ -41,14 +44,17 @@ def load_sharded(
         reshard: see ``shard_model``; None: unless the model is small.
         small: parameters that a small model has at most.
         recompute: whether ``recompute_layers``, unless frozen.
+        adapter: train only low-rank adapters, and a value head; the rest is held in ``compute``.
+        compiled: whether ``compile_layers``.
 
     Returns:
         The model, the modules that gather their parameters together, and whether they reshard.
 
     Raises:
-        ValueError: the directory lacks weights other than a value head's, or has them in another shape.
+        ValueError: the directory lacks weights other than a value head's, or has them in another shape; or
+            the adapter names layers that there are not.
     """
-    dtype, new = compute if frozen else torch.float32, () if head == "lm" else pretrained.NEW_HEAD
+    dtype, new = compute if frozen or adapter else torch.float32, () if head == "lm" else pretrained.NEW_HEAD
     with quiet(), torch.random.fork_rng(devices=[]):
         files = pretrained.weights_of(path)
         model = pretrained.shape_of(path, *_classes(head), dtype)
@@ -58,16 +64,31 @@ def load_sharded(
             pretrained.compute_the_rest(model, files, seed)
         else:
             model = load_model(path, head=head, seed=seed, dtype=dtype)
+        if adapter:
+            lora.add_adapters(model, decoder_layers(model), adapter, seed)
     model.register_forward_hook(_own_logits)
     # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
-    model.eval().requires_grad_(not frozen)
+    model.eval()
+    for name, parameter in model.named_parameters():
+        trains = adapter is None or lora.is_adapter(name) or name.startswith(new)
+        parameter.requires_grad_(trains and not frozen)
+        if adapter and trains:
+            parameter.data = parameter.data.float()
+    if compiled:
+        compile_layers(model)
     if recompute and not frozen:
         recompute_layers(model)
     if reshard is None:
         reshard = sum(p.numel() for p in model.parameters()) > small
-    shards = shard_model(model, mesh, reshard=reshard, compute=compute)
+    # alone, there is nothing to gather: FSDP2 would hold every parameter a second time
+    alone = mesh.size() == 1 and all(p.dtype == compute for p in model.parameters())
+    shards = [] if alone else shard_model(model, mesh, reshard=reshard, compute=compute)
+    if head == "lm":
+        scoring.prepare(model)
     if direct:
         pretrained.fill(model, files, torch.device(mesh.device_type))
+    if alone:
+        model.to(mesh.device_type)
     return model, shards, reshard
 
 
@@ -133,10 +154,8 @@ def shard_model(
     Returns:
         The modules that gather their parameters together, the root last.
     """
-    masters = next(model.parameters()).dtype
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if compute == masters else compute, reduce_dtype=torch.float32
-    )
+    as_held = all(p.dtype == compute for p in model.parameters())
+    policy = MixedPrecisionPolicy(param_dtype=None if as_held else compute, reduce_dtype=torch.float32)
     groups = [*(decoder_layers(model) if reshard else []), model]
     # None frees all but the root, whose embeddings and head the backward pass wants at once.
     after_forward = None if reshard else False
@@ -158,6 +177,15 @@ def recompute_layers(model: torch.nn.Module) -> None:
     """
     for layer in decoder_layers(model):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Compile the ``forward`` of each decoder layer (torch.compile) for any batch and length.
+
+    All layers of a kind share what is compiled. FSDP2's hooks stay outside of it, as does what runs again.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from rlgraph.runtime.fsdp.lora import base_name
+
 NEW_HEAD = ("score", "classifier")  # what transformers calls a value head
 
 
@@ -135,15 +137,16 @@ def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[st
 
 
 def fill(model: torch.nn.Module, files: Files, device: torch.device) -> None:
-    """Give a sharded model memory for this rank's shards, and read them from the files.
+    """Give a model memory for its parameters, or for this rank's shards, and read them from the files.
 
     Tied parameters stay one. What has memory already, such as a new head, is left as it is.
     """
     held: dict[int, torch.Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
-        if name in files:
-            held[id(tensor)] = _read(tensor, files[name].file, name, device)
+        stored = base_name(name)
+        if stored in files:
+            held[id(tensor)] = _read(tensor, files[stored].file, stored, device)
     model.load_state_dict({name: held.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
 
 
@@ -155,13 +158,16 @@ def listed(names: list[str], most: int = 5) -> str:
 
 @torch.no_grad()
 def _read(tensor: torch.Tensor, file: str, name: str, device: torch.device) -> torch.Tensor:
-    """A buffer in place; of a sharded parameter this rank's rows, as a new one.
+    """A buffer in place; a parameter as a new one, of a sharded one this rank's rows.
 
     Each weight opens the file anew: closed, it no longer counts as this process's memory.
     """
     from safetensors import safe_open
 
     with safe_open(file, "pt") as weights:
+        if tensor.is_meta and not isinstance(tensor, DTensor):
+            whole = torch.empty_like(tensor, device=device).copy_(weights.get_tensor(name))
+            return torch.nn.Parameter(whole, requires_grad=tensor.requires_grad)
         if not isinstance(tensor, DTensor):
             return tensor.copy_(weights.get_tensor(name))
         local = tensor.to_local()

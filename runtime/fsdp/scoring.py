@@ -1,74 +1,196 @@
 """Log-probs, entropies and values of a micro-batch's scored tokens.
 
-Shapes: ``[scored]`` is one entry for each token that wants a score; ``[scored, vocabulary]`` its logits.
+Logits exist for one chunk of scored tokens at a time, in the pass without gradients and in the update: what
+is kept for the backward pass is hidden states, from which a chunk's logits are computed again.
+
+Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, hidden]`` the last hidden
+state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from rlgraph.runtime.fsdp.batching import MicroBatch
 
 Entropy = Literal["none", "detached", "differentiable"]
+Scores = tuple[torch.Tensor, torch.Tensor | None]
 
-CHUNK = 2**26  # numbers of one float32 copy of the logits: 256 MiB
-
-
-def forward(model: torch.nn.Module, batch: MicroBatch, head: torch.nn.Module | None) -> torch.Tensor:
-    """The model's own output where the next token is scored: ``[scored, vocabulary]``, or ``[scored, 1]``.
-
-    Args:
-        model: called as a whole, so that what it does behind its head (soft caps, scales) is done.
-        batch: ``keep`` marks the positions.
-        head: the layer that projects onto the vocabulary, which then sees no other position; None for all.
-    """
-    if head is None:
-        logits: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
-        return logits[batch.keep]
-    handle = head.register_forward_pre_hook(lambda _, hidden: (hidden[0][batch.keep],))
-    try:
-        projected: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
-    finally:
-        handle.remove()
-    return projected
+CHUNK = 2**26  # numbers of a chunk's logits, or one token's if they are more: 256 MiB in float32
 
 
-def token_scores(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: Entropy, chunk: int = CHUNK
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-prob of each label, and the entropy of each distribution in nats.
+def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """What a value head says before each scored token: float32 ``[scored]``."""
+    out: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
+    return out[batch.keep].squeeze(1).float()
 
-    ``log softmax(logits / temperature)[label]``, in float32 and in chunks; where there are several, a chunk's
-    float32 copy is made again in the backward pass rather than kept.
+
+def prepare(model: FSDPModule) -> None:
+    """Give a sharded language model a method ``token_scores``: the function, with its parameters gathered."""
+    module = cast(Any, model)
+    module.token_scores = partial(token_scores, module)
+    register_fsdp_forward_method(module, "token_scores")
+
+
+def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
+    """Log-prob of each scored token, and the entropy of the distribution that it is drawn from, in nats.
+
+    ``log softmax(logits / temperature)[label]``, at least in float32.
 
     Args:
-        logits: ``[scored, vocabulary]``.
-        labels: int64 ``[scored]``.
+        model: a transformers model with a head over the vocabulary.
+        batch: ``keep`` marks the positions whose next token is scored.
         temperature: what the logits are divided by.
         entropy: whether to compute it, and whether gradients flow through it.
-        chunk: numbers of the logits that are in float32 at once.
 
     Returns:
-        float32 ``[scored]`` each; None for an entropy that was not asked for.
+        ``[scored]`` each; None for an entropy that was not asked for.
     """
-    chunks = list(zip(*(t.split(max(1, chunk // logits.shape[1])) for t in (logits, labels)), strict=True))
-    if len(chunks) == 1:
-        return _chunk_scores(logits, labels, temperature, entropy)
-    scores = [checkpoint(_chunk_scores, *part, temperature, entropy, use_reentrant=False) for part in chunks]
-    entropies = [h for _, h in scores if h is not None]
-    return torch.cat([logprob for logprob, _ in scores]), torch.cat(entropies) if entropies else None
+    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.keep]
+    rows = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    weights = _trained_outside(model)
+    return cast(Scores, _Scores.apply(model, rows, temperature, entropy, batch.labels, hidden, *weights))
 
 
-def _chunk_scores(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: Entropy
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    log_p = torch.log_softmax(scaled, dim=-1)
-    chosen = log_p.gather(1, labels[:, None]).squeeze(1)
-    if entropy == "none":
-        return chosen, None
-    log_p = log_p if entropy == "differentiable" else log_p.detach()
-    return chosen, -(log_p.exp() * log_p).sum(-1)
+def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The model's own logits ``[chunk, vocabulary]`` of hidden states ``[chunk, hidden]``.
+
+    It is the model's ``forward`` that runs, so that what it does behind its head (soft caps, scales) is done;
+    in place of its decoder stands a function that returns the hidden states.
+    """
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    decoder = model.base_model
+    decoder.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+    try:
+        logits: torch.Tensor = type(model).forward(model, use_cache=False).logits.squeeze(0)
+    finally:
+        del decoder.forward
+    return logits
+
+
+class _Scores(torch.autograd.Function):
+    """Scores chunk by chunk; the backward pass computes a chunk's logits once more, and their gradient.
+
+    With p the softmax and H its entropy, d log p_y / dx = 1_y - p and dH / dx = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        model: Any,
+        rows: int,
+        temperature: float,
+        entropy: Entropy,
+        labels: torch.Tensor,
+        hidden: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> Scores:
+        parts = [
+            _chunk_scores(logits_of(model, h), y, temperature, entropy != "none")
+            for h, y in zip(hidden.split(rows), labels.split(rows), strict=True)
+        ]
+        entropies = torch.cat([h for _, h in parts if h is not None]) if entropy != "none" else None
+        ctx.save_for_backward(labels, hidden)
+        ctx.settings = (model, rows, temperature)
+        ctx.set_materialize_grads(False)
+        if entropy == "detached":
+            ctx.mark_non_differentiable(entropies)
+        return torch.cat([logprobs for logprobs, _ in parts]), entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: torch.Tensor | None, by_entropy: torch.Tensor | None) -> Any:
+        labels, hidden = ctx.saved_tensors
+        if by_logprob is None:
+            by_logprob = torch.zeros_like(labels, dtype=_wide(hidden))
+        model, rows, temperature = ctx.settings
+        by_hidden, by_weights = torch.empty_like(hidden), list[torch.Tensor]()
+        for start in range(0, max(1, len(hidden)), rows):
+            part = slice(start, start + rows)
+            h = None if by_entropy is None else by_entropy[part]
+            by_hidden[part], *terms = _chunk_gradients(
+                model, hidden[part], labels[part], temperature, by_logprob[part], h
+            )
+            if by_weights:
+                by_weights = [_plus(total, term) for total, term in zip(by_weights, terms, strict=True)]
+            else:
+                by_weights = terms
+        weights = _trained_outside(model)
+        rounded = [total.to(w.dtype) for total, w in zip(by_weights, weights, strict=True)]
+        return None, None, None, None, None, by_hidden, *rounded
+
+
+def _chunk_gradients(
+    model: Any,
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    by_logprob: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """The gradient of a chunk's hidden states, and what it adds to those of the head's weights."""
+    with torch.enable_grad():
+        leaf = hidden.detach().requires_grad_()
+        logits = logits_of(model, leaf)
+    slope = _slope(logits.detach(), labels, temperature, by_logprob, by_entropy)
+    return torch.autograd.grad(logits, [leaf, *_trained_outside(model)], slope)
+
+
+def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
+    """A sum over chunks, at least in float32: rounded to the weight's data type only once."""
+    return total.to(_wide(total)).add_(term)
+
+
+def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool) -> Scores:
+    """Scores of one chunk, in the memory of its logits; an entropy takes as much again."""
+    x = logits.to(_wide(logits))
+    if temperature != 1.0:
+        x.div_(temperature)
+    x.sub_(x.amax(-1, keepdim=True))
+    chosen = x.gather(1, labels[:, None]).squeeze(1)
+    if not entropy:
+        return chosen.sub_(x.exp_().sum(-1).log_()), None
+    exponentials = x.exp()
+    total = exponentials.sum(-1)
+    mean = x.mul_(exponentials).sum(-1) / total
+    return chosen.sub_(total.log()), total.log() - mean
+
+
+def _slope(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    by_logprob: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradient of a chunk's logits ``[chunk, vocabulary]``, from those of its log-probs and entropies."""
+    x = logits.to(_wide(logits))
+    x = x if temperature == 1.0 else x / temperature
+    if by_entropy is None:
+        p = torch.softmax(x, -1)
+        del x
+        p.mul_(-by_logprob[:, None])
+    else:
+        log_p = torch.log_softmax(x, -1)
+        del x
+        p = log_p.exp()
+        log_p.sub_(torch.linalg.vecdot(p, log_p)[:, None])
+        p.mul_(log_p.mul_(-by_entropy[:, None]).sub_(by_logprob[:, None]))
+    p.scatter_add_(1, labels[:, None], by_logprob[:, None])
+    return p.div_(temperature).to(logits.dtype)
+
+
+def _trained_outside(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that train outside the decoder: the head's, be it tied to the embeddings or not."""
+    outside = [child for child in model.children() if child is not model.base_model]
+    return [p for child in outside for p in child.parameters() if p.requires_grad]
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

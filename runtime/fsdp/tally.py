@@ -58,5 +58,15 @@ class Tally:
         }
 
 
+def over_ranks(counts: torch.Tensor, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    """Every rank's counts, on the host: ``[ranks, ...]``. A collective on ``device``."""
+    if group.size() == 1:
+        return counts[None]
+    own = counts.to(device)
+    ranks = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(ranks, own, group=group)
+    return torch.stack(ranks).cpu()
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -15,7 +15,6 @@ from rlgraph.runtime.fsdp.batching import (
     placeholder,
     scored,
 )
-from rlgraph.runtime.fsdp.scoring import token_scores
 
 CPU = torch.device("cpu")
 TOKENS = Ragged.of([[5, 6, 7, 8, 9], [1, 2, 3], [4]])
@@ -84,26 +83,3 @@ def test_rows_without_tokens_pass() -> None:
 
 def test_the_placeholder_scores_one_token() -> None:
     assert placeholder(CPU).keep.tolist() == [[True]]
-
-
-@pytest.mark.parametrize("entropy", ["none", "detached", "differentiable"])
-def test_chunks_change_neither_scores_nor_gradients(entropy: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(17, 11, generator=generator)
-    labels = torch.randint(0, 11, (17,), generator=generator)
-    found = []
-    for chunk in (17 * 11, 3 * 11):
-        leaf = logits.clone().requires_grad_()
-        logprobs, entropies = token_scores(leaf, labels, 0.7, entropy, chunk)  # type: ignore[arg-type]
-        (logprobs.sum() + (entropies.sum() if entropy == "differentiable" else 0.0)).backward()
-        found.append([t for t in (logprobs, entropies, leaf.grad) if t is not None])
-    torch.testing.assert_close(found[0], found[1])
-
-
-def test_scores_are_those_of_the_categorical_distribution() -> None:
-    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
-    labels = torch.tensor([0, 6, 3, 3, 1])
-    logprobs, entropies = token_scores(logits, labels, 2.0, "detached")
-    distribution = torch.distributions.Categorical(logits=logits / 2.0)
-    torch.testing.assert_close(logprobs, distribution.log_prob(labels))
-    torch.testing.assert_close(entropies, distribution.entropy())

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.fsdp import scoring
 from rlgraph.runtime.fsdp.engine import FsdpEngine
 
 VOCAB, ROWS = 24, 13
@@ -146,6 +147,7 @@ def scenario(root: Path, micro_tokens: int = 16384) -> dict[str, Any]:
 def main(rank: int, world: int, root: Path) -> None:
     store = dist.FileStore(str(root / "store"), world)
     dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
+    scoring.CHUNK = 5 * VOCAB  # the head on five tokens at a time
     torch.save(scenario(root, micro_tokens=24), root / f"rank-{rank}.pt")
     dist.destroy_process_group()
 

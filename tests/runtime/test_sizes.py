@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
+from rlgraph.adapters import adapter_parameters
 from rlgraph.cost import BUCKET
 from rlgraph.cost import SMALL as SMALL_MODEL
 from rlgraph.memory import CACHED, CHUNK, PREFILL, layer_activations, logits_bytes
 from rlgraph.runtime.fsdp import engine, gather, scoring
-from rlgraph.runtime.fsdp.scoring import token_scores
+from rlgraph.runtime.fsdp.load import decoder_layers
+from rlgraph.runtime.fsdp.lora import LoraOptions, add_adapters, is_adapter
 from rlgraph.runtime.serve.transformers import TransformersEngine
 from rlgraph.sizes import CARDS, Config, Size, known_models, size_of
 from rlgraph.source import read
@@ -26,6 +28,7 @@ from rlgraph.source import read
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"vocab_size": 97, "tie_word_embeddings": False}
 TOKENS = 1024
+VOCABULARY = 997
 
 
 class Live(TorchDispatchMode):
@@ -109,26 +112,49 @@ def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("chunks", [1, 10])
+@pytest.mark.parametrize("chunks", [1, 8])
+@pytest.mark.parametrize("update", [False, True])
 def test_logits_are_bounded_by_what_is_counted(
-    chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    update: bool, chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunk = 97 * TOKENS // chunks
-    monkeypatch.setattr("rlgraph.memory.CHUNK", chunk)
-    hidden = torch.ones(TOKENS, 8, dtype=dtype, requires_grad=True)
-    head = torch.ones(97, 8, dtype=dtype, requires_grad=True)
+    for place in "rlgraph.memory.CHUNK", "rlgraph.runtime.fsdp.scoring.CHUNK":
+        monkeypatch.setattr(place, VOCABULARY * TOKENS // chunks)
+    shape = {**SMALL, "vocab_size": VOCABULARY, "hidden_size": 8, "num_hidden_layers": 1}
+    model = built("llama", shape).to(dtype)
+    hidden = torch.randn(TOKENS, 8, dtype=dtype, requires_grad=update)
     labels = torch.zeros(TOKENS, dtype=torch.int64)
-    live = Live([hidden, head, labels])
+    weights = [p.requires_grad_(update) for p in model.lm_head.parameters()]
+    live = Live([hidden, labels, *weights])
     with live:
-        scores, _ = token_scores(hidden @ head.T, labels, 1.0, "detached", chunk)
-        scores.sum().backward()
-    config = Config.model_validate({"model_type": "llama", **SMALL, "num_hidden_layers": 1})
-    predicted = logits_bytes(Size(config), dtype.itemsize, TOKENS, update=True)
-    assert 0.9 * live.peak <= predicted * 1.05 and live.peak <= predicted * 1.05
+        found = scoring._Scores.apply(
+            model, TOKENS // chunks, 0.7, "detached" if update else "none", labels, hidden, *weights
+        )
+        if update:
+            found[0].sum().backward()
+    size = Size(Config.model_validate({"model_type": "llama", **shape}))
+    predicted = logits_bytes(size, dtype.itemsize, TOKENS, update)
+    assert 0.85 * predicted <= live.peak <= 1.05 * predicted
+
+
+@pytest.mark.parametrize("head", ["lm", "value"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["o_proj"]])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3_moe"])
+def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any, head: str) -> None:
+    shape = {**SMALL, "num_hidden_layers": 2}
+    if kind == "qwen3_moe":
+        shape |= {"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
+        shape |= {"num_experts_per_tok": 2, "decoder_sparse_step": 1, "head_dim": 16}
+    with torch.device("meta"):
+        model = built(kind, shape, head)
+    add_adapters(model, decoder_layers(model), LoraOptions(rank=3, alpha=1.0, targets=targets), seed=0)
+    named = model.named_parameters()
+    found = sum(p.numel() for name, p in named if is_adapter(name) or name.startswith("score."))
+    size = Size(Config.model_validate({"model_type": kind, **shape}), head)
+    assert adapter_parameters(size, {"rank": 3, "targets": targets}) == found
 
 
 def test_constants_are_the_engines() -> None:
     defaults = inspect.signature(TransformersEngine).parameters
     assert (CHUNK, SMALL_MODEL, BUCKET) == (scoring.CHUNK, engine.SMALL, gather.BUCKET)
-    assert defaults["max_cached_tokens"].default == CACHED
+    assert defaults["max_cached_tokens"].default == CACHED["transformers"]
     assert defaults["prefill_tokens"].default == PREFILL

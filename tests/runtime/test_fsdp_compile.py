@@ -1,0 +1,52 @@
+"""Compiled decoder layers against the same layers as they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlgraph.engines import Totals
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.fsdp.engine import FsdpEngine
+
+compiler = pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on the CPU")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    shape = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "vocab_size": 13}
+    LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=1)).save_pretrained(tmp_path / "model")
+    yield str(tmp_path / "model")
+    dist.destroy_process_group()
+
+
+def columns() -> dict[str, Ragged]:
+    tokens = Ragged.of([[(5 * row + 3 * t) % 13 for t in range(4 + 3 * row)] for row in range(3)])
+    return {"tokens": tokens, "loss_mask": tokens.like(torch.ones(len(tokens.values), dtype=torch.bool))}
+
+
+def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
+    return -batch["logprobs"].values.sum() / totals.tokens, {}
+
+
+@compiler
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it is built from and looks at
+def test_compiled_layers_say_the_same_and_train_the_same(path: str) -> None:
+    found = []
+    for compiled in (False, True):
+        engine = FsdpEngine(
+            path, optimizer={"lr": 1e-2, "eps": 1e-3}, micro_tokens=10, compile=compiled, recompute=True
+        )
+        scores = engine.logprobs(**columns()).values
+        metrics = engine.update(columns(), objective, torch.arange(3), 3)
+        found.append((scores, metrics, dict(engine.weights())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)

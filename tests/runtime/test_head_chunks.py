@@ -1,0 +1,183 @@
+"""Scores computed in chunks against whole logits and autograd, in float64; what the engine makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from rlgraph.engines import Totals
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.fsdp import scoring
+from rlgraph.runtime.fsdp.batching import MicroBatch, micro_batches
+from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.runtime.fsdp.scoring import token_scores
+
+VOCABULARY = 13
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+BUILT = {
+    "untied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+    "soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=4, final_logit_softcapping=2.0)),
+    "scaled up": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=3.0)),
+    "scaled down": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=4.0)),
+    "bias": lambda: PhiForCausalLM(PhiConfig(**SHAPE)),
+}
+ENTROPIES = ("none", "detached", "differentiable")
+CHUNKS = (1, 3 * VOCABULARY, 10**6)  # a token, three, all
+
+
+def built(name: str) -> Any:
+    torch.manual_seed(0)
+    return BUILT[name]().double().eval()
+
+
+def batch() -> MicroBatch:
+    tokens = Ragged.of([[1, 5, 7, 3, 2, 9], [4, 4, 12], [0, 11, 3, 8]])
+    mask = Ragged.of([[0, 0, 1, 1, 0, 1], [0, 1, 1], [0, 1, 1, 1]], dtype=torch.bool)
+    (found,) = micro_batches({"tokens": tokens, "loss_mask": mask}, 1000, torch.device("cpu"))
+    return found
+
+
+def whole(model: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores from the whole logits, by autograd's own rules."""
+    rows = batch()
+    logits = model(input_ids=rows.input_ids, use_cache=False).logits[rows.keep]
+    distribution = torch.distributions.Categorical(logits=logits / temperature)
+    return distribution.log_prob(rows.labels), distribution.entropy()
+
+
+def total(scores: scoring.Scores) -> torch.Tensor:
+    """A number that depends on every score by a weight of its own."""
+    weights = torch.linspace(-1.0, 2.0, len(scores[0]), dtype=torch.float64)
+    found = (scores[0] * weights).sum()
+    if scores[1] is not None and scores[1].requires_grad:
+        found = found + (scores[1] * weights.flip(0).square()).sum()
+    return found
+
+
+def gradients(model: Any, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES)
+@pytest.mark.parametrize("name", BUILT)
+def test_scores_and_gradients_are_those_of_whole_logits(
+    name: str, entropy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(name)
+    logprobs, entropies = whole(model, 0.7)
+    wanted = entropies if entropy == "differentiable" else entropies.detach()
+    expected = gradients(model, total((logprobs, wanted)))
+    for chunk in CHUNKS:
+        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        found = token_scores(model, batch(), 0.7, entropy)
+        torch.testing.assert_close(found[0], logprobs)
+        assert (found[1] is None) == (entropy == "none")
+        if found[1] is not None:
+            torch.testing.assert_close(found[1], entropies)
+        torch.testing.assert_close(gradients(model, total(found)), expected)
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES)
+@pytest.mark.parametrize("name", BUILT)
+def test_gradients_are_finite_differences(name: str, entropy: str) -> None:
+    """Of hidden states and head: in a decoder, norms round to float32, which differences do not survive."""
+    model, generator = built(name), torch.Generator().manual_seed(1)
+    hidden = torch.randn(5, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels, weights = torch.tensor([3, 0, 12, 3, 7]), list(model.lm_head.parameters())
+    apply = partial(scoring._Scores.apply, model, 2, 1.3, entropy, labels)
+    assert torch.autograd.gradcheck(
+        lambda *given: apply(*given)[: 1 + (entropy != "none")], (hidden, *weights)
+    )
+
+
+def test_an_entropy_alone_has_its_gradient() -> None:
+    model = built("tied")
+    expected = gradients(model, whole(model, 1.0)[1].sum())
+    _, entropies = token_scores(model, batch(), 1.0, "differentiable")
+    assert entropies is not None
+    torch.testing.assert_close(gradients(model, entropies.sum()), expected)
+
+
+def test_one_weight_for_all_chunks_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("untied").bfloat16()
+    exact = built("untied")
+    exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
+    monkeypatch.setattr(scoring, "CHUNK", VOCABULARY)
+    found = gradients(model, token_scores(model, batch(), 1.0, "none")[0].sum())["lm_head.weight"]
+    expected = gradients(exact, token_scores(exact, batch(), 1.0, "none")[0].sum())["lm_head.weight"]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Path]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    yield tmp_path
+    dist.destroy_process_group()
+
+
+def objective(columns: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
+    return (columns["entropy"].values - columns["logprobs"].values).sum() / totals.tokens, {}
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_an_update_does_not_depend_on_the_chunk(
+    alone: Path, reshard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUILT["tied"]().save_pretrained(alone / "model")
+    columns, rows = batch().columns, torch.arange(3)
+    columns = {name: columns[name] for name in ("tokens", "loss_mask")}
+    found = []
+    for chunk in CHUNKS:
+        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        options: dict[str, Any] = {"optimizer": {"lr": 1e-2, "eps": 1e-3}, "reshard": reshard}
+        engine = FsdpEngine(str(alone / "model"), micro_tokens=9, **options)
+        metrics = engine.update(columns, objective, rows, 3, epochs=2, entropy=True)
+        scores = engine.logprobs(columns["tokens"], columns["loss_mask"], 0.5).values
+        found.append((metrics, scores, dict(engine.weights())))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_the_head_never_sees_more_than_a_chunk(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUILT["tied"]().save_pretrained(alone / "model")
+    monkeypatch.setattr(scoring, "CHUNK", 2 * VOCABULARY)
+    engine = FsdpEngine(str(alone / "model"), optimizer={"lr": 1e-2})
+    seen = []
+    engine.model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].shape.numel()))
+    columns = batch().columns
+    engine.logprobs(columns["tokens"], columns["loss_mask"])
+    engine.update(columns, objective, torch.arange(3), 3)
+    assert seen == [2 * VOCABULARY] * 4 + [2 * VOCABULARY] * 8
