@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlgraph.plan import ModelPlan, Plan
@@ -12,7 +13,6 @@ from rlgraph.runtime.meeting import Groups
 from rlgraph.runtime.serve.transformers import TransformersEngine
 
 TRAIN_ENGINES: dict[str, Callable[..., Any]] = {"fsdp": FsdpEngine}
-SERVE_ENGINES: dict[str, Callable[..., Any]] = {"transformers": TransformersEngine}
 PLACEMENT = ("engine", "pool", "tensor_parallel", "sync_folder")  # an engine here is on one device
 # a step's kind -> the engine that it moves parts of, and that engine's method
 MOVES = {
@@ -26,9 +26,9 @@ MOVES = {
 class Engines:
     """The train and serve engines that a plan puts on a pool. Collective within the pool."""
 
-    def __init__(self, plan: Plan, pool: str, device: str, groups: Groups) -> None:
+    def __init__(self, plan: Plan, pool: str, device: str, groups: Groups, logs: Path) -> None:
         """Load them one after the other, each into the state in which an iteration begins."""
-        self.plan, self.pool, self.device, self.groups = plan, pool, device, groups
+        self.plan, self.pool, self.device, self.groups, self.logs = plan, pool, device, groups, logs
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
         self.versions: dict[str, int] = {}  # of train engines
@@ -51,9 +51,24 @@ class Engines:
             self.versions[name] = 0
             self._put_away("offload", name)
         if model.serve and model.serve["pool"] in (None, self.pool):
-            engine, options = _engine(model.serve, SERVE_ENGINES)
-            self.serve[name] = engine(model.path, device=self.device, **options)
+            self.serve[name] = self._served(model.path, model.serve)
             self._put_away("sleep", name)
+
+    def _served(self, path: str, spec: Mapping[str, Any]) -> Any:
+        """The serve engine of one model."""
+        options = {name: value for name, value in spec.items() if name not in (*PLACEMENT, "cache_tokens")}
+        if spec["cache_tokens"]:
+            options["max_cached_tokens"] = spec["cache_tokens"]
+        if spec["engine"] == "transformers":
+            return TransformersEngine(path, device=self.device, **options)
+        from rlgraph.runtime.serve.sglang.groups import (
+            sglang_engine,
+        )  # what it needs is not installed everywhere
+
+        group = self.groups.mesh.get_group()
+        return sglang_engine(
+            path, device=self.device, group=spec["tensor_parallel"], pool=group, logs=self.logs, **options
+        )
 
     def _put_away(self, kind: str, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
@@ -106,6 +121,11 @@ class Engines:
         """Write every trained model as a Hugging Face directory."""
         for name, engine in self._trained():
             engine.export(f"{folder}/{name}")
+
+    def close(self) -> None:
+        """End what serve engines started."""
+        for engine in self.serve.values():
+            engine.close()
 
     def _trained(self) -> list[tuple[str, Any]]:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]

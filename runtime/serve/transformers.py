@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.utils import cached_file
 
 from rlgraph.engines import Generation, Request, Sampling
 from rlgraph.runtime.fsdp.residency import distinct_storages, free
 from rlgraph.runtime.serve.batching import Run
 from rlgraph.runtime.serve.kv import Decode, SlotCache
+from rlgraph.runtime.serve.stops import stop_ids
 
 ATTENTIONS = ("full_attention", "sliding_attention")
 
@@ -74,7 +74,7 @@ class TransformersEngine:
         self.attentions = _attentions(self.model)
         self.window: int = getattr(config, "sliding_window", None) or 0
         self.stops = torch.tensor(
-            _stop_ids(path, self.model, self.tokenizer), dtype=torch.int64, device=self.device
+            stop_ids(path, config, self.tokenizer), dtype=torch.int64, device=self.device
         )
         self.version, self.away = -1, frozenset[str]()
         self._asleep: list[tuple[torch.UntypedStorage, int]] = []  # storages without memory, and their bytes
@@ -145,6 +145,9 @@ class TransformersEngine:
         self._need("load_pretrained")
         dtype = next(self.model.parameters()).dtype
         self.load_weights(_weights(AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype)).items(), 0)
+
+    def close(self) -> None:
+        """Nothing runs beside this process."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
@@ -266,16 +269,6 @@ def _attentions(model: PreTrainedModel) -> list[str]:
             f"{type(model).__name__} ({', '.join(unknown) or 'no position_ids'}); serve it with sglang"
         )
     return list(kinds)
-
-
-def _stop_ids(path: str, model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """Every end token that the generation config, the tokenizer or the model config names."""
-    found = [tokenizer.eos_token_id, model.config.get_text_config().eos_token_id]
-    if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
-        found.append(GenerationConfig.from_pretrained(path).eos_token_id)
-    return sorted(
-        {stop for ids in found if ids is not None for stop in (ids if isinstance(ids, list) else [ids])}
-    )
 
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
