@@ -372,6 +372,8 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
 def _resolved_tree(tree: Tree) -> Any:
     if isinstance(tree.value, list):
         return [_resolved_tree(child) for child in tree.value]
+    if tree.is_map:
+        return {name: _resolved_tree(child) for name, child in tree.items.items()}
     return resolved(tree.value, tree.mark) if isinstance(tree.value, str) else tree.plain()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,6 +24,7 @@ OUTPUT = click.option(
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 
+FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid"}  # of a file that -o names
 TOKENS = click.FloatRange(min=1)
 CLUSTER = click.option(
     "--cluster",
@@ -66,6 +68,14 @@ def main() -> None:
     """
 
 
+def _iterations(text: str | None) -> tuple[int, ...]:
+    """Iterations as in ``3,4``."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdigit() and int(word) for word in words):
+        raise click.BadParameter(f"`{text}` is not iterations, counted from 1: write 3 or 3,4")
+    return tuple(int(word) for word in words)
+
+
 @main.command()
 @GRAPH
 @OVERRIDES
@@ -78,6 +88,18 @@ def main() -> None:
 )
 @click.option(
     "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
+)
+@click.option(
+    "--track",
+    type=click.Choice(["wandb", "mlflow"]),
+    multiple=True,
+    help="Send metrics to this service too; it is set up by its own environment variables.",
+)
+@click.option(
+    "--profile",
+    callback=lambda ctx, option, text: _iterations(text),
+    metavar="N[,N]",
+    help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
 )
 @CLUSTER
 @PROMPT_TOKENS
@@ -167,8 +189,10 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json"]),
-    help="Default: text; json where -o names a .json file, which `rlgraph run` takes.",
+    type=click.Choice(["text", "json", "mermaid", "dot", "html", "trace"]),
+    help="Default: as the file behind -o is named (.json, which `rlgraph run` takes, .html, .dot, .mmd), "
+    "else text. mermaid and dot draw the graph, html is the page of `rlgraph view`, trace is for "
+    "ui.perfetto.dev.",
 )
 @click.option(
     "--against",
@@ -211,12 +235,11 @@ def plan(
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well."""
     from rlgraph.planfile import load
-    from rlgraph.text import plan_text
 
     if form is None:
-        form = "json" if output.name.endswith(".json") else "text"
-    if against and form == "json":
-        raise click.UsageError("--against prints words: leave out --format json, and .json behind -o")
+        form = FORMS.get(Path(output.name).suffix, "text")
+    if against and form != "text":
+        raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
     target = _target(cluster, prompt_tokens, response_tokens, calibration)
     if autoplace:
@@ -229,7 +252,33 @@ def plan(
         text = against_text(old, made)
         click.echo(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
-    click.echo(plan_text(made) if form == "text" else made.json() + "\n", file=output, nl=False)
+    if form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
+        from rlgraph.view.terminal import terminal_text
+
+        click.echo(terminal_text(made), nl=False)
+        return
+    click.echo(_rendered(made, form, compiled=not _is_saved(graph, (), None)), file=output, nl=False)
+
+
+def _rendered(plan: Plan, form: str, compiled: bool) -> str:
+    """A plan in one of its forms; ``compiled``: just now, with its ops' files loaded."""
+    from rlgraph.text import plan_text
+    from rlgraph.view.contents import contents
+    from rlgraph.view.dot import dot
+    from rlgraph.view.given import Given
+    from rlgraph.view.mermaid import mermaid
+    from rlgraph.view.page import page
+    from rlgraph.view.trace import trace
+
+    if form == "html":
+        return page(contents(Given(plan, compiled=compiled)))
+    forms: dict[str, Callable[[Plan], str]] = {
+        "text": plan_text,
+        "mermaid": mermaid,
+        "dot": dot,
+        "trace": trace,
+    }
+    return forms[form](plan) if form in forms else plan.json() + "\n"
 
 
 def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
@@ -272,14 +321,23 @@ def _made(
 @OVERRIDES
 @click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
 @click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
+@click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
 @DEVICES
-def show(graph: str, overrides: Sequence[str], origin: bool, column: str | None, devices: int | None) -> None:
-    """Show the composed graph, or one of its columns."""
+def show(
+    graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
+) -> None:
+    """Show the composed graph, its nodes as a tree, or one of its columns."""
     from rlgraph.compose import compose
     from rlgraph.text import show_text
 
-    if column is not None and origin:
-        raise click.UsageError("--origin is of the graph, --column of the plan: give one of them")
+    if (column is not None) + origin + tree > 1:
+        raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
+    if tree:
+        from rlgraph.compiler import compile_graph
+        from rlgraph.view.tree import tree_text
+
+        click.echo(tree_text(compile_graph(graph, overrides, devices)), nl=False)
+        return
     if column is None:
         click.echo(show_text(compose(graph, overrides), origin), nl=False)
         return
@@ -309,6 +367,81 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
 
 
 @main.command()
+@click.argument("shown", metavar="GRAPH|PLAN|RUN")
+@OVERRIDES
+@DEVICES
+@CLUSTER
+@PROMPT_TOKENS
+@RESPONSE_TOKENS
+@CALIBRATION
+@click.option("--against", metavar="GRAPH|PLAN|RUN", help="Show also what is different from this one.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "trace"]),
+    default="html",
+    show_default=True,
+    help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
+@click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
+def view(
+    shown: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    cluster: str | None,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+    calibration: str | None,
+    against: str | None,
+    form: str,
+    output: Path | None,
+    serve: bool,
+    follow: bool,
+    port: int,
+) -> None:
+    """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser."""
+    from rlgraph.view.contents import contents
+    from rlgraph.view.given import given
+    from rlgraph.view.page import page
+    from rlgraph.view.recorded import read_timeline
+    from rlgraph.view.trace import trace
+
+    if follow and not serve:
+        raise click.UsageError("--follow is for --serve")
+    if devices is not None and cluster:
+        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+    if serve and (output or form == "trace"):
+        raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
+    target = _target(cluster, prompt_tokens, response_tokens, calibration)
+    settled = (overrides, devices, target)
+    new, old = given(shown, *settled), given(against, (), devices, target) if against else None
+    if serve:
+        _serve(lambda: contents(given(shown, *settled), old), port, follow)
+        return
+    if form == "trace":
+        text = trace(new.plan, read_timeline(new.run_dir) if new.run_dir else ())
+    else:
+        text = page(contents(new, old))
+    path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
+    path.write_text(text, encoding="utf-8")
+    click.echo(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
+
+
+def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
+    from rlgraph.view.serve import server
+
+    with server(make, port, follow) as serving:
+        click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
+
+
+@main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option(
     "--calibrate",
@@ -334,6 +467,18 @@ def report(run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_to
     click.echo(report_text(run_dir, cluster=cluster, prompt_tokens=prompt_tokens), nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}")
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), required=True, help="The directory to make.")
+@click.option("--model", metavar="NAME", help="Which, where the run trains several.")
+@click.option("--checkpoint", metavar="NAME", help="As step-000100  [the last one]")
+def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -> None:
+    """Write a model of a run's checkpoint as a directory that transformers loads."""
+    from rlgraph.runtime.export import export
+
+    click.echo(f"wrote {export(run_dir, to, model, checkpoint)}")
 
 
 @main.command()

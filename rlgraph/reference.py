@@ -6,7 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from rlgraph.describe import Entry, entry_of
 from rlgraph.nodes import LOSSES, OPS
-from rlgraph.sections import Eval, GraphFile, ModelSection, Optimizer, Pool, Schedule, Section, Serve, Train
+from rlgraph.sections import (
+    Eval,
+    GraphFile,
+    Lora,
+    ModelSection,
+    Optimizer,
+    Pool,
+    Schedule,
+    Section,
+    Serve,
+    Train,
+)
 from rlgraph.words import default_of, in_words
 
 SECTIONS: dict[str, type[Section]] = {
@@ -15,6 +26,7 @@ SECTIONS: dict[str, type[Section]] = {
     "models.NAME.optimizer": Optimizer,
     "models.NAME.serve": Serve,
     "models.NAME.train": Train,
+    "models.NAME.train.lora": Lora,
     "pools.NAME": Pool,
     "schedule": Schedule,
     "eval": Eval,

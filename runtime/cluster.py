@@ -6,20 +6,33 @@ Both give references for results; the driver never looks inside one unless it as
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.failure import LostError, is_gone, reason
 from rlgraph.runtime.weights import Handover
 from rlgraph.runtime.worker import Worker
 
+SPLIT = re.compile(r"(\d+)")
 Place = tuple[str, int]  # a pool, and a device's number in it
 
 
 def place_text(place: Place) -> str:
     """As plans write it: ``gen[1]``."""
     return f"{place[0]}[{place[1]}]"
+
+
+def numbered(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key that sorts numbers in a text by what they are.
+
+    Example:
+        >>> sorted(["host-10", "host-9"], key=numbered)
+        ['host-9', 'host-10']
+    """
+    return tuple((word.isdigit(), int(word) if word.isdigit() else 0, word) for word in SPLIT.split(text))
 
 
 class Cluster(Protocol):
@@ -164,8 +177,13 @@ class RayCluster:
         if late:
             law = f"{len(late)} of the workers of pool {pool} did not start in {timeout:.0f} s"
             raise RunError(f"{law} (schedule.timeout)")
-        places = self.ray.get(pending)
-        return [workers[index] for index in sorted(range(len(workers)), key=lambda index: places[index])]
+        try:
+            places = self.ray.get(pending)
+        except Exception as error:
+            law = f"a worker of pool {pool} did not start\n  {reason(error)}"
+            raise (LostError(law, law) if is_gone(error) else RunError(law)) from error
+        keys = [tuple(map(numbered, place)) for place in places]
+        return [workers[index] for index in sorted(range(len(workers)), key=keys.__getitem__)]
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)

@@ -32,6 +32,7 @@ class Part:
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
 
 
+LONG = 256  # tokens of a row, on average, from which to copy row by row; below, numpy's index is faster
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
 
 
@@ -82,6 +83,14 @@ def _tensor(array: Any) -> torch.Tensor:
 
 def take(part: Part, rows: Any) -> Part:
     """The rows with these indices, in this order."""
+    return gather([part], rows)
+
+
+def gather(parts: Sequence[Part], rows: Any) -> Part:
+    """Rows of several parts, counted as if one followed the other: with these indices, in this order."""
+    if parts[0].offsets is not None and sum(len(part.values) for part in parts) > LONG * sum(map(len, parts)):
+        return _copied(parts, np.asarray(rows, np.int64))
+    part = parts[0] if len(parts) == 1 else concat(parts)
     if isinstance(part.values, list):
         return Part([part.values[row] for row in rows])
     if part.offsets is None:
@@ -90,6 +99,18 @@ def take(part: Part, rows: Any) -> Part:
     offsets = _offsets(lengths)
     start = np.repeat(part.offsets[rows] - offsets[:-1], lengths)
     return Part(part.values[start + np.arange(len(start))], offsets)
+
+
+def _copied(parts: Sequence[Part], rows: Any) -> Part:
+    """``gather`` row by row: each byte is copied once, and no index is made for each token."""
+    first = np.cumsum([0, *map(len, parts)])
+    owners = np.searchsorted(first, rows, side="right") - 1
+    offsets = _offsets(np.concatenate([part.lengths for part in parts])[rows])
+    values = np.empty(offsets[-1], parts[0].values.dtype)
+    for row, owner, start, end in zip(rows, owners, offsets, offsets[1:], strict=False):
+        part, place = parts[owner], row - first[owner]
+        values[start:end] = part.values[part.offsets[place] : part.offsets[place + 1]]
+    return Part(values, offsets)
 
 
 def concat(parts: Sequence[Part]) -> Part:

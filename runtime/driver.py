@@ -8,23 +8,19 @@ its own pool only. From then on Ray follows the references: a call starts when i
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.errors import RlgraphError, RunError
+from rlgraph.errors import RunError
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime.cluster import Cluster, Place, place_text
+from rlgraph.runtime.failure import culprit, failure, is_gone
 from rlgraph.runtime.rows import NotYet
 from rlgraph.runtime.walk import Call, Walk
 from rlgraph.text import plan_text, sentence
 
 Watch = Callable[[Step], None]
-
-
-class StepError(RunError):
-    """A step failed; the message shows the plan with a mark on it."""
 
 
 class Driver:
@@ -46,6 +42,7 @@ class Driver:
 
         Raises:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
+            LostError: a step failed as a worker is gone.
         """
         last = time.monotonic()
         while not walk.done:
@@ -59,7 +56,7 @@ class Driver:
                 last = time.monotonic()
                 self._hand_over()
             elif (silent := time.monotonic() - last) > self.plan.schedule["timeout"]:
-                raise self._failed(*first, f"nothing came for {silent:.0f} s (schedule.timeout)")
+                raise self._failed(*first, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait
@@ -107,34 +104,29 @@ class Driver:
         try:
             (report,) = self.cluster.get([reference])
         except Exception as error:
-            # a worker that is gone fails all its calls at once, in any order: it was at the first
-            here = [entry for entry in self.pending.values() if entry[2] == place]
-            failed = here[0] if _is_gone(error) else (walk, step, place)
-            raise self._failed(*failed, reason(error)) from error
+            places = {pending: entry[2] for pending, entry in self.pending.items()}
+            place, first = culprit(self.cluster, places, reference, error)
+            walk, step = self._lost(place) if is_gone(first) else (walk, step)
+            raise self._failed(walk, step, place, first) from error
         del self.pending[reference]
         walk.reported(step, place, report)
 
-    def _failed(self, walk: Walk, step: Step, place: Place, why: str) -> StepError:
+    def _lost(self, place: Place) -> tuple[Walk, Step]:
+        """Where a worker was that is gone: it fails all its calls at once, in any order."""
+        for reference, (walk, step, at) in self.pending.items():
+            if at == place and not self._has_report(reference):
+                return walk, step
+        raise AssertionError(f"{place_text(place)} is gone, and all its calls have reported")
+
+    def _has_report(self, reference: Any) -> bool:
+        try:
+            self.cluster.get([reference])
+        except Exception:
+            return False
+        return True
+
+    def _failed(self, walk: Walk, step: Step, place: Place, error: Exception) -> RunError:
         part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"
         marked = plan_text(self.plan, failed=(step.phase, step.id))
         law = f"step {step.id} of {part} failed on {place_text(place)}: {sentence(step)}"
-        return StepError(f"{marked}\n{law}\n  {why}")
-
-
-def reason(error: Exception) -> str:
-    """What went wrong: a user's mistake in its own words, anything else with its traceback."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, RlgraphError):
-        return str(cause)
-    if _is_gone(error):
-        return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
-    return (
-        "".join(traceback.format_exception(error)).strip()
-        if not hasattr(error, "cause")
-        else str(error).strip()
-    )
-
-
-def _is_gone(error: Exception) -> bool:
-    """Whether it says that a worker has ended; what is raised inside one comes with a ``cause``."""
-    return type(error).__module__.startswith("ray.") and not hasattr(error, "cause")
+        return failure(marked, law, error)

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlgraph.errors import RunError
 from rlgraph.plan import Plan
 from rlgraph.runtime.weights import Broadcast, Files, Handover
 
@@ -64,6 +65,9 @@ def meet(
         meeting: where all meet, ``tcp://host:port``.
         device: ``cpu`` or ``cuda``.
         desk: of workers that share one process, where they hand over weights; they are one rank together.
+
+    Raises:
+        RunError: not all workers came.
     """
     members = ranks(plan.pools) if desk is None else {pool: [0] for pool in plan.pools}
     timeout = timedelta(seconds=plan.schedule["timeout"])
@@ -71,7 +75,13 @@ def meet(
     if not dist.is_initialized():
         world = 1 + max(max(own) for own in members.values())
         backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout)
+        try:
+            dist.init_process_group(
+                backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout
+            )
+        except dist.DistStoreError as error:
+            waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
+            raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
     # every rank makes every group, in the same order: torch asks for that
     groups = {pool: dist.new_group(own, timeout=timeout) for pool, own in members.items()}
     mesh = DeviceMesh.from_group(groups[place[0]], device)

@@ -50,6 +50,7 @@ def stretch(
 
     Raises:
         StepError: a step failed, or took longer than ``schedule.timeout``.
+        LostError: a step failed as a worker is gone.
     """
     ahead = lead(plan)
     start, first = Entry(state.iteration, dict(state.versions)), state.iteration

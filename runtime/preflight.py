@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
 from rlgraph.nodes.data_pairs import load_pairs
 from rlgraph.nodes.dataset import load_examples, load_prompts
+from rlgraph.nodes.mix import pick_mixed
 from rlgraph.plan import Function, Plan
 from rlgraph.source import Tree
 
@@ -18,7 +21,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "rlgraph.nodes.data:examples": load_examples,
     "rlgraph.nodes.data_pairs:pairs": load_pairs,
 }
-NOT_LOADING = ("batch", "shuffle")  # attributes that say what to take of the data, not what it is
+NOT_LOADING = ("batch", "shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
 def preflight(plan: Plan, tree: Tree) -> None:
@@ -76,10 +79,11 @@ class Preflight:
 
     def _engines(self) -> None:
         for name, model in self.plan.models.items():
-            if model.serve and model.serve["engine"] == "sglang":
-                law = f"models.{name}.serve.engine: sglang can be planned for; this version can't run it yet"
+            if model.serve and model.serve["engine"] == "sglang" and find_spec("sglang") is None:
+                law = f"models.{name}.serve.engine: SGLang is not installed beside this rlgraph"
                 mark = self.tree.at(("models", name, "serve", "engine")).mark
-                self.problem("no-engine", law, mark, f"models.{name}.serve.engine=transformers")
+                remedy = "pip install 'rlgraph-compiler[sglang]' (on a machine without a GPU: make sglang)"
+                self.problem("no-engine", law, mark, f"{remedy}, or models.{name}.serve.engine=transformers")
 
     def _model(self, name: str, path: str, tokenizer: bool) -> str:
         """What is wrong with a model's path, or nothing."""
@@ -113,8 +117,13 @@ class Preflight:
         attributes = {n: v for n, v in function.attributes.items() if n not in NOT_LOADING}
         try:
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
+            weights = function.attributes.get("weights")
+            if weights and function.attributes["batch"] != "all":
+                pick_mixed(data.sources, weights, 1, 0, self.plan.seed, shuffle=False)
         except RlgraphError as error:
-            hint = "".join(_how_to_make(file) for file in attributes.get("files", ()))[:200]
+            files = attributes.get("files", ())
+            listed = chain(*files.values()) if isinstance(files, dict) else files
+            hint = "".join(map(_how_to_make, listed))[:200]
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
             return
         place, tokens = data.longest()

@@ -68,6 +68,10 @@ class Progress:
         self.done = iteration
         self.bar.update(self.task, completed=iteration)
 
+    def restarting(self, number: int, of: int, why: str) -> None:
+        """A worker is lost, and the run begins anew."""
+        self.console.print(f"{why}\nrestart {number} of {of} (schedule.restarts)", soft_wrap=True)
+
     def iteration(self, values: Mapping[str, Any]) -> None:
         """An iteration is done."""
         self.done = int(values["step"])
@@ -104,6 +108,7 @@ LOOK = {
     "plan.txt": "what ran, step by step",
     "timeline.json": "when it ran: open it at ui.perfetto.dev",
     "tensorboard/*": "the metrics as charts: tensorboard --logdir runs",
+    "profile/*": "what the workers computed: open it at ui.perfetto.dev",
     "models/*": "the trained models, for transformers",
 }
 

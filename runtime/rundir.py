@@ -5,10 +5,14 @@ runs/demo/
   metrics.jsonl                          one object an iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
   tensorboard/                           the same metrics: tensorboard --logdir runs
+  wandb/  mlflow.db                      the same, of services that `--track` names, while they are offline
+  profile/step-000003/main-0.json.gz     what a worker computed, of iterations that `--profile` names
   samples/step-000100.jsonl              what the model wrote
   checkpoints/step-000100/               all that a resumed run needs
+  checkpoints/restart-000101/            the same, until the next: of a run with `schedule.restarts`
   models/policy/                         the trained model, as transformers loads it
   logs/worker-0.log                      what the workers printed
+  restarts.jsonl                         when and why the run began anew
 """
 
 from __future__ import annotations
@@ -16,18 +20,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from rlgraph.errors import RunError
 from rlgraph.plan import Plan
 from rlgraph.runtime.pipeline import State
+from rlgraph.runtime.trackers import Tracker, open_trackers
 from rlgraph.runtime.walk import Ran
 from rlgraph.text import plan_text
+
+WRITING = "writing"  # the name of a folder that is not complete
 
 
 class RunDir:
@@ -35,12 +42,19 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.board: Any = None  # opened with the first metrics
+        self.graph = ""
+        self.track: Sequence[str] = ()  # services that take the metrics too
+        self.profile: frozenset[int] = frozenset()  # iterations, counted from 1, that workers trace
+        self.trackers: list[Tracker] = []  # opened with the first metrics
 
     def close(self) -> None:
-        """Finish what is open."""
-        if self.board:
-            self.board.close()
+        """Finish what is open; what was left half-written goes."""
+        failed = sys.exc_info()[0] is not None  # closing on the way out of an error
+        for tracker in self.trackers:
+            tracker.close(failed)
+        self.trackers = []
+        for unfinished in (self.path / "checkpoints" / WRITING, self.path / WRITING):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     @staticmethod
     def fresh(path: Path | None, graph: str) -> RunDir:
@@ -77,6 +91,7 @@ class RunDir:
 
     def describe(self, plan: Plan, graph: str) -> None:
         """Write what will run."""
+        self.graph = plan.graph
         (self.path / "graph.yaml").write_text(graph, encoding="utf-8")
         (self.path / "plan.txt").write_text(plan_text(plan), encoding="utf-8")
         (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
@@ -95,15 +110,15 @@ class RunDir:
             )
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """Append one line, and the same to TensorBoard's files."""
+        """Append one line, and give the same to what tracks the run."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        if self.board is None:
-            # what an interrupted run wrote behind its checkpoint is purged from the charts too
-            self.board = SummaryWriter(str(self.path / "tensorboard"), purge_step=values["step"])
-        for name, value in values.items():
-            if name != "step":
-                self.board.add_scalar(name, value, values["step"])
+        step = values["step"]
+        if not self.trackers:
+            self.trackers = open_trackers(self.track, self.path, self.graph, step)
+        numbers = {name: value for name, value in values.items() if name != "step"}
+        for tracker in self.trackers:
+            tracker.log(numbers, step)
 
     def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads."""
@@ -130,30 +145,56 @@ class RunDir:
         suffix = "-eval" if phase == "eval" else ""
         return str((self.path / "samples" / f"step-{iteration:06d}{suffix}.jsonl").resolve())
 
+    def trace(self, iteration: int) -> str:
+        """The folder for the workers' traces of an iteration, as an absolute path."""
+        return str((self.path / "profile" / f"step-{iteration:06d}").resolve())
+
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(
-            path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").is_file()
-        )
+        found = (self.path / "checkpoints").glob("*-*")
+        return sorted((path for path in found if (path / "state.json").is_file()), key=_iteration)
 
-    def begin_checkpoint(self) -> Path:
-        """An empty folder to write one into; it counts only once it is committed."""
-        folder = (self.path / "checkpoints" / "writing").resolve()
+    def saved(self) -> int:
+        """The iteration of the last checkpoint, -1 without one."""
+        found = self.checkpoints()
+        return _iteration(found[-1]) if found else -1
+
+    def begin(self, inside: str = "") -> Path:
+        """An empty folder to write into aside; what it holds counts only once it is committed."""
+        folder = (self.path / inside / WRITING).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
-    def commit_checkpoint(self, folder: Path, state: State, keep: int) -> None:
-        """Make a written checkpoint the last one, in one rename, and drop the oldest beyond ``keep``."""
-        final = folder.parent / f"step-{state.iteration:06d}"
+    def commit_checkpoint(self, folder: Path, state: State, keep: int, lasting: bool) -> None:
+        """Make a written checkpoint the last one, in one rename.
+
+        ``keep`` lasting ones stay. One that is not is there for a restart, until the next one comes.
+        """
+        final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
         with (folder / "state.json").open("w", encoding="utf-8") as file:
             json.dump(asdict(state), file)
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
-        for old in self.checkpoints()[:-keep]:
+        *before, _ = self.checkpoints()
+        steps = [path for path in before if path.name.startswith("step-")]
+        kept = steps[-keep:] if not lasting else steps[len(steps) - keep + 1 :]
+        for old in set(before) - set(kept):
             shutil.rmtree(old)
+
+    def commit_models(self, folder: Path) -> None:
+        """Make what was exported the run's models."""
+        final = self.path / "models"
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+
+    def restarted(self, number: int, of: int, reason: str) -> None:
+        """Note that the run begins anew, and why."""
+        line = {"restart": number, "of": of, "time": time.time(), "after": max(self.saved(), 0)}
+        with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "reason": reason}) + "\n")
 
     def restore(self) -> tuple[State, Path | None]:
         """The last checkpoint's state and folder; without one, the start. Later metrics are dropped."""
@@ -165,11 +206,17 @@ class RunDir:
         return state, found[-1].resolve() if found else None
 
     def _truncate(self, iteration: int) -> None:
-        path = self.path / "metrics.jsonl"
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step(line) <= iteration]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        """Drop what was written of later iterations: they come again."""
+        for name, step in (("metrics.jsonl", _step), ("timeline.json", _traced)):
+            path = self.path / name
+            if path.is_file():
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = [line for line in lines if step(line) <= iteration]
+                path.write_text("".join(kept), encoding="utf-8")
+
+
+def _iteration(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
 
 
 def _step(line: str) -> float:
@@ -178,3 +225,11 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"])
     except ValueError:
         return float("inf")
+
+
+def _traced(line: str) -> float:
+    """The iteration of a line of the timeline; its opening bracket is before everything."""
+    try:
+        return float(json.loads(line.rstrip().rstrip(","))["args"]["iteration"])
+    except ValueError:
+        return -2 if line == "[\n" else float("inf")

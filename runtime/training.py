@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.plan import Plan
-from rlgraph.runtime.cluster import Cluster, Place, place_text
-from rlgraph.runtime.driver import Driver, reason
-from rlgraph.runtime.pipeline import State, stretch
+from rlgraph.runtime.calls import Calls, after
+from rlgraph.runtime.cluster import Cluster
+from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.measures import beside, metrics, performance, times
+from rlgraph.runtime.pipeline import State, lead, stretch
 from rlgraph.runtime.progress import Progress
 from rlgraph.runtime.rundir import RunDir
-from rlgraph.runtime.walk import Entry, Ran, Walk
+from rlgraph.runtime.walk import Entry, Walk
 
 SAMPLES = 32  # rows written to a samples file
 
@@ -26,7 +28,9 @@ class Training:
     def __init__(self, plan: Plan, cluster: Cluster, folder: RunDir, progress: Progress, total: int) -> None:
         self.plan, self.cluster, self.folder = plan, cluster, folder
         self.progress, self.total = progress, total
-        self.driver = Driver(plan, cluster, progress.step)
+        self.driver, self.calls = Driver(plan, cluster, progress.step), Calls(plan, cluster)
+        # with generation ahead, a checkpoint empties the pipeline: other weights, and no overlap
+        self.every_iteration = plan.schedule["restarts"] > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
 
     def run(self, resume: bool) -> None:
@@ -36,15 +40,14 @@ class Training:
             self._restore()
         with _stop_on_interrupt(self.progress) as stop:
             self._iterate(stop)
-        if self._saved() < self.state.iteration:
+        if self.folder.saved() < self.state.iteration:
             self._save()
         if stop:
             raise RunError(
                 f"stopped after iteration {self.state.iteration}\n"
                 f"  continue with --resume --run-dir {self.folder.path}"
             )
-        self.progress.say("writing the models")
-        self._all("export", str((self.folder.path / "models").resolve()))
+        self._export()
 
     def _iterate(self, stop: list[int]) -> None:
         if self.state.iteration == 0 and self.plan.eval_steps:
@@ -54,6 +57,9 @@ class Training:
 
     def _stretch(self, stop: list[int]) -> None:
         """The iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
+        profiled = self.state.iteration + 1 in self.folder.profile
+        if profiled:
+            self.calls.all("begin_profile", place=True)
         since = time.time()
         for walk in stretch(self.plan, self.driver, self.state, self._boundary(), stop, self._kept):
             values, since = self._measured(walk, since), time.time()
@@ -61,14 +67,18 @@ class Training:
                 values |= self._evaluate()
             self.folder.metrics(values)
             self.progress.iteration(values)
-            if self._is_due(self.plan.schedule["save_every"], self.state.iteration):
+            if self.every_iteration or self._is_due(self.plan.schedule["save_every"], self.state.iteration):
                 self._save()
+        if profiled:
+            self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
 
     def _boundary(self) -> int:
         """The next iteration after which something else comes."""
         rhythms = [self.plan.schedule["save_every"], self.plan.eval_every if self.plan.eval_steps else 0]
+        rhythms += [1] if self.every_iteration else []
         later = range(self.state.iteration + 1, self.total + 1)
-        return next(i for i in later if any(self._is_due(every, i) for every in rhythms))
+        alone = {*self.folder.profile, *(i - 1 for i in self.folder.profile)}  # nothing else in the trace
+        return next(i for i in later if i in alone or any(self._is_due(every, i) for every in rhythms))
 
     def _is_due(self, every: int, iteration: int) -> bool:
         """Whether what happens every so often, and at the end, happens after this many iterations."""
@@ -80,40 +90,11 @@ class Training:
         return frozenset(_sample_columns(self.plan, "train") if wanted else ())
 
     def _setup(self) -> None:
-        (_, _, address), port = (self._one(self.cluster.places[0], name) for name in ("place", "free_port"))
+        first = self.cluster.places[0]
+        (_, address, _), port = (self.calls.one(first, name) for name in ("place", "free_port"))
+        self.calls.all("join", str(self.folder.path.resolve()))
         self.progress.say("loading models")
-        self._all("setup", self.plan, meeting=f"tcp://{address}:{port}")
-
-    def _all(self, method: str, *args: Any, meeting: str = "") -> list[Any]:
-        """Call a method on every worker and wait; the first failure is raised."""
-        pending = {
-            self.cluster.call(place, method, *args, *((*place, meeting) if meeting else ()))[0]: place
-            for place in self.cluster.places
-        }
-        return self._results(method, pending)
-
-    def _one(self, place: Place, method: str, *args: Any) -> Any:
-        """Call a method on one worker and wait."""
-        (result,) = self._results(method, {self.cluster.call(place, method, *args)[0]: place})
-        return result
-
-    def _results(self, method: str, pending: dict[Any, Place]) -> list[Any]:
-        results, limit = [], self.plan.schedule["timeout"]
-        while pending:
-            ready, _ = self.cluster.wait([*pending], timeout=limit)
-            if not ready:
-                late = ", ".join(map(place_text, pending.values()))
-                raise RunError(f"`{method}` on {late} took over {limit:.0f} s (schedule.timeout)")
-            for reference in ready:
-                results.append(self._result(method, reference, place_text(pending.pop(reference))))
-        return results
-
-    def _result(self, method: str, reference: Any, where: str) -> Any:
-        try:
-            (result,) = self.cluster.get([reference])
-        except Exception as error:
-            raise RunError(f"`{method}` failed on {where}\n  {reason(error)}") from error
-        return result
+        self.calls.all("setup", self.plan, f"tcp://{address}:{port}", place=True)
 
     def _measured(self, walk: Walk, since: float) -> dict[str, Any]:
         """The metrics line of an iteration; its timeline and samples are written on the way."""
@@ -121,51 +102,61 @@ class Training:
         self.folder.timeline(ran, self.state.iteration)
         if walk.keep:
             self._samples(walk)
-        values: dict[str, Any] = {"step": self.state.iteration, **_metrics(ran)}
-        return {**values, "time/step": time.time() - since, **_times(ran)}
+        timed = {"time/step": time.time() - since, **times(self.plan, ran)}
+        values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **timed}
+        return {**values, **performance(self.plan, ran, values)}
 
     def _evaluate(self) -> dict[str, float]:
         start = time.time()
         columns = frozenset(_sample_columns(self.plan, "eval"))
         entry = Entry(self.state.iteration, self.state.versions)
         walk = Walk(self.plan, "eval", entry, self.state.positions, keep=columns)
+        self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.submit((walk, step) for step in self.plan.eval_steps)
         self.driver.finish(walk)
         self.folder.timeline(walk.ran, self.state.iteration)
         values = {}
         for metric, column in self.plan.report.items():
             parts = [ref for ref in walk.refs[column] if ref is not None]
-            total, count = self._one((walk.pools[column], 0), "mean", *parts)
+            total, count = self.calls.one((walk.pools[column], 0), "mean", *parts)
             values[f"eval/{metric}"] = total / count if count else float("nan")
+        values |= beside(self.plan, walk.ran)
         self._samples(walk)
         self.progress.evaluation(self.state.iteration, values)
         return {**values, "time/eval": time.time() - start}
 
     def _samples(self, walk: Walk) -> None:
+        self.calls.when = after(self.state.iteration)
         names = _sample_columns(self.plan, walk.phase)
         if names and all(walk.refs[name][0] is not None for name in names):
             path = self.folder.samples(self.state.iteration, walk.phase)
             parts = [walk.refs[name][0] for name in names]
             labels = [name.partition("*")[0] for name in names]
-            self._one((walk.pools[names[0]], 0), "write_samples", path, labels, SAMPLES, *parts)
+            self.calls.one((walk.pools[names[0]], 0), "write_samples", path, labels, SAMPLES, *parts)
 
     def _save(self) -> None:
+        """Write a checkpoint; it counts once all of it is on disk."""
         self.progress.say("saving a checkpoint")
-        folder = self.folder.begin_checkpoint()
-        self._all("save", str(folder))
-        self.folder.commit_checkpoint(folder, self.state, self.plan.schedule["keep"])
-
-    def _saved(self) -> int:
-        """The iteration of the last checkpoint, -1 without one."""
-        found = self.folder.checkpoints()
-        return int(found[-1].name.removeprefix("step-")) if found else -1
+        self.calls.when = after(self.state.iteration)
+        lasting = self._is_due(self.plan.schedule["save_every"], self.state.iteration)
+        folder = self.folder.begin("checkpoints")
+        self.calls.all("save", str(folder))
+        self.folder.commit_checkpoint(folder, self.state, self.plan.schedule["keep"], lasting)
 
     def _restore(self) -> None:
         state, folder = self.folder.restore()
         if folder:
             self.state = state
-            self._all("load", str(folder), state.versions)
+            self.calls.when = after(state.iteration)
+            self.calls.all("load", str(folder), state.versions)
             self.progress.resumed(state.iteration)
+
+    def _export(self) -> None:
+        self.progress.say("writing the models")
+        self.calls.when = after(self.state.iteration)
+        folder = self.folder.begin()
+        self.calls.all("export", str(folder))
+        self.folder.commit_models(folder)
 
 
 @contextmanager
@@ -184,37 +175,6 @@ def _stop_on_interrupt(progress: Progress) -> Iterator[list[int]]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _metrics(ran: Sequence[Ran]) -> dict[str, float]:
-    """Means over rows and ranks of what the ops recorded; a count of 0 marks a sum.
-
-    A mean that several nodes record under one name is the first node's, and ``NODE/name`` that of each other.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    owners: dict[str, str] = {}
-    for item in ran:
-        node = item.step.node
-        for report in item.reports.values():
-            for recorded, (total, count) in report.metrics.items():
-                own = not count or owners.setdefault(recorded, node) == node
-                name = recorded if own else f"{node}/{recorded}"
-                before = found.get(name, (0.0, 0.0))
-                found[name] = before[0] + total, before[1] + count
-    return {name: total / count if count else total for name, (total, count) in found.items()}
-
-
-def _times(ran: Sequence[Ran]) -> dict[str, float]:
-    """Seconds of each step, from the first device's start to the last one's end.
-
-    Of a sync between pools from the last one's start: the pool that is there first waits for the other.
-    """
-    found = {}
-    for item in ran:
-        starts = [report.start for report in item.reports.values()]
-        start = max(starts) if item.step.source else min(starts)
-        found[f"time/{item.step.node}"] = max(report.end for report in item.reports.values()) - start
-    return found
 
 
 def _sample_columns(plan: Plan, phase: str) -> list[str]:

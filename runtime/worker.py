@@ -18,10 +18,15 @@ import torch.distributed as dist
 
 from rlgraph import catalog
 from rlgraph.engines import Context
+from rlgraph.errors import RunError
 from rlgraph.plan import Function, Plan
-from rlgraph.runtime.columns import Part, concat, empty, pack, take, unpack
+from rlgraph.runtime import profiling
+from rlgraph.runtime.allocator import keep_freed_memory
+from rlgraph.runtime.columns import Part, empty, gather, pack, take, unpack
+from rlgraph.runtime.finite import FiniteEngine
 from rlgraph.runtime.hosted import Engines
 from rlgraph.runtime.meeting import meet
+from rlgraph.runtime.usage import Usage, usage
 from rlgraph.runtime.weights import Handover
 
 
@@ -46,6 +51,7 @@ class Report:
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
+    used: Usage = field(default_factory=Usage)
 
 
 class Worker:
@@ -66,12 +72,14 @@ class Worker:
         if threads:
             torch.set_num_threads(threads)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.desk = desk
+        if self.device == "cpu":
+            keep_freed_memory()
+        self.desk, self.folder = desk, ""
         self.tokenizers: dict[str, Any] = {}
 
     def place(self) -> tuple[str, str, str]:
-        """Host, accelerator and address, by which the driver sorts workers."""
-        return socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES", ""), _address()
+        """Host, address and accelerator, by which the driver sorts workers."""
+        return socket.gethostname(), _address(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def free_port(self) -> int:
         """A port of this host that is free now."""
@@ -79,19 +87,33 @@ class Worker:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
-    def setup(self, plan: Plan, pool: str, device: int, meeting: str) -> Report:
+    def join(self, folder: str) -> None:
+        """Take a run's directory, which every worker writes to.
+
+        Raises:
+            RunError: this host does not see it.
+        """
+        if not Path(folder, "checkpoints").is_dir():
+            law = f"{folder} is not there on host {socket.gethostname()}, and every worker writes to it"
+            raise RunError(f"{law}\n  give a --run-dir on a disk that all hosts share")
+        self.folder = folder
+
+    def setup(self, plan: Plan, meeting: str, pool: str, device: int) -> Report:
         """Join the process groups and load the models of this worker's pool.
 
         Args:
             plan: what will run.
+            meeting: where all workers meet, ``tcp://host:port``.
             pool: that this worker belongs to.
             device: its number there.
-            meeting: where all workers meet, ``tcp://host:port``.
+
+        Raises:
+            RunError: not all workers came.
         """
         start = time.time()
-        self.plan = plan
+        self.plan, self.at = plan, (pool, device)
         groups = meet(plan, (pool, device), meeting, self.device, self.desk)
-        self.engines = Engines(plan, pool, self.device, groups)
+        self.engines = Engines(plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time())
 
     def tokenizer(self, model: str) -> Any:
@@ -110,7 +132,9 @@ class Worker:
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
         result = self._call(function, columns, context, scope)
         outputs = self._outputs(node, scope.phase, function, result)
-        report = Report(start, time.time(), context.metrics, **_rows(function, outputs))
+        named = {port: columns[column] for port, column in function.ins.items()}
+        used = usage(self.device, catalog.load(function.target).engine, named)
+        report = Report(start, time.time(), context.metrics, used=used, **_rows(function, outputs))
         return _flat(report, outputs)
 
     def _call(self, function: Function, columns: Mapping[str, Part], context: Context, scope: Scope) -> Any:
@@ -144,7 +168,13 @@ class Worker:
             assert function.tokenizer
             return self.tokenizer(function.tokenizer)
         assert function.model
-        return self.engines.at(function.model, handle, scope.versions[function.model], context.node)
+        engine = self.engines.at(function.model, handle, scope.versions[function.model], context.node)
+        on_nan = self.plan.schedule["on_nan"]
+        if on_nan == "skip" or not catalog.load(function.target).declared.updates:
+            return engine
+        pool, device = self.at
+        name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
+        return FiniteEngine(engine, context.node, on_nan, Path(self.folder, "dumps", name))
 
     def _outputs(self, node: str, phase: str, function: Function, result: Any) -> list[Part]:
         columns = self.plan.columns[phase]
@@ -198,7 +228,7 @@ class Worker:
         """
         start, at, outputs = time.time(), 0, []
         for pick, count in zip(picks, counts, strict=True):
-            outputs.append(take(concat(parts[at : at + count]), pick))
+            outputs.append(gather(parts[at : at + count], pick))
             at += count
         return _flat(Report(start, time.time()), outputs)
 
@@ -220,7 +250,9 @@ class Worker:
         }
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         lines = [json.dumps(row, ensure_ascii=False, default=float) for row in rows]
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        aside = Path(f"{path}.writing")
+        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        aside.replace(path)  # a worker that is killed here leaves no half of it
 
     def save(self, folder: str) -> None:
         """Write this rank's shards of every trained model."""
@@ -234,8 +266,18 @@ class Worker:
         """Write every trained model as a Hugging Face directory."""
         self.engines.export(folder)
 
+    def begin_profile(self, pool: str, device: int) -> None:
+        """Record what is computed from now on."""
+        profiling.begin(f"{pool}-{device}")
+
+    def end_profile(self, folder: str, pool: str, device: int) -> None:
+        """Write what was recorded to a file of this worker's own."""
+        profiling.end(f"{pool}-{device}", f"{folder}/{pool}-{device}.json.gz")
+
     def close(self) -> None:
-        """Leave the process group."""
+        """End what the engines started, and leave the process group."""
+        if hasattr(self, "engines"):
+            self.engines.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 

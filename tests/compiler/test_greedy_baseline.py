@@ -110,7 +110,7 @@ def test_what_stays_unrelated(n: int, prompt: str, column: str, said: str) -> No
         f"@op()\ndef other(loss_mask: boolean[samples, tokens], cut: boolean[samples{axis}]) -> "
         "float32[samples]:\n    '''Of two rollouts.'''\n"
     )
-    data = "{prompt: p2, question: q2, answer: a2}"
+    data = "{prompt: p2, question: q2, answer: a2, source: s2}"
     edits = [
         f"add: {{others: {{op: data.prompts, files: [b.jsonl], batch: 8, out: {data}}}}}",
         second("more", n, prompt),

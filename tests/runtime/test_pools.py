@@ -61,7 +61,10 @@ def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
 def metrics(run_dir: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
+        for line in lines
+    ]
 
 
 def weights(run_dir: str) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def test_an_interrupt_finishes_what_has_begun() -> None:
     cluster, stop, done = InlineCluster(plan.pools), list[int](), []
     try:
         for place in cluster.places:
-            cluster.get(cluster.call(place, "setup", plan, *place, f"tcp://127.0.0.1:{free_port(cluster)}"))
+            cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{free_port(cluster)}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
         for walk in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
             done.append(walk.entry.iteration)

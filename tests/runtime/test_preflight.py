@@ -74,6 +74,13 @@ def test_an_open_value_is_named() -> None:
     assert "`nodes.prompts.files` is still open" in refused(GRAPH.replace("[FILE]", "???"))
 
 
+def test_every_source_of_several_is_looked_at() -> None:
+    two = GRAPH.replace("[FILE]", "{a: [train.jsonl], b: [FILE]}")
+    assert "no_answer.jsonl:1: has no column 'answer'" in refused(two, FILE="no_answer.jsonl")
+    assert "python -m rlgraph.runtime.demo" in refused(two, FILE="demo_files/absent.parquet")
+    assert "weights are for b, and files has a, b" in refused(two, ("prompts.weights={b: 1}",))
+
+
 def test_overlong_questions_may_be_dropped_instead() -> None:
     Path("small.yaml").write_text(GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "long.jsonl"))
     run_graph("small.yaml", ["prompts.max_prompt_tokens=60"], 1, inline=True, steps=1)

@@ -54,7 +54,10 @@ def run(graph: str, settings: tuple[str, ...], name: str, cluster: str | None = 
     target = Target(cluster) if cluster else None
     folder = run_graph(graph, settings, 1, run_dir=Path(name), inline=True, target=target)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if not key.startswith(("time/", "perf/"))}
+        for line in lines
+    ]
 
 
 @pytest.mark.parametrize(

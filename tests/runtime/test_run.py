@@ -51,7 +51,7 @@ def inline(*args: str, steps: int | None = None, run_dir: str | None = None, res
 def metrics(run_dir: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
 
 
 def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: float) -> None:

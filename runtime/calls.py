@@ -1,0 +1,65 @@
+"""Calls of workers beside the steps: to set up, save, load, export, and look at columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.plan import Plan
+from rlgraph.runtime.cluster import Cluster, Place, place_text
+from rlgraph.runtime.failure import culprit, failure
+from rlgraph.text import plan_text
+
+
+class Calls:
+    """Makes them, and waits for what they return, for at most ``schedule.timeout`` seconds at a time."""
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self.plan, self.cluster = plan, cluster
+        self.when = "before the first iteration"  # for errors
+
+    def all(self, method: str, *args: Any, place: bool = False) -> list[Any]:
+        """Call a method on every worker, with its pool and device after ``args`` if ``place``.
+
+        Raises:
+            RunError: of the first that failed, or of those that took too long.
+        """
+        given = {at: (*args, *at) if place else args for at in self.cluster.places}
+        return self._results(method, {self.cluster.call(at, method, *given[at])[0]: at for at in given})
+
+    def one(self, place: Place, method: str, *args: Any) -> Any:
+        """Call a method on one worker; raises as ``all`` does."""
+        (result,) = self._results(method, {self.cluster.call(place, method, *args)[0]: place})
+        return result
+
+    def _results(self, method: str, called: dict[Any, Place]) -> list[Any]:
+        pending, found, limit = dict(called), {}, self.plan.schedule["timeout"]
+        while pending:
+            ready, _ = self.cluster.wait([*pending], timeout=limit)
+            if not ready:
+                late = ", ".join(map(place_text, pending.values()))
+                raise RunError(f"{self._what(method)} on {late} took over {limit:.0f} s (schedule.timeout)")
+            for reference in ready:
+                found[reference] = self._result(method, pending, reference)
+                del pending[reference]
+        return [found[reference] for reference in called]
+
+    def _result(self, method: str, pending: dict[Any, Place], reference: Any) -> Any:
+        try:
+            (result,) = self.cluster.get([reference])
+        except Exception as error:
+            place, first = culprit(self.cluster, pending, reference, error)
+            raise self._failed(method, place, first) from error
+        return result
+
+    def _failed(self, method: str, place: Place, error: Exception) -> RunError:
+        law = f"{self._what(method)} failed on {place_text(place)}"
+        return failure(f"{plan_text(self.plan)}\n! {method}, {self.when}", law, error)
+
+    def _what(self, method: str) -> str:
+        return f"`{method}` {self.when}"
+
+
+def after(iteration: int) -> str:
+    """When a call between two iterations is made, in words."""
+    return f"after iteration {iteration}" if iteration else "before the first iteration"

@@ -1,0 +1,114 @@
+"""What failed: a worker that is gone, or an op that raised. Only the former is worth another try."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.errors import RlgraphError, RunError
+
+if TYPE_CHECKING:
+    from rlgraph.runtime.cluster import Cluster, Place
+
+PATIENCE_S = 40.0  # for Ray's word that a worker is gone: of a lost host it comes after some 30 s
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COLLECTIVES = "torch/distributed/distributed_c10d.py"  # what every collective of torch passes through
+
+
+class StepError(RunError):
+    """A step failed; the message shows the plan with a mark on it."""
+
+
+class LostError(RunError):
+    """A worker or its host is gone, or the network between two; ``brief`` is the message without the plan."""
+
+    def __init__(self, message: str, brief: str) -> None:
+        super().__init__(message)
+        self.brief = brief
+
+
+def failure(plan: str, law: str, error: Exception) -> RunError:
+    """The error of a step, or of what lies between two.
+
+    Args:
+        plan: as text, with a mark where the failure was.
+        law: what failed where.
+        error: that it ended in.
+    """
+    brief = f"{law}\n  {reason(error)}"
+    lost = is_gone(error) or is_broken(error)
+    return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
+
+
+def culprit(
+    cluster: Cluster, pending: Mapping[Any, Place], reference: Any, error: Exception
+) -> tuple[Place, Exception]:
+    """Where a failure began, and its error.
+
+    A worker that is gone breaks the collectives of its peers, and their errors may come first.
+
+    Args:
+        cluster: that the calls run on.
+        pending: calls that have not reported, and where they run; the failed one is among them.
+        reference: of the failed call.
+        error: that it ended in.
+    """
+    rest = [other for other in pending if other != reference] if is_broken(error) else []
+    end = time.monotonic() + PATIENCE_S
+    while rest and (left := end - time.monotonic()) > 0:
+        ready, rest = cluster.wait(rest, timeout=left)
+        for other in ready:
+            try:
+                cluster.get([other])
+            except Exception as found:
+                if is_gone(found):
+                    return pending[other], found
+    return pending[reference], error
+
+
+def reason(error: Exception) -> str:
+    """What went wrong: a user's mistake in its own words, anything else with its traceback."""
+    cause = _cause(error)
+    if isinstance(cause, RlgraphError):
+        return str(cause)
+    if is_gone(error):
+        return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
+    return out_of_room(cause) + _said(error)
+
+
+def out_of_room(error: BaseException) -> str:
+    """A line on a disk that is full, if that is what an error says; else nothing."""
+    codes = [code for code in FULL if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error)]
+    if not codes:
+        return ""
+    place = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    what = os.strerror(codes[0]).lower()
+    return f"the disk takes no more ({what}{place}); make room, and continue with --resume\n"
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether it says that a worker has ended, or its host with the columns there; no op raises such."""
+    kind = type(_cause(error))
+    return kind.__module__.startswith("ray.") and kind.__name__ != "RayError"  # what Ray can't pickle
+
+
+def is_broken(error: Exception) -> bool:
+    """Whether a collective failed: with its peer, or with the network."""
+    return not isinstance(_cause(error), RlgraphError) and COLLECTIVES in _said(error)
+
+
+def _cause(error: Exception) -> BaseException:
+    """What was raised inside a worker; the error itself where it comes from elsewhere."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def _said(error: Exception) -> str:
+    """With its traceback: Ray's errors hold that of the worker in their text."""
+    return (
+        str(error).strip() if hasattr(error, "cause") else "".join(traceback.format_exception(error)).strip()
+    )

@@ -1,0 +1,26 @@
+"""Rows of columns that lie in several parts."""
+
+import numpy as np
+import pytest
+
+from rlgraph.runtime.columns import LONG, Part, concat, gather
+
+
+def ragged(rows):
+    return Part(np.concatenate([*rows, np.zeros(0)]), np.cumsum([0, *map(len, rows)]))
+
+
+@pytest.mark.parametrize("longest", [4, 4 * LONG])  # by index, and row by row
+def test_rows_of_several_parts_come_in_the_order_asked_for(longest):
+    random = np.random.default_rng(0)
+    held = [random.normal(size=size) for size in random.integers(0, longest, 12)]
+    parts = [ragged(held[:5]), ragged([]), ragged(held[5:9]), ragged(held[9:])]
+    picks = np.array([11, 0, 5, 4, 5, 9])
+
+    found = gather(parts, picks)
+
+    assert [row.tolist() for row in np.split(found.values, found.offsets[1:-1])] == [
+        held[pick].tolist() for pick in picks
+    ]
+    assert len(gather(parts, [])) == 0
+    assert len(concat(parts)) == 12

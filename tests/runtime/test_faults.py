@@ -1,0 +1,162 @@
+"""Workers that are lost at each kind of step, restarts, full disks, and numbers that are not finite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.run import run_graph
+
+HERE = Path(__file__).parent
+ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
+OPS = HERE / "ones_ops.py"
+SYNC = "sync policy@v from the train engine on pool train to the serve engine on gen[0], by broadcast"
+OLD = "run old_logprobs (logprobs) with policy@v on train[0]"
+UPDATE = "run update_policy (update.policy) with policy@v on train[0]"
+POLICY = "run update_policy (update.policy) with policy@v on main[0-1]"
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
+    """Run the command line in a process of its own; what it printed."""
+    command = [sys.executable, "-m", "rlgraph", *args]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=500)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def inline(graph: str, *settings: str, run_dir: str, steps: int | None = None, resume: bool = False) -> None:
+    run_graph(graph, settings, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
+
+
+def lines(run_dir: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """A file of JSON lines, without what depends on wall time."""
+    found = [json.loads(line) for line in Path(run_dir, name).read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time", "perf/"))} for line in found]
+
+
+def same_weights(a: str, b: str) -> bool:
+    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def assert_gone(token: str) -> None:
+    """No process is left that inherited the token: Ray's daemons and workers do."""
+    end = time.monotonic() + 30
+    while left := holders(token):
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def holders(token: str) -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if token.encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text())
+            except OSError:
+                continue  # it has ended meanwhile
+    return [command for command in found if command]
+
+
+def with_traps(graph: str, **pools: dict[str, int]) -> str:
+    """The graph with a trap on each of some pools, for the functions that it runs from some iteration on."""
+    folder = Path("sprung").resolve()
+    folder.mkdir()
+    edits = "".join(
+        f"  - insert: {{trap_{pool}: {{op: '{OPS}:trapped', on: rewards, pool: {pool}, folder: '{folder}', "
+        f"traps: {json.dumps(traps)}}}}}\n"
+        for pool, traps in pools.items()
+    )
+    Path("trapped.yaml").write_text(f"graph: trapped\nextends: {graph}\nedits:\n{edits}")
+    return "trapped.yaml"
+
+
+def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight() -> None:
+    gen = {"prompts": 1, "rollout": 3, "Engines.receive": 4, "Worker.mean": 5}
+    train = {"logprobs": 2, "policy": 6, "Engines.save": 7}
+    graph, token = with_traps(TWO, gen=gen, train=train), uuid.uuid4().hex
+    schedule = "schedule={iterations: 7, restarts: 7}"
+    text = rlgraph("run", graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
+    assert_gone(token)
+    assert sorted(os.listdir("sprung")) == sorted([*gen, *train])
+    notes = lines("a", "restarts.jsonl")
+    assert [(note["after"], note["reason"].splitlines()[0]) for note in notes] == [
+        (0, "step 1 of iteration 1 failed on gen[0]: run prompts (data.prompts) on gen[0]"),
+        (
+            1,
+            "step 7 of iteration 2 failed on train[0]: run old_logprobs (logprobs) with policy@v on train[0]",
+        ),
+        (3, "step 3 of iteration 4 failed on gen[0]: run rollout (rollout) with policy@v on gen[0]"),
+        (4, f"step 2 of iteration 5 failed on gen[0]: {SYNC}"),
+        (4, "`mean` in the evaluation after iteration 5 failed on gen[0]"),
+        (5, f"step 10 of iteration 6 failed on train[0]: {UPDATE}"),
+        (6, "`save` after iteration 7 failed on train[0]"),
+    ]
+    assert "restart 7 of 7" in text
+    inline(TWO, schedule, "eval.every=5", run_dir="b")
+    assert lines("a") == lines("b")
+    assert same_weights("a", "b")
+    assert os.listdir("a/checkpoints") == ["step-000007"]
+
+
+def test_a_lost_peer_breaks_a_collective_and_is_named() -> None:
+    traps = {"policy": 2, "Worker.repartition": 3}
+    graph, token = with_traps(ONE, main=traps), uuid.uuid4().hex
+    settings = ("trap_main.first=false", "schedule={iterations: 4, restarts: 1}", "--devices", "2")
+    text = rlgraph("run", graph, *settings, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
+    assert_gone(token)
+    (note,) = lines("a", "restarts.jsonl")
+    assert note["reason"].splitlines()[0].endswith(" of iteration 2 failed on main[1]: " + POLICY)
+    assert "restart 1 of 1" in text
+    (mark,) = [line for line in text.splitlines() if line.startswith("!")]
+    assert "move " in mark
+    assert f"of iteration 3 failed on main[1]: {mark[7:]}" in text
+    assert "1 restarts were used up" in text
+    assert "the last checkpoint is that after iteration 2: continue with --resume --run-dir a" in text
+    assert sorted(os.listdir("a/checkpoints")) == ["restart-000002"]
+    assert not Path("a/models").exists()
+
+
+def not_finite(on_nan: str, loss: str = "infinite") -> tuple[str, ...]:
+    return (
+        f"update_policy.loss={{kind: '{OPS}:{loss}'}}",
+        f"schedule={{iterations: 2, on_nan: {on_nan}}}",
+        "models.policy.train.micro_tokens=64",
+    )
+
+
+def test_an_update_that_is_not_finite_is_skipped_or_ends_the_run() -> None:
+    inline(ONE, *not_finite("skip"), run_dir="skip")
+    assert [line["update_policy/skipped"] for line in lines("skip")[1:]] == [1, 1]
+    with pytest.raises(RunError, match="`update_policy`: a loss or gradient was not finite"):
+        inline(ONE, *not_finite("stop"), run_dir="stop")
+    assert not Path("stop/dumps").exists()
+
+
+def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
+    with pytest.raises(RunError, match=r"! +\d+\. run update_policy") as raised:
+        inline(ONE, *not_finite("dump"), run_dir="dump")
+    assert "the rows of such micro-batches: " in str(raised.value)
+    rows = lines("dump", "dumps/step-000001-update_policy-main-0.jsonl")
+    assert 0 < len(rows) < 28
+    assert 0 in {row["group"] for row in rows}
+    with pytest.raises(RunError):
+        inline(ONE, *not_finite("dump", "steep"), run_dir="steep")
+    assert len(lines("steep", "dumps/step-000001-update_policy-main-0.jsonl")) == 28

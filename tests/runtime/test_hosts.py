@@ -1,0 +1,98 @@
+"""Runs on a Ray cluster of several hosts, here nodes of Ray on one machine, each with its own address."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.cluster import RayCluster
+from rlgraph.runtime.run import run_graph
+
+HERE = Path(__file__).parent
+ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
+OPS = HERE / "ones_ops.py"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A Ray cluster of three nodes with one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    temporary = tempfile.mkdtemp(prefix="rg-", dir="/tmp")  # a path of sockets, which must be short
+    cluster = Cluster()
+    for number in (3, 1, 2):
+        cluster.add_node(
+            num_cpus=1, node_ip_address=f"127.0.0.{number}", include_dashboard=False, temp_dir=temporary
+        )
+    yield cluster.address
+    cluster.shutdown()
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def rlgraph(*args: str, expect: int = 0) -> str:
+    """Run the command line in a process of its own; what it printed."""
+    command = [sys.executable, "-m", "rlgraph", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def metrics(run_dir: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without the times."""
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
+        for line in lines
+    ]
+
+
+def test_workers_are_in_the_order_of_hosts(address: str) -> None:
+    cluster = RayCluster({"main": 3}, gpus=False, address=address, logs=Path("logs"), timeout=100)
+    try:
+        called = [cluster.call(place, "place")[0] for place in cluster.places]
+        assert [at for _, at, _ in cluster.get(called)] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        (joined,) = cluster.call(("main", 2), "join", "/nowhere")
+        with pytest.raises(RunError, match="give a --run-dir on a disk that all hosts share"):
+            cluster.get([joined])
+    finally:
+        cluster.close()
+
+
+def test_a_lost_host_is_replaced_and_changes_no_weight(address: str) -> None:
+    folder = Path("sprung").resolve()
+    folder.mkdir()
+    trap = f"{{op: '{OPS}:trapped', on: rewards, pool: train, host: true, folder: '{folder}'"
+    trap += ", traps: {policy: 2}}"
+    Path("trapped.yaml").write_text(f"graph: t\nextends: {TWO}\nedits:\n  - insert: {{trap: {trap}}}\n")
+    schedule = "schedule={iterations: 3, restarts: 1}"
+    text = rlgraph("run", "trapped.yaml", schedule, "--address", address, "--run-dir", "a")
+    assert os.listdir("sprung") == ["policy"]
+    assert "restart 1 of 1" in text
+    run_graph(TWO, (schedule,), 1, inline=True, run_dir=Path("b"))
+    assert metrics("a") == metrics("b")
+
+
+def test_a_pool_over_two_hosts_gives_the_numbers_of_one(address: str) -> None:
+    rlgraph("run", ONE, "--devices", "2", "--address", address, "--run-dir", "two")
+    run_graph(ONE, (), 1, inline=True, run_dir=Path("one"))
+    for left, right in zip(metrics("one"), metrics("two"), strict=True):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)

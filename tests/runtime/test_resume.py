@@ -1,0 +1,114 @@
+"""Runs that go on where they were: bit for bit, after a kill at any moment, a full disk, a missing file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from rlgraph.errors import GraphError
+from rlgraph.runtime.run import run_graph
+
+HERE = Path(__file__).parent
+ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
+    Path("ten.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def inline(graph: str, *settings: str, run_dir: str, steps: int | None = None, resume: bool = False) -> None:
+    run_graph(graph, settings, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "rlgraph", "run", ONE, "--inline", *args]
+
+
+def metrics(run_dir: str) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl, without times, and without evaluations: a run makes one where it ends."""
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "eval/"))} for line in lines
+    ]
+
+
+def same_weights(a: str, b: str) -> bool:
+    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("graph", [ONE, TWO])
+def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit(graph: str) -> None:
+    # ten rows, shuffled, in batches of four: epochs end inside the third batch and with the fifth
+    optimizer = "models.policy.optimizer={lr: 1e-3, schedule: cosine, warmup_steps: 4}"
+    settings = ("prompts.files=[ten.jsonl]", "prompts.batch=4", "schedule.iterations=6", optimizer)
+    inline(graph, *settings, run_dir="six")
+    inline(graph, *settings, steps=3, run_dir="three")
+    inline(graph, *settings, run_dir="three", resume=True)
+    assert metrics("three") == metrics("six")
+    assert same_weights("three", "six")
+    rates = [line["update_policy/lr"] for line in metrics("six")[1:]]
+    assert rates[0] < rates[1] > rates[2] > rates[5]
+    events = json.loads(Path("three/timeline.json").read_text().rstrip().rstrip(",") + "]")
+    assert sorted({event["args"]["iteration"] for event in events}) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_last_whole_one() -> None:
+    process = subprocess.Popen(
+        command("schedule={iterations: 300, save_every: 1}", "--run-dir", "a"), stdout=subprocess.DEVNULL
+    )
+    while not (Path("a/checkpoints/step-000002").exists() and [*Path("a/checkpoints").glob("writing/*/*")]):
+        assert process.poll() is None
+        time.sleep(0.0005)
+    process.kill()
+    process.wait()
+    done = max(int(path.name.removeprefix("step-")) for path in Path("a/checkpoints").glob("step-*"))
+    inline(ONE, "schedule={iterations: 300, save_every: 1}", run_dir="a", steps=done + 2, resume=True)
+    inline(ONE, "schedule={iterations: 300, save_every: 0}", run_dir="b", steps=done + 2)
+    assert metrics("a") == metrics("b")
+    assert same_weights("a", "b")
+    assert not Path("a/checkpoints/writing").exists()
+
+
+def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> None:
+    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash"]  # KiB that a file may have
+    settings = ("schedule={iterations: 3, save_every: 2}", "--run-dir", "a")
+    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "! save, after iteration 2" in done.stderr
+    assert "the disk takes no more (file too large" in done.stderr
+    assert not os.listdir("a/checkpoints")
+    assert [line["step"] for line in metrics("a")] == [0, 1, 2]
+    inline(ONE, settings[0], run_dir="a", resume=True)
+    inline(ONE, settings[0], run_dir="b")
+    assert metrics("a") == metrics("b")
+    assert same_weights("a", "b")
+
+
+def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
+    limited = ["bash", "-c", 'ulimit -f 30; exec "$@"', "bash"]  # the timeline is full first
+    settings = ("schedule={iterations: 1000}", "--run-dir", "a")
+    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a: the disk takes no more (file too large" in done.stderr
+
+
+def test_data_that_has_gone_since_is_named_before_anything_starts() -> None:
+    settings = ("prompts.files=[ten.jsonl]", "prompts.batch=4")
+    inline(ONE, *settings, steps=1, run_dir="a")
+    Path("ten.jsonl").unlink()
+    with pytest.raises(GraphError, match=r"ten.jsonl: there is no such file"):
+        inline(ONE, *settings, steps=2, run_dir="a", resume=True)
+    assert [line["step"] for line in metrics("a")] == [0, 1]
