@@ -129,11 +129,9 @@ class Algorithm:
         return Planned(self._planned(devices, target))
 
     def _planned(self, devices: int | None, target: Target | None) -> Plan:
-        from rlgraph.compiler import compile_graph
+        from rlgraph.compiler import plan_composed
 
-        if not self.edits:
-            return compile_graph(self.graph, self.settings, devices, target)
-        return _plan_edited(self, devices, target)
+        return plan_composed(self.tree(), self.graph, self.settings, devices, target)
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""
@@ -174,27 +172,6 @@ class Algorithm:
 
     def _repr_html_(self) -> str:
         return self.plan()._repr_html_()
-
-
-def _plan_edited(edited: Algorithm, devices: int | None, target: Target | None) -> Plan:
-    """The plan of a graph that is in no file: as ``compiler.compose_and_plan`` makes one."""
-    from rlgraph import __version__
-    from rlgraph.calibrate import load_calibration
-    from rlgraph.cluster import load_cluster
-    from rlgraph.compiler import plan_tree
-    from rlgraph.machine import local_devices
-    from rlgraph.plan import Origin
-    from rlgraph.predict import predict
-
-    tree = edited.tree()
-    cluster = load_cluster(target.cluster) if target else None
-    count = devices or (cluster.total if cluster else local_devices())
-    plan = plan_tree(tree, count)
-    if cluster and target:
-        factors = load_calibration(target.calibration) if target.calibration else None
-        plan = predict(plan, cluster, target.prompt_tokens, target.response_tokens, factors)
-    origin = Origin(edited.graph, edited.settings, count, __version__, tree.plain(), target)
-    return replace(plan, origin=origin)
 
 
 @dataclass(frozen=True)

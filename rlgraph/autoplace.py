@@ -26,8 +26,7 @@ from rlgraph.cluster import load_cluster
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.memory import LEAVES
-from rlgraph.plan import ModelPlan, Plan, Target
+from rlgraph.plan import LEAVES, ModelPlan, Plan, Target
 from rlgraph.predict import host_holds, laid_out, with_prediction
 from rlgraph.units import size_text
 

@@ -21,9 +21,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from rlgraph.errors import GraphError
-from rlgraph.plan import Step
+from rlgraph.plan import MOVES, Step
 from rlgraph.sections import Positive, Section
-from rlgraph.simulate import MOVES
 from rlgraph.source import read
 from rlgraph.validate import Binder, validate
 

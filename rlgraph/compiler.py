@@ -49,6 +49,13 @@ def compose_and_plan(
 ) -> tuple[Tree, Plan]:
     """The composed graph, and its plan, which remembers what it was made from; as ``compile_graph``."""
     tree = compose(graph, overrides)
+    return tree, plan_composed(tree, graph, overrides, devices, target)
+
+
+def plan_composed(
+    tree: Tree, graph: str, overrides: Sequence[str], devices: int | None, target: Target | None
+) -> Plan:
+    """The plan of a composed graph, which remembers what that was made from; as ``compile_graph``."""
     cluster = load_cluster(target.cluster) if target else None
     count = devices or (cluster.total if cluster else local_devices())
     plan = plan_tree(tree, count)
@@ -56,7 +63,7 @@ def compose_and_plan(
         factors = load_calibration(target.calibration) if target.calibration else None
         plan = predict(plan, cluster, target.prompt_tokens, target.response_tokens, factors)
     origin = Origin(graph, tuple(overrides), count, __version__, tree.plain(), target)
-    return tree, replace(plan, origin=origin)
+    return replace(plan, origin=origin)
 
 
 def plan_tree(tree: Tree, devices: int) -> Plan:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlgraph.autoplace import Candidate, overrides
-from rlgraph.memory import LEAVES
+from rlgraph.plan import LEAVES
 from rlgraph.units import range_text, size_text
 
 BEST = 5  # rows

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rlgraph.adapters import trained_parameters
 from rlgraph.cluster import Cluster
 from rlgraph.cost import BUCKET, MASTER, SMALL, WIDTH
-from rlgraph.plan import ModelPlan, Peak, Plan, Step
+from rlgraph.plan import LEAVES, RETURNS, ModelPlan, Peak, Plan, Step
 from rlgraph.sizes import Size
 from rlgraph.workload import Workload
 
@@ -26,7 +26,6 @@ SAMPLING = (
     20  # bytes of a logit in sampling: float32 copy, log-prob, probability; float64 sum (serve/sampling.py)
 )
 PREFILL = 8192  # prompt tokens that it reads at once
-LEAVES, RETURNS = ("offload", "sleep"), ("load", "wake")  # kinds of steps that move items
 PARTS = (
     "weights", "gradients", "optimizer", "gathered weights", "activations", "logits",
     "serve weights", "kv cache", "staging", "reserve",

@@ -11,6 +11,8 @@ from typing import Any
 from rlgraph.graph import Call, Graph, Node
 from rlgraph.sections import Optimizer, Schedule, Serve, Train
 
+LEAVES, RETURNS = ("offload", "sleep"), ("load", "wake")  # kinds of steps that move parts of engines
+MOVES = (*LEAVES, *RETURNS)
 VERSION = 1  # of the JSON; a released field that goes, comes or changes its meaning raises it
 
 

@@ -34,9 +34,9 @@ from rlgraph.fit import refuse
 from rlgraph.lineage import BYTES
 from rlgraph.memory import Footprint, Item, device_rows, master, slots
 from rlgraph.pipeline import pipeline
-from rlgraph.plan import ModelPlan, Peak, Plan, Prediction, Step
+from rlgraph.plan import MOVES, ModelPlan, Peak, Plan, Prediction, Step
 from rlgraph.reside import reside
-from rlgraph.simulate import MOVES, busy, period, simulate
+from rlgraph.simulate import busy, period, simulate
 from rlgraph.sizes import Size, size_of
 from rlgraph.units import size_text
 from rlgraph.workload import Workload, workload

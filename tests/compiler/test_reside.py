@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlgraph.cluster import Cluster, load_cluster
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.errors import GraphError
-from rlgraph.memory import LEAVES, RETURNS, Footprint, Item, away_items
-from rlgraph.plan import Plan, Step
+from rlgraph.memory import Footprint, Item, away_items
+from rlgraph.plan import LEAVES, RETURNS, Plan, Step
 from rlgraph.predict import predict, sizes_of
 from rlgraph.reside import _over_iterations, reside
 from rlgraph.source import Source, parse
