@@ -6,15 +6,27 @@ that wants a log-prob or a value, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.fsdp.packing import (
+    ALIGNED,
+    LARGEST,
+    Lane,
+    Span,
+    Unit,
+    alike,
+    cells_of,
+    lanes_of,
+    spans_of,
+)
 from rlgraph.runtime.fsdp.tally import over_ranks
 
 
@@ -22,13 +34,14 @@ from rlgraph.runtime.fsdp.tally import over_ranks
 class MicroBatch:
     """What one forward pass reads, and where its results belong.
 
-    ``input_ids`` ends before the last scored token: nothing asks what follows it. There is no attention mask,
-    as under causal attention no token sees the padding to its right, and without one the fast kernels apply.
+    ``input_ids`` ends before the last scored token: nothing asks what follows it. Rows that lie beside each
+    other need no mask: under causal attention no token sees the padding to its right, and without one the
+    fast kernels apply. Packed rows have positions and a mask.
     """
 
     columns: dict[str, Any]  # tokens, loss_mask and whatever else was given, cut to these rows
-    input_ids: torch.Tensor  # int64 [rows, columns]
-    keep: torch.Tensor  # bool [rows, columns]: where the next token is scored
+    inputs: dict[str, torch.Tensor]  # of the model: input_ids int64 [lanes, width], ...
+    cells: torch.Tensor  # int64 [scored]: after which of the cells of input_ids the token is scored
     labels: torch.Tensor  # int64 [scored]
     places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
 
@@ -37,6 +50,52 @@ class MicroBatch:
         tokens: Ragged = self.columns["tokens"]
         empty = torch.zeros(len(tokens.values), dtype=scores.dtype, device=scores.device)
         return tokens.like(empty.index_copy(0, self.places, scores))
+
+    def picked(self, values: torch.Tensor) -> torch.Tensor:
+        """Of values ``[lanes, width, ...]`` those after which a token is scored: ``[scored, ...]``."""
+        return cast(torch.Tensor, _Pick.apply(values.flatten(0, 1), self.cells))
+
+
+class _Pick(torch.autograd.Function):
+    """Rows by their numbers, one perhaps several times; their gradients are summed in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cells)
+        ctx.shape = values.shape
+        return values[cells]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (cells,) = ctx.saved_tensors
+        total = gradient.new_zeros(ctx.shape)
+        for turn in _turns(cells):  # the first use of each cell, then the second, ...
+            total[cells[turn]] += gradient[turn]
+        return total, None
+
+
+def _turns(cells: torch.Tensor) -> list[torch.Tensor]:
+    """Places in ``cells [k]``, apart by how often a cell came before: no cell twice in one of them."""
+    ordered, places = cells.sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    count = torch.arange(len(cells), device=cells.device)
+    before = count - torch.where(first, count, 0).cummax(0).values if len(cells) else count
+    return [places[before == turn] for turn in range(int(before.max()) + 1 if len(cells) else 0)]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How rows are cut into micro-batches."""
+
+    tokens: int  # of one forward pass, padding included
+    share: float | None = None  # see attention_share; None: rows are not packed
+    dtype: torch.dtype = torch.float32  # of the attention scores
+
+    def work(self, tokens: int, seen: float) -> float:
+        """Of a pass over ``tokens``, each of which sees so many columns; 1 for a token that sees none."""
+        return tokens * (1 + (self.share or 0) * seen)
 
 
 @dataclass(frozen=True)
@@ -108,16 +167,41 @@ def cut(column: Any, rows: torch.Tensor) -> Any:
 
 
 def micro_batches(
-    columns: Mapping[str, Any], budget: int, device: torch.device, subset: torch.Tensor | None = None
+    columns: Mapping[str, Any], budget: Budget, device: torch.device, subset: torch.Tensor | None = None
 ) -> list[MicroBatch]:
     """Micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
-    wanted = scored(columns["loss_mask"])
-    lengths = columns_read(wanted)
-    subset = torch.arange(len(lengths)) if subset is None else subset
-    return [
-        _micro_batch({name: cut(column, subset[rows]) for name, column in columns.items()}, device)
-        for rows in micro_batch_rows(lengths[subset], budget)
-    ]
+    if subset is not None:
+        columns = {name: cut(column, subset) for name, column in columns.items()}
+    lengths = columns_read(scored(columns["loss_mask"]))
+    beside = micro_batch_rows(lengths, budget.tokens)
+    longest = [int(lengths[rows].max()) for rows in beside]
+    work = sum(budget.work(len(r) * w, w / 2) for r, w in zip(beside, longest, strict=True))
+    if packed := _packed(columns, budget, work, max(longest, default=0)):
+        return [_packed_batch(columns, lanes, budget.dtype, device) for lanes in packed]
+    return [_micro_batch({k: cut(column, rows) for k, column in columns.items()}, device) for rows in beside]
+
+
+def _packed(columns: Mapping[str, Any], budget: Budget, work: float, longest: int) -> list[list[Lane]]:
+    """The lanes of each micro-batch, of the width with the least work; none if that is not below ``work``."""
+    best: list[list[Lane]] = []
+    if budget.share is None:
+        return best
+    groups = alike(columns["tokens"], spans_of(scored(columns["loss_mask"])))
+    for width in _widths(groups, longest, budget.tokens):
+        lanes = lanes_of(groups, width)
+        if (needed := budget.work(len(lanes) * width, width)) < work:
+            count = max(1, budget.tokens // width)
+            best, work = [lanes[i : i + count] for i in range(0, len(lanes), count)], needed
+    return best
+
+
+def _widths(groups: Sequence[Sequence[Span]], longest: int, tokens: int) -> list[int]:
+    """Widths of lanes to try: some times the longest row, and less so far as lanes would not be full."""
+    total = sum(Unit(tuple(group)).length for group in groups)
+    near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
+    even = {max(longest, -(-total // -(-total // width))) for width in near if total}
+    widths = {-(-width // ALIGNED) * ALIGNED for width in even}
+    return sorted(width for width in widths if width * max(width, tokens) <= LARGEST)
 
 
 def mini_batches(
@@ -125,7 +209,7 @@ def mini_batches(
     rows: torch.Tensor,
     total_rows: int,
     minibatches: int,
-    budget: int,
+    budget: Budget,
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> list[MiniBatch]:
@@ -135,7 +219,7 @@ def mini_batches(
         columns: of this rank's rows.
         rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
         total_rows: see ``minibatch_rows``, as ``minibatches``.
-        budget: tokens of a micro-batch, padding included.
+        budget: of a micro-batch.
         device: where the micro-batches are placed.
         group: the ranks.
     """
@@ -158,17 +242,45 @@ def placeholder(device: torch.device) -> MicroBatch:
 
 
 def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
+    """Rows beside each other, padded on the right."""
     tokens, wanted = columns["tokens"], scored(columns["loss_mask"])
     width = int(columns_read(wanted).max())
-    keep = torch.zeros(len(tokens), width, dtype=torch.bool)
-    next_wanted = wanted.padded()[:, 1 : width + 1]
-    keep[:, : next_wanted.shape[1]] = next_wanted
     input_ids = torch.zeros(len(tokens), width, dtype=torch.int64)
     read = tokens.padded()[:, :width]
     input_ids[:, : read.shape[1]] = read
+    row, place = _scored_places(wanted)
+    return _placed(columns, wanted, {"input_ids": input_ids}, row * width + place - 1, device)
+
+
+def _packed_batch(
+    columns: Mapping[str, Any], lanes: Sequence[Lane], dtype: torch.dtype, device: torch.device
+) -> MicroBatch:
+    """Rows end to end; the batch has them in the order in which they lie."""
+    rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
+    columns = {name: cut(column, rows) for name, column in columns.items()}
+    cells, wanted = cells_of(columns["tokens"], lanes), scored(columns["loss_mask"])
+    row, place = _scored_places(wanted)
+    inputs = {"input_ids": cells.input_ids, "position_ids": cells.positions}
+    inputs["attention_mask"] = cells.mask(dtype, device)
+    return _placed(columns, wanted, inputs, cells.cell(row, place - 1), device)
+
+
+def _scored_places(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and place in it of each scored token, int64 ``[scored]`` each."""
+    flat = wanted.values.nonzero().squeeze(1)
+    row = wanted.row_of[flat]
+    return row, flat - wanted.offsets[row]
+
+
+def _placed(
+    columns: dict[str, Any],
+    wanted: Ragged,
+    inputs: dict[str, torch.Tensor],
+    cells: torch.Tensor,
+    device: torch.device,
+) -> MicroBatch:
     places = wanted.values.nonzero().squeeze(1)
-    on_device = {
-        name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()
-    }
-    tensors = (input_ids, keep, tokens.values[places], places)
-    return MicroBatch(on_device, *(tensor.to(device) for tensor in tensors))
+    labels = columns["tokens"].values[places]
+    moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return MicroBatch(moved, inputs, *(tensor.to(device) for tensor in (cells, labels, places)))

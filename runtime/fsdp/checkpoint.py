@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,16 @@ class Saves:
 
 
 def training_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What a checkpoint holds: this rank's tensors by name, and what is the same on every rank."""
+    """What a checkpoint holds: this rank's tensors by name, and what is the same on every rank.
+
+    Of a frozen model, which has neither optimizer nor schedule, that is its parameters.
+    """
+    if optimizer is None or scheduler is None:
+        return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, {}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _start(optimizer)
     moments = {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS for name, p in trained.items()}
@@ -79,8 +86,8 @@ def training_state(
 def load_state(
     directory: str,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
 ) -> None:
     """Read what ``Saves`` wrote of a model of the same shape, on any number of ranks.
 
@@ -97,12 +104,32 @@ def load_state(
             f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
         )
     _read(Path(directory), state["ranks"], tensors)
+    if optimizer is None or scheduler is None:
+        return
     for name, p in model.named_parameters():
         if p.requires_grad:
             optimizer.state[p]["step"].fill_(state["steps"][name])
     for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
         group["lr"] = rate
     scheduler.load_state_dict(state["schedule"])
+
+
+@torch.no_grad()
+def blend(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], mix: float) -> None:
+    """W <- (1 - mix) W + mix W' for this rank's rows of every parameter, from full weights by their names.
+
+    Raises:
+        ValueError: they are those of another model.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, full in weights:
+        if name not in own or own[name].shape != full.shape:
+            has = f"is {[*own[name].shape]}" if name in own else "is missing"
+            raise ValueError(f"{name} {has} in the model copied onto, and {[*full.shape]} in the other")
+        sharded = isinstance(own[name], DTensor)
+        for there, here in _shared(own[name], 0, 1) if sharded else [(..., ...)]:
+            target = _local(own[name])[here]
+            target.copy_(torch.lerp(target.float(), full[there].float(), mix) if mix < 1 else full[there])
 
 
 def write_pretrained(

@@ -16,11 +16,19 @@ from rlgraph.engines import Batch, Objective
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.fsdp import checkpoint
 from rlgraph.runtime.fsdp import lora as adapters
-from rlgraph.runtime.fsdp.batching import MicroBatch, MiniBatch, micro_batches, mini_batches, placeholder
+from rlgraph.runtime.fsdp.batching import (
+    Budget,
+    MicroBatch,
+    MiniBatch,
+    micro_batches,
+    mini_batches,
+    placeholder,
+)
 from rlgraph.runtime.fsdp.gather import apart, gather_full
-from rlgraph.runtime.fsdp.load import Head, load_sharded
+from rlgraph.runtime.fsdp.load import Head, decoder_layers, load_sharded
 from rlgraph.runtime.fsdp.lora import LoraOptions
-from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, clip_gradients, make_optimizer
+from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, clip_gradients, make_optimizer, set_rate
+from rlgraph.runtime.fsdp.packing import attention_share, packs
 from rlgraph.runtime.fsdp.residency import Residency, optimizer_tensors
 from rlgraph.runtime.fsdp.scoring import Entropy, values
 from rlgraph.runtime.fsdp.shards import gathered, reduce_with_the_last
@@ -51,6 +59,7 @@ class FsdpEngine:
         recompute: bool = False,
         lora: Mapping[str, Any] | None = None,
         compile: bool = False,
+        packing: bool = True,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised.
 
@@ -69,12 +78,14 @@ class FsdpEngine:
             recompute: run each decoder layer again in the backward pass rather than keep its activations.
             lora: train low-rank adapters alone, see ``LoraOptions``; all else is held in ``dtype``.
             compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
+            packing: lay rows end to end, and read a prompt that they share once, where that is less work and
+                the model's attention allows it.
 
         Raises:
             ValueError: an unknown or missing optimizer option, weights that the directory lacks, or a layer
                 to adapt that the model lacks.
         """
-        self.path, self.head, self.micro_tokens = path, head, micro_tokens
+        self.path, self.head = path, head
         self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
         self.group = self.mesh.get_group()
         self.device = torch.device(device)
@@ -93,6 +104,10 @@ class FsdpEngine:
             adapter=self.lora,
             compiled=compile,
         )
+        share = (
+            attention_share(self.model, decoder_layers(self.model)) if packing and packs(self.model) else None
+        )
+        self.budget = Budget(micro_tokens, share, compute)
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
@@ -102,6 +117,7 @@ class FsdpEngine:
         parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
         self.residency = Residency(path, self.device, parts)
         self.saves = checkpoint.Saves(self.group)
+        self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
 
     @property
     def away(self) -> frozenset[str]:
@@ -141,13 +157,25 @@ class FsdpEngine:
         assert self.head == "lm", "a value head has no log-probs"
         self.residency.need(["parameters"], "logprobs")
         with adapters.without([] if adapter else self.adapted.values()):
-            return self._score(tokens, loss_mask, temperature)
+            (scores,) = self._score(tokens, loss_mask, temperature)
+        return scores
+
+    def squares(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+    ) -> tuple[Ragged, Ragged]:
+        """``logprobs``, and of each token's distribution the sum of squared probabilities, in one pass."""
+        assert self.head == "lm", "a value head has no probabilities"
+        self.residency.need(["parameters"], "squares")
+        with adapters.without([] if adapter else self.adapted.values()):
+            scores, squares = self._score(tokens, loss_mask, temperature, squares=True)
+        return scores, squares
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
         """The value before each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
         assert self.head == "value", "a language-model head has no values"
         self.residency.need(["parameters"], "values")
-        return self._score(tokens, loss_mask, 1.0)
+        (scores,) = self._score(tokens, loss_mask, 1.0)
+        return scores
 
     def update(
         self,
@@ -170,12 +198,16 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         tally = Tally()
-        where = (self.micro_tokens, self.device, self.group)
+        where = (self.budget, self.device, self.group)
         plan = mini_batches(columns, rows, total_rows, minibatches, *where)
         for minibatch in [m for m in plan if m.totals.tokens] * epochs:
             self._accumulate(minibatch, objective, temperature, entropy, tally)
             self._step(tally)
         return tally.means(self.group)
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate, at its peak: a warm-up goes on from there."""
+        set_rate(self.scheduler, rate)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter in full, under its Hugging Face name, tied ones once; then persistent buffers.
@@ -187,25 +219,34 @@ class FsdpEngine:
         """
         self.residency.need(["parameters"], "weights")
         parameters = ((name, apart(p.detach())) for name, p in self.model.named_parameters())
-        persistent = self.model.state_dict().keys()
-        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in persistent)
+        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.group)
         return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
+
+    def copy(self, of: FsdpEngine, mix: float = 1.0) -> None:
+        """Take the weights of another engine of the same ranks: W <- (1 - mix) W + mix W_of. Collective.
+
+        Raises:
+            RuntimeError: the parameters of one of them are offloaded.
+            ValueError: they are those of another model.
+        """
+        self.residency.need(["parameters"], "copy")
+        self.residency.changed(["parameters"])
+        checkpoint.blend(self.model, of.weights(), mix)
 
     def begin_save(self, directory: str) -> None:
         """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
 
         The directory is whole when ``finish_save`` has returned on every rank; until then the engine may do
-        anything but ``load``. A frozen model has nothing to write. What is offloaded comes back for the copy,
-        and goes again; so it does for ``load`` and ``export``.
+        anything but ``load``. Of a frozen model that is its parameters. What is offloaded comes back for the
+        copy, and goes again; so it does for ``load`` and ``export``.
 
         Raises:
             OSError, safetensors.SafetensorError: the save before could not be written.
         """
-        if self.optimizer is not None:
-            with self.residency.back():
-                state = checkpoint.training_state(self.model, self.optimizer, self.scheduler)
-                self.saves.begin(directory, *state)
+        with self.residency.back():
+            state = checkpoint.training_state(self.model, self.optimizer, self.scheduler)
+            self.saves.begin(directory, *state)
 
     def finish_save(self) -> None:
         """Wait for what ``begin_save`` began, if anything.
@@ -221,7 +262,7 @@ class FsdpEngine:
         self.finish_save()
 
     def load(self, directory: str) -> None:
-        """Read what ``save`` wrote, on any number of ranks. A frozen model has nothing to read.
+        """Read what ``save`` wrote, on any number of ranks.
 
         Raises:
             FileNotFoundError: the checkpoint is not whole.
@@ -229,10 +270,9 @@ class FsdpEngine:
             ValueError: it is one of another model.
         """
         self.finish_save()
-        if self.optimizer is not None:
-            with self.residency.back():
-                self.residency.changed(["parameters", "optimizer"])
-                checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
+        with self.residency.back():
+            self.residency.changed(["parameters", "optimizer"])
+            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns.
@@ -250,19 +290,27 @@ class FsdpEngine:
             adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path)
         dist.barrier(self.group)
 
-    def _score(self, tokens: Ragged, loss_mask: Ragged, temperature: float) -> Ragged:
+    def _score(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float, squares: bool = False
+    ) -> list[Ragged]:
         place = tokens.like(torch.arange(len(tokens.values)))
         columns = {"tokens": tokens, "loss_mask": loss_mask, "place": place}
-        batches = micro_batches(columns, self.micro_tokens, self.device)
+        batches = micro_batches(columns, self.budget, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group, self.device).max())
-        out = torch.zeros(len(tokens.values))
+        out = torch.zeros(1 + squares, len(tokens.values))
         with torch.no_grad(), gathered(self.shards):
             for batch in batches:
-                scores, _ = self._scores(batch, temperature, "none")
-                out[batch.columns["place"].values[batch.places].cpu()] = scores.cpu()
+                found = self._found(batch, temperature, squares)
+                out[:, batch.columns["place"].values[batch.places].cpu()] = found.cpu()
             for _ in range(passes - len(batches)):
-                self._scores(placeholder(self.device), temperature, "none")
-        return tokens.like(out)
+                self._found(placeholder(self.device), temperature, squares)
+        return [tokens.like(row) for row in out]
+
+    def _found(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
+        """``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
+        if squares:
+            return torch.stack(self.model.token_squares(batch, temperature))
+        return self._scores(batch, temperature, "none")[0][None]
 
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy

@@ -103,6 +103,21 @@ def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
             held = {}
 
 
+class Unadapted:
+    """The model that an engine adapts, as it is without its adapter: a reference that takes no memory."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def logprobs(self, *args: Any, **options: Any) -> Any:
+        """``FsdpEngine.logprobs`` with the adapter off."""
+        return self.engine.logprobs(*args, **options, adapter=False)
+
+    def squares(self, *args: Any, **options: Any) -> Any:
+        """``FsdpEngine.squares`` with the adapter off."""
+        return self.engine.squares(*args, **options, adapter=False)
+
+
 def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:
     """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model."""
     from safetensors.torch import save_file

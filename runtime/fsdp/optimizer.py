@@ -70,6 +70,14 @@ def make_optimizer(
     return optimizer, get_scheduler(name, optimizer, options.warmup_steps, options.total_steps)
 
 
+def set_rate(scheduler: Any, rate: float) -> None:
+    """Give a schedule of torch's ``LambdaLR`` another peak, where it stands."""
+    scheduler.base_lrs = [rate] * len(scheduler.base_lrs)
+    for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+        group["lr"] = rate * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
 def clip_gradients(
     parameters: list[torch.nn.Parameter], max_norm: float | None, group: dist.ProcessGroup
 ) -> float:

@@ -26,15 +26,17 @@ CHUNK = 2**26  # numbers of a chunk's logits, or one token's if they are more: 2
 
 def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     """What a value head says before each scored token: float32 ``[scored]``."""
-    out: torch.Tensor = model(input_ids=batch.input_ids, use_cache=False).logits
-    return out[batch.keep].squeeze(1).float()
+    out: torch.Tensor = model(**batch.inputs, use_cache=False).logits
+    return batch.picked(out).squeeze(1).float()
 
 
 def prepare(model: FSDPModule) -> None:
-    """Give a sharded language model a method ``token_scores``: the function, with its parameters gathered."""
+    """Give a sharded language model the functions of this file as methods, with its parameters gathered."""
     module = cast(Any, model)
     module.token_scores = partial(token_scores, module)
-    register_fsdp_forward_method(module, "token_scores")
+    module.token_squares = partial(token_squares, module)
+    for method in ("token_scores", "token_squares"):
+        register_fsdp_forward_method(module, method)
 
 
 def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
@@ -44,17 +46,33 @@ def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Ent
 
     Args:
         model: a transformers model with a head over the vocabulary.
-        batch: ``keep`` marks the positions whose next token is scored.
+        batch: ``cells`` are the positions whose next token is scored.
         temperature: what the logits are divided by.
         entropy: whether to compute it, and whether gradients flow through it.
 
     Returns:
         ``[scored]`` each; None for an entropy that was not asked for.
     """
-    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.keep]
-    rows = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    hidden, rows = _hidden(model, batch)
     weights = _trained_outside(model)
     return cast(Scores, _Scores.apply(model, rows, temperature, entropy, batch.labels, hidden, *weights))
+
+
+def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of each scored token, and the sum of its distribution's squared probabilities.
+
+    Arguments as of ``token_scores``; ``[scored]`` each, without gradients.
+    """
+    hidden, rows = _hidden(model, batch)
+    chunks = zip(hidden.split(rows), batch.labels.split(rows), strict=True)
+    parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
+
+
+def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
+    """The hidden states ``[scored, hidden]``, and how many of them a chunk has."""
+    hidden = batch.picked(model.base_model(**batch.inputs, use_cache=False).last_hidden_state)
+    return hidden, max(1, CHUNK // model.config.get_text_config().vocab_size)
 
 
 def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -149,17 +167,33 @@ def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
 
 def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool) -> Scores:
     """Scores of one chunk, in the memory of its logits; an entropy takes as much again."""
-    x = logits.to(_wide(logits))
-    if temperature != 1.0:
-        x.div_(temperature)
-    x.sub_(x.amax(-1, keepdim=True))
-    chosen = x.gather(1, labels[:, None]).squeeze(1)
+    x, chosen = _shifted(logits, labels, temperature)
     if not entropy:
         return chosen.sub_(x.exp_().sum(-1).log_()), None
     exponentials = x.exp()
     total = exponentials.sum(-1)
     mean = x.mul_(exponentials).sum(-1) / total
     return chosen.sub_(total.log()), total.log() - mean
+
+
+def _chunk_squares(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of one chunk, and sums of squared probabilities, in the memory of its logits."""
+    x, chosen = _shifted(logits, labels, temperature)
+    total = x.exp_().sum(-1)
+    return chosen.sub_(total.log()), x.square_().sum(-1).div_(total.square())
+
+
+def _shifted(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits at a temperature less the largest, in place where they are wide; and those of the labels."""
+    x = logits.to(_wide(logits))
+    if temperature != 1.0:
+        x.div_(temperature)
+    x.sub_(x.amax(-1, keepdim=True))
+    return x, x.gather(1, labels[:, None]).squeeze(1)
 
 
 def _slope(

@@ -7,6 +7,7 @@ import torch
 
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.fsdp.batching import (
+    Budget,
     columns_read,
     cut,
     micro_batch_rows,
@@ -52,9 +53,10 @@ def test_a_pass_reads_only_up_to_the_last_scored_token() -> None:
 
 
 def test_a_micro_batch_scores_the_masked_tokens_and_puts_them_back() -> None:
-    (batch,) = micro_batches({"tokens": TOKENS, "loss_mask": MASK}, 100, CPU)
-    assert batch.input_ids.tolist() == [[5, 6, 7], [1, 2, 3], [4, 0, 0]]
-    assert batch.keep.tolist() == [[False, True, True], [False, True, False], [False] * 3]
+    (batch,) = micro_batches({"tokens": TOKENS, "loss_mask": MASK}, Budget(100), CPU)
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7], [1, 2, 3], [4, 0, 0]]
+    assert batch.cells.tolist() == [1, 2, 4]
+    assert batch.picked(batch.inputs["input_ids"]).tolist() == [6, 7, 2]
     assert batch.labels.tolist() == [7, 8, 3]
     scattered = batch.scatter(torch.tensor([0.1, 0.2, 0.3]))
     assert scattered.values.tolist() == pytest.approx([0, 0, 0.1, 0.2, 0, 0, 0, 0.3, 0])
@@ -67,7 +69,7 @@ def test_columns_of_every_kind_are_cut_to_the_rows() -> None:
         "rewards": torch.tensor([1.0, 2.0, 3.0]),
         "answer": ["a", "b", "c"],
     }
-    batches = micro_batches(columns, 2, CPU, subset=torch.tensor([2, 1]))
+    batches = micro_batches(columns, Budget(2), CPU, subset=torch.tensor([2, 1]))
     assert [b.columns["answer"] for b in batches] == [["b"], ["c"]]
     assert [b.columns["rewards"].tolist() for b in batches] == [[2.0], [3.0]]
     assert [b.columns["tokens"].tolist() for b in batches] == [[[1, 2, 3]], [[4]]]
@@ -76,10 +78,10 @@ def test_columns_of_every_kind_are_cut_to_the_rows() -> None:
 
 def test_rows_without_tokens_pass() -> None:
     columns = {"tokens": Ragged.of([[], []]), "loss_mask": Ragged.of([[], []], dtype=torch.bool)}
-    (batch,) = micro_batches(columns, 100, CPU)
-    assert batch.input_ids.shape == (2, 1)
-    assert not batch.keep.any()
+    (batch,) = micro_batches(columns, Budget(100), CPU)
+    assert batch.inputs["input_ids"].shape == (2, 1)
+    assert not len(batch.cells)
 
 
 def test_the_placeholder_scores_one_token() -> None:
-    assert placeholder(CPU).keep.tolist() == [[True]]
+    assert placeholder(CPU).cells.tolist() == [0]

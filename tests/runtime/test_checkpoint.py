@@ -167,11 +167,26 @@ def test_a_failed_save_is_told_by_the_next_call_and_forgotten(path: str, tmp_pat
     engine.load(str(tmp_path / "saved"))
 
 
-def test_a_frozen_engine_writes_nothing(path: str, tmp_path: Path) -> None:
-    engine = FsdpEngine(path, frozen=True)
-    engine.save(str(tmp_path / "saved"))
-    engine.load(str(tmp_path / "saved"))
-    assert not (tmp_path / "saved").exists()
+@pytest.mark.parametrize("mix", [1.0, 0.25])
+def test_what_was_copied_onto_a_frozen_engine_is_saved_with_it(path: str, tmp_path: Path, mix: float) -> None:
+    frozen, trained = FsdpEngine(path, frozen=True), FsdpEngine(path, optimizer=ADAM)
+    before = {name: weight.clone() for name, weight in frozen.weights()}
+    for parameter in trained.parameters:
+        parameter.data.add_(1.0)
+    frozen.copy(trained, mix)
+    frozen.save(str(tmp_path / "saved"))
+    again = FsdpEngine(path, frozen=True)
+    again.load(str(tmp_path / "saved"))
+    held = dict(frozen.weights())
+    for name, weight in again.weights():
+        assert weight.allclose(before[name] + mix, rtol=0, atol=1e-6)
+        assert weight.equal(held[name])
+
+
+def test_another_model_is_not_copied(path: str, tmp_path: Path) -> None:
+    other = FsdpEngine(write_model(tmp_path / "other", intermediate_size=12), optimizer=ADAM)
+    with pytest.raises(ValueError, match=r"in the model copied onto, and \[.* in the other"):
+        FsdpEngine(path, frozen=True).copy(other)
 
 
 def test_what_is_not_whole_or_another_model_is_refused(path: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from transformers import (
 from rlgraph.engines import Totals
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.fsdp import scoring
-from rlgraph.runtime.fsdp.batching import MicroBatch, micro_batches
+from rlgraph.runtime.fsdp.batching import Budget, MicroBatch, micro_batches
 from rlgraph.runtime.fsdp.engine import FsdpEngine
 from rlgraph.runtime.fsdp.scoring import token_scores
 
@@ -63,14 +63,14 @@ def built(name: str) -> Any:
 def batch() -> MicroBatch:
     tokens = Ragged.of([[1, 5, 7, 3, 2, 9], [4, 4, 12], [0, 11, 3, 8]])
     mask = Ragged.of([[0, 0, 1, 1, 0, 1], [0, 1, 1], [0, 1, 1, 1]], dtype=torch.bool)
-    (found,) = micro_batches({"tokens": tokens, "loss_mask": mask}, 1000, torch.device("cpu"))
+    (found,) = micro_batches({"tokens": tokens, "loss_mask": mask}, Budget(1000), torch.device("cpu"))
     return found
 
 
 def whole(model: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores from the whole logits, by autograd's own rules."""
     rows = batch()
-    logits = model(input_ids=rows.input_ids, use_cache=False).logits[rows.keep]
+    logits = rows.picked(model(**rows.inputs, use_cache=False).logits)
     distribution = torch.distributions.Categorical(logits=logits / temperature)
     return distribution.log_prob(rows.labels), distribution.entropy()
 

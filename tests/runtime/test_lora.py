@@ -160,6 +160,13 @@ def test_merged_weights_are_the_adapted_model(root: Path, engine: FsdpEngine, tm
         torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_copy_has_the_adapters_merged(root: Path, engine: FsdpEngine) -> None:
+    update(engine)
+    frozen = FsdpEngine(str(root / "model"), frozen=True)
+    frozen.copy(engine)
+    torch.testing.assert_close(logprobs(frozen), logprobs(engine), rtol=1e-5, atol=1e-5)
+
+
 def test_a_layer_that_is_not_there_is_refused(root: Path) -> None:
     lora = {**LORA, "targets": ["q_proj", "query"]}
     with pytest.raises(
