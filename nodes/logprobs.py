@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from rlgraph.engines import TrainEngine
 from rlgraph.op import op
 from rlgraph.types import boolean, float32, int64, samples, tokens
+
+
+class Squared(NamedTuple):
+    """What ``logprobs.squares`` writes."""
+
+    logprobs: float32[samples, tokens]
+    squares: float32[samples, tokens]
 
 
 @op()
@@ -36,3 +43,26 @@ def logprobs(
         old_logprobs: {op: logprobs, model: policy}
     """
     return model.logprobs(tokens, loss_mask, 1.0 if temperature is None else temperature)
+
+
+@op()
+def squares(
+    model: TrainEngine,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
+) -> Squared:
+    """Log-probs, and how sure the policy was of each token: the sum of squared probabilities, in one pass.
+
+    ``logprobs`` as the op of that name; ``squares`` is sum_v p_v^2 over the vocabulary at the same position,
+    1 where the policy was certain (arXiv 2602.07078, for advantage.optimal_token_baseline). Both are 0 where
+    ``loss_mask`` is false.
+
+    Attributes:
+        temperature: what the logits are divided by, above 0; null: the rollout's.
+
+    Example:
+        old_logprobs: {op: logprobs.squares, model: policy, out: {logprobs: old_logprobs}}
+    """
+    return Squared(*model.squares(tokens, loss_mask, 1.0 if temperature is None else temperature))

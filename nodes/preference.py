@@ -60,13 +60,14 @@ def dpo_weights(
     return loss_mask.like((loss_mask.spread(weights).values * loss_mask.values).float())
 
 
+@op(assumes=("one_step",))
 def dpo(logprobs: float32[samples, tokens], preference: float32[samples, tokens]) -> float32[samples, tokens]:
     """Direct preference optimisation (DPO, arXiv 2305.18290), as a sum over tokens: -w logprobs.
 
     w is the column of preference.dpo, from the weights before the update. With ``aggregate:
-    seq-mean-token-sum`` and one optimizer step an iteration the gradient is that of DPO's mean over pairs;
-    later steps of an iteration would use weights of before the first. The value is not DPO's loss, which
-    preference.dpo records.
+    seq-mean-token-sum`` the gradient is that of DPO's mean over pairs. It is so for one optimizer step an
+    iteration, and more are refused: w would not fall as the margin grows, and the loss have no minimum. The
+    value is not DPO's loss, which preference.dpo records.
 
     Example:
         update: {op: update.policy, model: policy, loss: {kind: dpo}, aggregate: seq-mean-token-sum}

@@ -1,53 +1,25 @@
-"""A reward for a program that passes a test, run in a process of its own.
-
-parent   a process group of its own, in an empty folder, without network ──> program.py
-         reads the token, or gives up after `timeout`; then kills the group
-"""
+"""A reward for a program that passes a test, run in a process of its own (``nodes/confined.py``)."""
 
 from __future__ import annotations
 
-import functools
-import json
-import math
 import os
 import re
 import secrets
 import select
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from rlgraph.engines import Context
 from rlgraph.errors import RunError
+from rlgraph.nodes.confined import MIB, NO_NETWORK, Limits, confined, isolates
 from rlgraph.op import op
 from rlgraph.types import float32, samples, text
-
-CHILD = str(Path(__file__).with_name("program.py"))
-NO_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
-MIB = 2**20
 
 
 class CodeError(RunError):
     """Programs can't be run as the graph says: says what to change."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use."""
-
-    timeout: float  # seconds
-    memory: int  # bytes of address space
-    file: int  # bytes of any one file that it writes
-    network: bool
 
 
 @op()
@@ -112,38 +84,7 @@ def program(response: str) -> str:
 def passes(source: str, test: str, limits: Limits) -> bool | None:
     """Whether a program and then its test run to their end; None: they ran out of time."""
     token = secrets.token_hex(16)
-    job = {"program": source, "test": test, "token": token}
-    bounds = {"seconds": math.ceil(limits.timeout) + 1, "memory": limits.memory, "file": limits.file}
-    command = [*(() if limits.network else NO_NETWORK), sys.executable, "-I", CHILD]
-    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryDirectory() as folder:
-        json.dump(job | bounds, given)
-        given.seek(0)
-        return _verdict(command, given.fileno(), folder, token, limits.timeout)
-
-
-def _verdict(command: Sequence[str], given: int, folder: str, token: str, timeout: float) -> bool | None:
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        command,
-        stdin=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,
-    )
-    assert child.stdout
-    with child.stdout as verdict:
-        in_time = bool(select.select([verdict], [], [], timeout)[0])
-        said = os.read(verdict.fileno(), len(token)) if in_time else b""
-        os.killpg(child.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
-        child.wait()
+    with confined({"program": source, "test": test, "token": token}, limits) as verdict:
+        in_time = bool(select.select([verdict], [], [], limits.timeout)[0])
+        said = os.read(verdict, len(token)) if in_time else b""
     return said == token.encode() if in_time else None
-
-
-@functools.cache
-def isolates() -> bool:
-    """Whether a process without network can be started here."""
-    if shutil.which(NO_NETWORK[0]) is None:
-        return False
-    return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0

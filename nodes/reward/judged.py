@@ -9,7 +9,7 @@ from rlgraph.types import boolean, samples
 
 @op(filters=True)
 def judged(ctx: Context, failed: boolean[samples]) -> boolean[samples]:
-    """Keep the samples whose reward did not fail: how a graph drops the others (reward.remote).
+    """Keep the samples whose reward did not fail: how a graph drops the others (``on_error: drop``).
 
     It may cut groups: what is left of one is a smaller group. Records ``kept``, the fraction of samples that
     stay.

@@ -1,7 +1,7 @@
-"""The child of reward.code: holds itself to limits, then runs a program and its test, one after the other.
+"""The child of ``nodes/confined.py``: holds itself to limits, then runs a program, and its test if any.
 
-    stdin   {"program": ..., "test": ..., "token": ..., "seconds": ..., "memory": bytes, "file": bytes}
-    stdout  the token, once both have run to their end
+    stdin   {"program": ..., "seconds": ..., "memory": bytes, "file": bytes}, and "test" and "token"
+    stdout  with a test, the token, once both have run to their end; else what the program prints
 
 The token is a secret of this run: a program that exits with status 0 before its test has not passed it. It
 runs as a file, without importing the package.
@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import traceback
 
 
 def limit(seconds: int, memory: int, file: int) -> None:
@@ -27,17 +28,22 @@ def limit(seconds: int, memory: int, file: int) -> None:
 
 
 def run() -> None:
-    """Run what stdin says; what it prints goes nowhere."""
+    """Run what stdin says; what a program with a test prints goes nowhere."""
     job = json.load(sys.stdin)
-    verdict = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    said = os.dup(1)
+    if "test" in job:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with stderr; seen if killed
     limit(job["seconds"], job["memory"], job["file"])
     names: dict[str, object] = {"__name__": "__main__"}
-    exec(compile(job["program"], "program.py", "exec"), names)
-    exec(compile(job["test"], "test.py", "exec"), names)
-    os.write(verdict, job["token"].encode())
+    try:
+        exec(compile(job["program"], "program.py", "exec"), names)
+        if "test" in job:
+            exec(compile(job["test"], "test.py", "exec"), names)
+            os.write(said, job["token"].encode())
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
 if __name__ == "__main__":

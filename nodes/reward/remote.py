@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import math
 import time
 import urllib.error
@@ -16,29 +15,20 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
 from pydantic import Field
 
 from rlgraph.engines import Context
-from rlgraph.errors import RunError
+from rlgraph.nodes.reward.each import Judged, OnError, RewardError, complain, settled
 from rlgraph.op import op
-from rlgraph.types import boolean, float32, samples, text
-
-log = logging.getLogger(__name__)
+from rlgraph.types import samples, text
 
 Sample = dict[str, str]
 
 
-class RemoteError(RunError):
-    """A service that gave no rewards: says why, for which sample, and what to do."""
-
-
-class Judged(NamedTuple):
-    """What ``reward.remote`` writes."""
-
-    rewards: float32[samples]
-    failed: boolean[samples]
+class RemoteError(RewardError):
+    """A service that gave no rewards: says why."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class Service:
             return bytes(reply.read())
 
 
-@op()
+@op(assumes=("dropped",))
 def remote(
     ctx: Context,
     question: text[samples],
@@ -90,16 +80,15 @@ def remote(
     timeout: Annotated[float, Field(gt=0)] = 60.0,
     retries: Annotated[int, Field(ge=0)] = 3,
     backoff: Annotated[float, Field(ge=0)] = 1.0,
-    on_error: Literal["fail", "zero"] = "fail",
+    on_error: OnError = "fail",
 ) -> Judged:
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
 
     POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,
     one a sample in order. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
     ``backoff``, then twice that, and so on; not when it says anything else. A batch that fails has reward 0
-    and ``failed`` true with ``on_error: zero``, and the first of them is logged with a sample; to drop those
-    samples, let other nodes read the rows of a filter.judged. Records ``reward/mean`` (of what did not fail)
-    and ``reward/failed``, the fraction that did.
+    and ``failed`` true unless ``on_error`` is ``fail``, and the first of them is logged with a sample.
+    Records ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did.
 
     Attributes:
         url: where to POST, http or https.
@@ -108,7 +97,8 @@ def remote(
         timeout: seconds of silence after which a try is given up, above 0.
         retries: tries after the first, at least 0.
         backoff: seconds before the first retry, at least 0; each later one waits twice as long.
-        on_error: fail ends the run, saying why; zero goes on with reward 0.
+        on_error: fail ends the run, saying why; zero goes on with reward 0; drop as well, where other nodes
+            read the rows of a filter.judged alone.
 
     Example:
         rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}
@@ -127,10 +117,9 @@ def remote(
             failed[start : start + batch] = True
         else:
             rewards[start : start + batch] = torch.tensor(outcome)
-    _report([(e, b) for e, b in zip(outcomes, batches, strict=True) if isinstance(e, RemoteError)], on_error)
-    ctx.record("reward/mean", rewards[~failed])
-    ctx.record("reward/failed", failed.float())
-    return Judged(rewards, failed)
+    answers = zip(outcomes, batches, strict=True)
+    complain([(error, batch[0]) for error, batch in answers if isinstance(error, RemoteError)], on_error)
+    return settled(ctx, rewards, failed)
 
 
 def _outcome(service: Service, batch: Sequence[Sample]) -> list[float] | RemoteError:
@@ -138,15 +127,6 @@ def _outcome(service: Service, batch: Sequence[Sample]) -> list[float] | RemoteE
         return service.ask(batch)
     except RemoteError as error:
         return error
-
-
-def _report(errors: Sequence[tuple[RemoteError, Sequence[Sample]]], on_error: str) -> None:
-    """Say why the first batch that failed did, with a sample of it."""
-    for error, batch in errors[:1]:
-        what = f"{len(errors)} requests for rewards failed; the first: {error}; it asked of {batch[0]}"[:800]
-        if on_error == "fail":
-            raise RemoteError(f"{what}; mend the service, or go on without by on_error: zero")
-        log.warning(what)
 
 
 def _rewards(reply: bytes, count: int) -> list[float]:

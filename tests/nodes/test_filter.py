@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlgraph.engines import Context
-from rlgraph.nodes.filter import mixed, threshold
+from rlgraph.nodes.filter import mixed, threshold, widest
 
 
 def kept(rewards: list[float], group: list[int], **attributes: float) -> list[bool]:
@@ -49,3 +49,19 @@ def test_threshold_keeps_samples_from_the_least_reward_on() -> None:
     ]
     assert context.metrics == {"correct/kept": (2.0, 4)}
     assert threshold(context, torch.zeros(0), min=0.5).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "stay"),
+    [(1, {3}), (2, {3, 1}), (3, {3, 1, 0}), (4, {3, 1, 0, 2}), (9, {3, 1, 0, 2, 8})],
+)
+def test_widest_keeps_the_groups_whose_rewards_differ_most(groups: int, stay: set[int]) -> None:
+    # deviations: 0 of groups 0, 2 and of the single 8, of which the lowest numbers come first
+    group = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 8])
+    rewards = torch.tensor([1.0, 1.0, 0.5, 0.0, 0.1, 0.1, 0.0, 1.0, 9.0])
+    context = Context("widest", 0, 0)
+    kept = widest(context, rewards, group, groups=groups)
+    assert set(group[kept].tolist()) == stay
+    assert context.metrics["widest/kept"] == (float(kept.sum()), 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    assert widest(context, rewards[order], group[order], groups=groups).equal(kept[order])

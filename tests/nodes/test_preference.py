@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from rlgraph.compiler import compile_graph
 from rlgraph.engines import Context, Totals
+from rlgraph.errors import GraphError
 from rlgraph.nodes.loss import aggregate
 from rlgraph.nodes.preference import dpo, dpo_weights
 from rlgraph.nodes.ragged import Ragged
@@ -128,3 +130,26 @@ def test_margins_far_apart_are_survived() -> None:
         ctx = context()
         out = dpo_weights(ctx, lp, ref, mask, torch.tensor(chosen), torch.tensor([0, 0]), beta=1.0)
         assert out.values.isfinite().all() and math.isfinite(ctx.metrics["preference/loss"][0])
+
+
+def test_a_second_step_would_follow_another_gradient() -> None:
+    """Which is why `check` refuses one: after a long step in DPO's direction its own gradient has faded."""
+    lp, ref, mask, chosen, group = case()
+    before = dpo_weights(context(), lp, ref, mask, chosen, group, beta=1.0)
+    moved = lp.like(lp.values + 3 * before.values.double())
+    after = dpo_weights(context(), moved, ref, mask, chosen, group, beta=1.0)
+    written = mask.values
+    assert (after.values[written].abs() < 0.5 * before.values[written].abs()).all()
+    values = moved.values.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(dpo(lp.like(values), before).values.sum(), values)
+    assert torch.equal(gradient, -before.values.double()), "what it would follow has not changed"
+
+
+@pytest.mark.parametrize("setting", ["update_policy.minibatches=2", "update_policy.epochs=3"])
+def test_more_optimizer_steps_are_refused(setting: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        compile_graph("dpo", ["pairs.files=[pairs.jsonl]", setting], 1)
+    said = str(caught.value)
+    assert f"it makes {setting[-1]} optimizer steps" in said
+    assert "set: {update_policy.minibatches: 1, update_policy.epochs: 1}" in said
+    compile_graph("dpo", ["pairs.files=[pairs.jsonl]"], 1)

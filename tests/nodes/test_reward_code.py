@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.engines import Context
+from rlgraph.nodes.confined import CHILD
 from rlgraph.nodes.reward import code as module
 from rlgraph.nodes.reward.code import MIB, CodeError, Limits, code, isolates, passes, program
 
@@ -116,7 +117,7 @@ def test_without_network_nothing_is_reached_or_nothing_runs(monkeypatch: pytest.
 
 
 def test_the_child_runs_without_the_package() -> None:
-    script = f"import runpy, sys; runpy.run_path({module.CHILD!r}); assert 'rlgraph' not in sys.modules"
+    script = f"import runpy, sys; runpy.run_path({CHILD!r}); assert 'rlgraph' not in sys.modules"
     subprocess.run([sys.executable, "-I", "-c", script], check=True)
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rlgraph.engines import Context
-from rlgraph.nodes.reward.remote import RemoteError, remote
+from rlgraph.nodes.reward.each import RewardError
+from rlgraph.nodes.reward.remote import remote
 
 Reply = Callable[[list[dict[str, str]], int], tuple[int, bytes]]
 
@@ -94,7 +95,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 def test_what_stays_wrong_is_not_tried_again() -> None:
-    with serving(lambda batch, _: (404, b"")) as (url, asked), pytest.raises(RemoteError, match="HTTP 404"):
+    with serving(lambda batch, _: (404, b"")) as (url, asked), pytest.raises(RewardError, match="HTTP 404"):
         call(url, retries=5)
     assert len(asked) == 3
 
@@ -103,7 +104,7 @@ def test_fail_says_why_and_of_which_sample() -> None:
     def reply(batch: list[dict[str, str]], _: int) -> tuple[int, bytes]:
         return (500, b"") if batch[0]["response"] == "3" else (200, rewards_of(batch))
 
-    with serving(reply) as (url, _), pytest.raises(RemoteError) as caught:
+    with serving(reply) as (url, _), pytest.raises(RewardError) as caught:
         call(url, retries=1)
     said = str(caught.value)
     assert "1 requests" in said and "HTTP 500" in said and "in 2 of 2 tries" in said
@@ -130,7 +131,7 @@ WRONG += [b'{"rewards": [1, true, 2]}', b'{"rewards": [1, NaN, 2]}', b"\xff"]
 def test_a_reply_of_another_form_is_a_failure(body: bytes) -> None:
     with (
         serving(lambda batch, _: (200, body)) as (url, _),
-        pytest.raises(RemoteError, match="finite numbers"),
+        pytest.raises(RewardError, match="finite numbers"),
     ):
         call(url)
 
@@ -152,7 +153,7 @@ def test_a_server_that_is_silent_is_given_up() -> None:
 def test_a_server_that_is_not_there_is_a_failure() -> None:
     with serving(lambda batch, _: (200, b"")) as (url, _):
         pass
-    with pytest.raises(RemoteError, match="in 2 of 2 tries"):
+    with pytest.raises(RewardError, match="in 2 of 2 tries"):
         call(url, retries=1)
     assert call(url, retries=0, on_error="zero")[1] == [True] * 7
 

@@ -1,0 +1,139 @@
+"""A conversation as tokens: what the policy wrote, what others said, and the limits that end it.
+
+    prompt            question, tools                  read
+    chat.turn()       <tool_call>...</tool_call>       written: loss_mask is true
+    chat.use(calls)   what the tools answered          read
+    chat.turn()       the answer                       written
+
+Ids only ever join the end: each turn's prompt is all that came before, as it was written and read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlgraph.engines import Request
+from rlgraph.nodes.agent.concurrent import Rounds
+from rlgraph.nodes.agent.parsers import ToolCall
+from rlgraph.nodes.agent.template import Joints, Side, cut
+from rlgraph.nodes.agent.toolbox import Toolbox
+
+MARK = "..."  # stands where an answer was cut
+
+
+class LimitReached(Exception):
+    """The conversation has no room to go on: its agent loop ends here, and the sample is truncated."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where conversations end. Tokens of others count as well as those of the policy."""
+
+    max_new_tokens: int
+    max_turn_tokens: int | None
+    max_turns: int
+    max_calls: int
+    max_result_tokens: int
+    truncate: Side
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy wrote: its text without the end token, the calls in it, and its ids."""
+
+    text: str
+    calls: Sequence[ToolCall]
+    tokens: Sequence[int]
+
+
+@dataclass
+class Chat:
+    """One sample's conversation. An agent loop calls ``turn``, ``use`` and ``say``; the rest is for reading.
+
+    Example:
+        async def loop(chat: Chat) -> None:
+            while (turn := await chat.turn()).calls:
+                await chat.use(turn.calls)
+    """
+
+    number: int  # among the samples of this device
+    prompt: Sequence[int]
+    seed: int
+    engine: Rounds
+    joints: Joints
+    tools: Toolbox
+    parser: Callable[[str], list[ToolCall]]
+    limits: Limits
+    tokens: list[int] = field(default_factory=list)  # behind the prompt
+    written: list[bool] = field(default_factory=list)  # by the policy, a token
+    logprobs: list[float] = field(default_factory=list)  # nats a token, 0 where others speak
+    turns: int = 0
+    calls: int = 0
+    response: str = ""  # the newest turn
+    truncated: bool = False
+
+    async def turn(self) -> Turn:
+        """Let the policy write a turn.
+
+        Raises:
+            LimitReached: there is no turn or token left, or this turn came to the limit before its end.
+        """
+        room = self.limits.max_new_tokens - len(self.tokens)
+        if self.turns == self.limits.max_turns or room < 1:
+            raise LimitReached
+        limit = min(room, self.limits.max_turn_tokens or room)
+        request = Request((*self.prompt, *self.tokens), [self.seed + self.turns], str(self.seed), limit)
+        asked, self.turns = (self.number, self.turns), self.turns + 1
+        made = await self.engine.generate(asked, request)
+        self._join(made.tokens, made.logprobs)
+        self.response = self.joints.tokenizer.decode(list(made.tokens), skip_special_tokens=True)
+        if made.finish != "stop":
+            raise LimitReached
+        text = self.joints.tokenizer.decode(list(made.tokens[:-1]))
+        return Turn(text, self.parser(text) if self.tools.offers else [], list(made.tokens))
+
+    async def use(self, calls: Sequence[ToolCall]) -> list[str]:
+        """Run calls at the same time, and let the policy read the answers in their order.
+
+        Calls beyond ``max_calls`` are answered with an error. Of no calls nothing is read.
+
+        Raises:
+            LimitReached: no turn is left in which to read them, or no room for them.
+        """
+        if not calls:
+            return []
+        if self.turns == self.limits.max_turns:
+            raise LimitReached
+        left = max(self.limits.max_calls - self.calls, 0)
+        refused = f"error: no more than {self.limits.max_calls} calls are allowed"
+        answers = await asyncio.gather(*map(self.tools.run, calls[:left]))
+        answers = [*answers, *[refused] * (len(calls) - left)]
+        self.calls += min(len(calls), left)
+        known = self.tools.offers
+        self._read([("tool", call.name if call.name in known else "unknown") for call in calls], answers)
+        return answers
+
+    def say(self, role: str, text: str) -> None:
+        """Let the policy read a message, of ``user`` say. What it wrote must have ended.
+
+        Raises:
+            LimitReached: there is no room for it.
+        """
+        self._read([(role, "")], [text])
+
+    def _read(self, messages: Sequence[tuple[str, str]], texts: Sequence[str]) -> None:
+        limits, mark = self.limits, self.joints.content(MARK)
+        contents = [self.joints.content(text) for text in texts]
+        if messages[0][0] == "tool":
+            contents = [cut(ids, limits.max_result_tokens, limits.truncate, mark) for ids in contents]
+        ids = self.joints.between(messages, contents, (*self.prompt, *self.tokens)[-1])
+        if len(self.tokens) + len(ids) >= limits.max_new_tokens:
+            raise LimitReached
+        self._join(ids, None)
+
+    def _join(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        self.tokens += ids
+        self.written += [logprobs is not None] * len(ids)
+        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs

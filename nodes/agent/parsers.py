@@ -1,0 +1,105 @@
+r"""Tool calls in what a policy wrote: one parser a format, as models were taught it.
+
+    hermes   <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>        Hermes 2 Pro, Qwen2.5, Qwen3
+    json     {"name": "f", "parameters": {"x": 1}}, or a list of such           Llama 3.1
+    qwen     <tool_call><function=f><parameter=x>\n1\n</parameter></function></tool_call>     Qwen3-Coder
+
+A parser never raises: a call that it can't read has an ``error``, which the policy gets to read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
+FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool and what it is given, or why that can't be read."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def hermes(text: str) -> list[ToolCall]:
+    """Calls as JSON between <tool_call> and </tool_call>; several may stand in one turn.
+
+    Source: https://huggingface.co/NousResearch/Hermes-2-Pro-Llama-3-8B.
+
+    Example:
+        >>> hermes('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        [ToolCall(name='add', arguments={'a': 1}, error='')]
+    """
+    return [_call(block) for block in BLOCK.findall(text)]
+
+
+def plain_json(text: str) -> list[ToolCall]:
+    """A turn that is one JSON object {"name", "arguments" or "parameters"}, or a list of such.
+
+    It may stand in a fenced block. A turn that is anything else calls nothing. Source: https://www.llama.com/docs.
+
+    Example:
+        >>> plain_json('[{"name": "add", "parameters": {"a": 1}}]')[0].arguments, plain_json("[1, 2]")
+        ({'a': 1}, [])
+    """
+    fenced = FENCE.match(text.strip())
+    try:
+        found = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return []
+    calls = found if isinstance(found, list) else [found]
+    named = all(isinstance(call, dict) and "name" in call for call in calls)
+    return [_read(call) for call in calls] if named else []
+
+
+def qwen(text: str) -> list[ToolCall]:
+    r"""Calls as <function=NAME> with a <parameter=NAME> each, between <tool_call> and </tool_call>.
+
+    Values are text: the tool's own types say what they are read as. Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
+
+    Example:
+        >>> qwen("<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>")
+        [ToolCall(name='add', arguments={'a': '1'}, error='')]
+    """
+    calls = []
+    for block in BLOCK.findall(text):
+        found = FUNCTION.findall(block)
+        calls += [ToolCall(name.strip(), dict(PARAMETER.findall(inside))) for name, inside in found]
+        if not found:
+            calls.append(ToolCall("", error="a call must hold <function=NAME>...</function>"))
+    return calls
+
+
+def _call(block: str) -> ToolCall:
+    try:
+        return _read(json.loads(block))
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", error=f"the call is not JSON: {error}")
+
+
+def _read(call: Any) -> ToolCall:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return ToolCall("", error='a call must be {"name": ..., "arguments": {...}}')
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):  # OpenAI's own form: JSON in a string
+        return _call(json.dumps({"name": call["name"], "arguments": _loaded(arguments)}))
+    if not isinstance(arguments, dict):
+        return ToolCall(call["name"], error="the arguments must be an object: {name: value}")
+    return ToolCall(call["name"], arguments)
+
+
+def _loaded(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else []

@@ -1,0 +1,187 @@
+"""Sampling conversations: an agent loop leads each, a serve engine writes the policy's turns.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column of the prompt and everything behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.engines import Context, Sampling, ServeEngine
+from rlgraph.nodes.agent.chat import Chat, LimitReached, Limits
+from rlgraph.nodes.agent.concurrent import Rounds
+from rlgraph.nodes.agent.loops import tool_loop
+from rlgraph.nodes.agent.parsers import hermes
+from rlgraph.nodes.agent.template import Joints
+from rlgraph.nodes.agent.toolbox import Offer, Toolbox, row_of
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.rollout import seed
+from rlgraph.op import Loop, Parser, op
+from rlgraph.tool import Tool
+from rlgraph.types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Conversations(NamedTuple):
+    """What ``rollout.agent`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+    rollout_logprobs: float32[samples, tokens]
+    responses: text[samples]
+    group: int64[samples]
+    truncated: boolean[samples]
+    turns: int64[samples]
+    tool_calls: int64[samples]
+    tool_rewards: float32[samples]
+
+
+@op(makes="samples", times="n", rows="each")
+def agent(
+    model: ServeEngine,
+    ctx: Context,
+    prompt: int64[prompts, prompt_tokens],
+    *,
+    n: Count = 1,
+    max_new_tokens: Count,
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    top_k: Annotated[int, Field(ge=0)] = 0,
+    loop: Loop | None = None,
+    tools: dict[str, Tool] | None = None,
+    parser: Parser | None = None,
+    max_turns: Count = 8,
+    max_turn_tokens: Count | None = None,
+    max_calls: Count = 16,
+    max_result_tokens: Count = 256,
+    truncate: Literal["left", "right", "middle"] = "middle",
+    tool_timeout: Annotated[float, Field(gt=0)] = 30.0,
+    parallel: Count = 64,
+    template_options: dict[str, Any] | None = None,
+) -> Conversations:
+    """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
+
+    ``tokens`` are the very ids that the engine read and wrote, in order; no turn is tokenised again. What
+    others say is tokenised once and joined by what the chat template writes around it. ``loss_mask`` is true
+    on what the policy wrote, end tokens included, and ``rollout_logprobs`` are 0 elsewhere. ``responses`` is
+    the text of the last turn. A sample is ``truncated`` where a limit ended it. A call that can't be read,
+    names no tool, fails or is late is answered with ``error: ...``. ``tool_rewards`` is the sum of what the
+    ``reward`` methods of the sample's tools return. Random numbers as of ``rollout``, those of turn t of a
+    sample from its seed + t. Tools that are not async run in threads, and a late one goes on to its end.
+    Records ``rollout/length`` (tokens that the policy wrote), ``rollout/prompt_length``,
+    ``rollout/truncated``, ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool),
+    ``rollout/tool_calls`` (calls a sample), ``rollout/tool_errors`` (the fraction of calls that fail) and
+    ``tokens/generated`` (a total). ReAct: arXiv 2210.03629.
+
+    Attributes:
+        n: conversations a prompt, at least 1.
+        max_new_tokens: the most tokens behind the prompt, of all turns and what tools answer together.
+        temperature: what the logits are divided by; 0 takes the most likely token.
+        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
+        top_k: how many of the most likely tokens are kept; 0 keeps all.
+        loop: who speaks when; by default tool_loop, turns until one calls no tool.
+        tools: what the policy may call, by the names that it calls them by. To show them in the prompt, give
+            data.prompts `tools: "${nodes.ROLLOUT.tools}"`.
+        parser: how calls stand in the text; by default hermes.
+        max_turns: turns of the policy, at least 1.
+        max_turn_tokens: the most tokens of one turn, which ends the conversation there; null: as many as are
+            left.
+        max_calls: calls a conversation; those beyond are answered with an error.
+        max_result_tokens: the most tokens of what a tool answers to one call.
+        truncate: which side of a longer answer is cut: left, right or middle.
+        tool_timeout: seconds that a call may take, above 0.
+        parallel: calls of tools that are not async at a time, on a device.
+        template_options: what the chat template is given beside messages, as of data.prompts.
+
+    Example:
+        rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,
+                  tools: {calculator: {kind: calculator}}}
+    """
+    rows = [row * n + k for row in ctx.rows for k in range(n)]
+    limits = Limits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
+    offers, joints = Offer.of(tools or {}), Joints(model.tokenizer, template_options)
+    engine = Rounds(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
+    threads = ThreadPoolExecutor(parallel)
+    prompt_ids = prompt.tolist()
+    chats = [
+        Chat(
+            number=number,
+            prompt=prompt_ids[number // n],
+            seed=seed(ctx.seed, ctx.iteration, ctx.node, row),
+            engine=engine,
+            joints=joints,
+            tools=Toolbox(offers, number // n, threads, tool_timeout),
+            parser=parser.body if parser else hermes,
+            limits=limits,
+        )
+        for number, row in enumerate(rows)
+    ]
+    try:
+        rewards = asyncio.run(_all(chats, loop))
+    finally:
+        engine.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+    _record(ctx, chats)
+    return _columns(chats, [row // n for row in rows], rewards)
+
+
+async def _all(chats: Sequence[Chat], loop: Loop | None) -> list[float]:
+    return await asyncio.gather(*(_lead(chat, loop, chat.tools.row) for chat in chats))
+
+
+async def _lead(chat: Chat, loop: Loop | None, row: int) -> float:
+    """Have one conversation: what its tools say of it."""
+    lead: Callable[[Chat], Awaitable[None]] = tool_loop
+    if loop:
+        lead = partial(loop.body, **row_of(loop, row, ("chat",)))
+    try:
+        try:
+            await lead(chat)
+        except LimitReached:
+            chat.truncated = True
+        finally:
+            chat.engine.leave()
+        return await chat.tools.reward()
+    finally:
+        await chat.tools.release()
+
+
+def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[float]) -> Conversations:
+    import torch
+
+    masks = [[False] * len(chat.prompt) + chat.written for chat in chats]
+    logprobs = [[0.0] * len(chat.prompt) + chat.logprobs for chat in chats]
+    return Conversations(
+        tokens=Ragged.of([[*chat.prompt, *chat.tokens] for chat in chats], torch.int64),
+        loss_mask=Ragged.of(masks, torch.bool),
+        rollout_logprobs=Ragged.of(logprobs, torch.float32),
+        responses=[chat.response for chat in chats],
+        group=torch.tensor(group, dtype=torch.int64),
+        truncated=torch.tensor([chat.truncated for chat in chats], dtype=torch.bool),
+        turns=torch.tensor([chat.turns for chat in chats], dtype=torch.int64),
+        tool_calls=torch.tensor([chat.calls for chat in chats], dtype=torch.int64),
+        tool_rewards=torch.tensor(rewards, dtype=torch.float32),
+    )
+
+
+def _record(ctx: Context, chats: Sequence[Chat]) -> None:
+    metrics: Mapping[str, list[float]] = {
+        "length": [sum(chat.written) for chat in chats],
+        "prompt_length": [len(chat.prompt) for chat in chats],
+        "truncated": [chat.truncated for chat in chats],
+        "turns": [chat.turns for chat in chats],
+        "tool_calls": [chat.calls for chat in chats],
+        "called": [chat.calls > 0 for chat in chats],
+    }
+    for name, values in metrics.items():
+        ctx.record(f"rollout/{name}", values)
+    calls = sum(chat.calls for chat in chats)
+    ctx.record("rollout/tool_errors", sum(chat.tools.errors for chat in chats), count=calls)
+    ctx.record("tokens/generated", sum(map(sum, (chat.written for chat in chats))), count=0)

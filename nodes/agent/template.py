@@ -1,0 +1,111 @@
+"""What a chat template writes between two turns of the policy, as token ids.
+
+What the policy wrote is never rendered or tokenised again. A template is asked what it would write behind a
+turn that stands for any other, with messages that stand for any other; its text is cut there:
+
+    ...<|im_start|>assistant\\nTURN<|im_end|>\\n<|im_start|>tool\\nMESSAGE<|im_end|>\\n<|im_start|>assistant\\n
+                                └─ piece 0 ──────────────────┘       └─ piece 1 ───────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlgraph.errors import RunError
+
+TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
+Side = Literal["left", "right", "middle"]
+
+
+class TemplateError(RunError):
+    """A chat template that can't go on from a turn: says which, and what to do."""
+
+
+class Joints:
+    """The pieces of one tokenizer's chat template, tokenised once."""
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer, self.options = tokenizer, dict(options or {})
+        self.pieces: dict[tuple[tuple[str, str], ...], list[list[int]]] = {}
+
+    def between(
+        self, messages: Sequence[tuple[str, str]], contents: Sequence[Sequence[int]], last: int
+    ) -> list[int]:
+        """Ids of some messages and of the opening of the policy's next turn.
+
+        Args:
+            messages: role and name of each; the name is empty but for tools.
+            contents: token ids of each.
+            last: the id that the policy's turn ended with; the template's own end token is left out where
+                that is the same.
+
+        Raises:
+            TemplateError: the template can't be cut so.
+        """
+        key = tuple(messages)
+        if key not in self.pieces:
+            self.pieces[key] = [self._ids(text) for text in self._cut(key)]
+        first, *rest = self.pieces[key]
+        ids = first[1:] if first[:1] == [last] else list(first)
+        for content, piece in zip(contents, rest, strict=True):
+            ids += [*content, *piece]
+        return ids
+
+    def content(self, text: str) -> list[int]:
+        """Ids of a message's text, in which no control token is read as such."""
+        made = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(made["input_ids"])
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
+        marks = [MESSAGE.format(number) for number in range(len(messages))]
+        text = self._rendered([_message(*who, mark) for who, mark in zip(messages, marks, strict=True)])
+        pieces = [text]
+        for mark in (TURN, *marks):
+            before, found, after = pieces.pop().rpartition(mark)
+            if not found or mark in before:
+                law = f"the chat template of {self.tokenizer.name_or_path} does not write each message once"
+                raise TemplateError(f"{law}; give another with template_options: {{chat_template: ...}}")
+            pieces += [before, after]
+        return pieces[1:]
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        import jinja2
+
+        name = self.tokenizer.name_or_path
+        if self.tokenizer.chat_template is None and "chat_template" not in self.options:
+            raise TemplateError(f"the tokenizer {name} has no chat template, which more than one turn needs")
+        start = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": TURN}]
+        options = {**self.options, "tokenize": False, "add_generation_prompt": True}
+        try:
+            return str(self.tokenizer.apply_chat_template([*start, *messages], **options))
+        except jinja2.TemplateError as error:
+            roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+            law = f"the chat template of {name} can't write {roles} behind the assistant: {error}"
+            raise TemplateError(
+                f"{law}; give another with template_options: {{chat_template: ...}}"
+            ) from error
+
+
+def cut(ids: Sequence[int], limit: int, side: Side, mark: Sequence[int]) -> list[int]:
+    """At most ``limit`` ids; ``mark`` stands where some were taken out, if it fits.
+
+    Example:
+        >>> [cut([1, 2, 3, 4, 5, 6], 4, side, [0]) for side in ("left", "right", "middle")]
+        [[0, 4, 5, 6], [1, 2, 3, 0], [1, 2, 0, 6]]
+    """
+    if len(ids) <= limit:
+        return list(ids)
+    mark = mark if len(mark) < limit else []
+    room = limit - len(mark)
+    head = {"left": 0, "right": room, "middle": (room + 1) // 2}[side]
+    return [*ids[:head], *mark, *ids[len(ids) - (room - head) :]]
+
+
+def _message(role: str, name: str, content: str) -> dict[str, str]:
+    """A message as templates take it; some want a tool's answer to name the call."""
+    named = {"name": name, "tool_call_id": "000000000"} if name else {}
+    return {"role": role, "content": content, **named}

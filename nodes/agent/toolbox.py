@@ -1,0 +1,161 @@
+"""The tools of one conversation: what the policy calls is checked, run, timed, and answered as text."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlgraph.errors import RunError, nearest
+from rlgraph.nodes.agent.parsers import ToolCall
+from rlgraph.nodes.agent.template import Joints
+from rlgraph.nodes.datafile import changed
+from rlgraph.op import Hook, signature
+from rlgraph.tool import Tool, arguments
+from rlgraph.types import holds_paths
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A tool as the graph names it: its function or class, and what it is given beside a call."""
+
+    hook: Tool
+    record: type[BaseModel]  # what the policy gives
+
+    @staticmethod
+    def of(tools: Mapping[str, Tool]) -> dict[str, Offer]:
+        """The tools of a node by name."""
+        return {name: Offer(hook, arguments(name, hook.body)) for name, hook in tools.items()}
+
+    def given(self, row: int) -> dict[str, Any]:
+        """Its columns' values at a row, and its attributes."""
+        return row_of(self.hook, row, self.record.model_fields)
+
+
+def row_of(hook: Hook, row: int, filled: Collection[str]) -> dict[str, Any]:
+    """What a hook is called with beside ``filled``: its columns' values at a row, and its attributes.
+
+    A value is a text, a number, a list of numbers, or None where no node writes the column.
+    """
+    own = [name for name in hook.parameters if name not in filled]
+    columns = {name: _value(hook.columns.get(name), row) for name in own}
+    return columns | hook.attributes
+
+
+def _value(column: Any, row: int) -> Any:
+    if column is None or isinstance(column, list):
+        return None if column is None else column[row]
+    return column[row].tolist()
+
+
+def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str, Any] | None) -> None:
+    """That a run with these tools can go on behind their first answer.
+
+    Raises:
+        TemplateError: the chat template can't.
+        DataError: a file that a tool reads is not there.
+    """
+    if tools:
+        Joints(tokenizer, options).between([("tool", "any")], [[]], -1)
+    for name, tool in tools.items():
+        for attribute, field in signature(name, tool.body, Tool).attributes.model_fields.items():
+            if holds_paths(field.annotation, *field.metadata) and (given := tool.attributes[attribute]):
+                for file in [given] if isinstance(given, str) else given:
+                    changed(file)
+
+
+class Toolbox:
+    """Runs the calls of one conversation.
+
+    Args:
+        offers: the tools, by name.
+        row: of the node's columns.
+        threads: where tools that are not async run.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, offers: Mapping[str, Offer], row: int, threads: Executor, timeout: float) -> None:
+        self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout
+        self.made: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
+        self.errors = 0
+
+    async def run(self, call: ToolCall) -> str:
+        """The answer to a call; of one that fails, why."""
+        try:
+            return _text(await asyncio.wait_for(self._run(call), self.timeout))
+        except TimeoutError:
+            reason = f"{call.name} took over {self.timeout:g} s"
+        except Refusal as refusal:
+            reason = str(refusal)
+        except RunError:
+            raise  # the run is not set up as the graph says: not the policy's fault
+        except Exception as error:  # whatever else a tool raises is for the policy to read
+            reason = f"{type(error).__name__}: {error}"
+        self.errors += 1
+        return f"error: {reason}"
+
+    async def reward(self) -> float:
+        """What the tools that were called say of the conversation, summed."""
+        made = [await task for task in self._whole()]
+        return float(sum([await self._do(tool.reward) for tool in made if hasattr(tool, "reward")]))
+
+    async def release(self) -> None:
+        """Free what the tools took."""
+        for task in self._whole():
+            if hasattr(tool := await task, "release"):
+                await self._do(tool.release)
+        for task in self.made.values():
+            task.cancel()  # one that was late and is still being made
+
+    def _whole(self) -> list[asyncio.Task[Any]]:
+        return [t for t in self.made.values() if t.done() and not t.cancelled() and t.exception() is None]
+
+    async def _run(self, call: ToolCall) -> Any:
+        if call.error:
+            raise Refusal(call.error)
+        if call.name not in self.offers:
+            hint = nearest(call.name, self.offers)
+            raise Refusal(f"there is no tool {call.name!r}; {hint or 'there are ' + ', '.join(self.offers)}")
+        offer = self.offers[call.name]
+        given = _checked(offer.record, call.arguments)
+        if not isinstance(offer.hook.body, type):
+            return await self._do(offer.hook.body, **given, **offer.given(self.row))
+        if call.name not in self.made:
+            self.made[call.name] = asyncio.ensure_future(self._create(offer))
+        return await self._do((await asyncio.shield(self.made[call.name])).execute, **given)
+
+    async def _create(self, offer: Offer) -> Any:
+        tool = offer.hook.body(**offer.given(self.row))
+        if hasattr(tool, "create"):
+            await self._do(tool.create)
+        return tool
+
+    async def _do(self, function: Callable[..., Any], **given: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(**given)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, **given))
+
+
+class Refusal(Exception):
+    """A call that no tool gets to see."""
+
+
+def _checked(record: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        checked = record.model_validate(dict(given))
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        known = ", ".join(record.model_fields) or "none"
+        raise Refusal(f"{'; '.join(wrong)}; the arguments are: {known}") from error
+    return {name: getattr(checked, name) for name in record.model_fields}
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)

@@ -1,0 +1,134 @@
+"""A reward of one's own, sample by sample, where a function may raise or run late.
+
+    @op(assumes=("dropped",))
+    def helpful(
+        ctx: Context, responses: text[samples], answer: text[samples], *, on_error: OnError = "drop"
+    ) -> Judged:
+        return each(ctx, score, [{"response": r, "answer": a} for r, a in zip(responses, answer)], on_error)
+
+``on_error`` is what the graph says: ``fail`` ends the run, ``zero`` goes on with reward 0, ``drop`` has the
+graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from rlgraph.engines import Context
+from rlgraph.errors import RunError
+from rlgraph.types import boolean, float32, samples
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["fail", "zero", "drop"]
+Score = Callable[..., Any]  # what it is given by name, a sample's row -> a number, or a coroutine of one
+
+
+class RewardError(RunError):
+    """A reward that could not be had: says why, of which sample, and what to do."""
+
+
+class Judged(NamedTuple):
+    """A reward for each sample, 0 where ``failed``."""
+
+    rewards: float32[samples]
+    failed: boolean[samples]
+
+
+def each(
+    ctx: Context,
+    score: Score,
+    rows: Sequence[Mapping[str, Any]],
+    on_error: OnError = "fail",
+    timeout: float = 60.0,
+    parallel: int = 8,
+) -> Judged:
+    """What a function gives each sample.
+
+    A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number. A
+    function that is not async runs in threads, and a late one goes on to its end. Records ``reward/mean`` (of
+    what did not fail) and ``reward/failed``, the fraction that did; the first failure is logged with its
+    sample.
+
+    Args:
+        ctx: where metrics go.
+        score: called with each row's values by their names; may be async.
+        rows: one a sample.
+        on_error: see above.
+        timeout: seconds that one sample may take.
+        parallel: samples at a time.
+
+    Raises:
+        RewardError: one failed, and ``on_error`` is ``fail``.
+    """
+    import torch
+
+    outcomes = asyncio.run(_all(score, rows, timeout, parallel)) if rows else []
+    failures = [(found, row) for found, row in zip(outcomes, rows, strict=True) if isinstance(found, str)]
+    complain(failures, on_error)
+    failed = torch.tensor([isinstance(found, str) for found in outcomes], dtype=torch.bool)
+    rewards = torch.tensor([0.0 if isinstance(found, str) else found for found in outcomes])
+    return settled(ctx, rewards.float(), failed)
+
+
+def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
+    """Rewards ``[samples]`` with their metrics, 0 where ``failed``."""
+    ctx.record("reward/mean", rewards[~failed])
+    ctx.record("reward/failed", failed.float())
+    return Judged(rewards.masked_fill(failed, 0.0), failed)
+
+
+def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:
+    """Say how many failed, and of the first why and on what.
+
+    Args:
+        failures: why, and on what.
+        on_error: ``fail`` to end the run.
+
+    Raises:
+        RewardError: something failed, and it is ``fail``.
+    """
+    for why, what in failures[:1]:
+        said = f"{len(failures)} requests for rewards failed; the first: {why}; it was of {what}"[:800]
+        if on_error == "fail":
+            raise RewardError(f"{said}; mend it, or go on without by on_error: zero or drop")
+        log.warning(said)
+
+
+async def _all(
+    score: Score, rows: Sequence[Mapping[str, Any]], timeout: float, parallel: int
+) -> list[float | str]:
+    room, threads = asyncio.Semaphore(parallel), ThreadPoolExecutor(parallel)
+
+    async def one(row: Mapping[str, Any]) -> float | str:
+        async with room:
+            return await _outcome(score, row, timeout, threads)
+
+    try:
+        return list(await asyncio.gather(*map(one, rows)))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _outcome(
+    score: Score, row: Mapping[str, Any], timeout: float, threads: ThreadPoolExecutor
+) -> float | str:
+    """A sample's reward, or in words why it has none."""
+    if inspect.iscoroutinefunction(score):
+        call: Any = score(**row)
+    else:
+        call = asyncio.get_running_loop().run_in_executor(threads, lambda: score(**row))
+    try:
+        found = await asyncio.wait_for(call, timeout)
+    except TimeoutError:
+        return f"it took over {timeout:g} s"
+    except Exception as error:  # whatever a user's function raises is what `on_error` is about
+        return f"{type(error).__name__}: {error}"
+    number = isinstance(found, int | float) and math.isfinite(found)
+    return float(found) if number else f"it gave {found!r}, which is no finite number"

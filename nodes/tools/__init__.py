@@ -1,0 +1,1 @@
+"""Tools that a policy may call, one module a tool."""

@@ -1,0 +1,67 @@
+"""Search in a corpus of texts on this machine, by BM25.
+
+Robertson and Zaragoza 2009, doi 10.1561/1500000019; by bm25s (arXiv 2407.03618).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from rlgraph.nodes.datafile import DataError, changed, read_rows
+from rlgraph.types import File
+
+WORD = re.compile(r"\w+")
+
+
+def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> str:
+    """Search a corpus for the passages nearest to some words.
+
+    Args:
+        query: the words to look for.
+
+    Attributes:
+        corpus: a .parquet or .jsonl file with a text a row; a process indexes it once, for BM25.
+        column: which holds the text.
+        top: how many passages are given, best first.
+
+    Example:
+        tools: {search: {kind: search, corpus: wiki.jsonl, top: 3}}
+    """
+    index = _index(corpus, column, changed(corpus))
+    found = index.best(_words(query), top)
+    return "\n".join(f"[{place}] {text}" for place, text in enumerate(found, 1)) or "nothing was found"
+
+
+class Index:
+    """A corpus and the BM25 weights of its words."""
+
+    def __init__(self, texts: list[str]) -> None:
+        import bm25s
+
+        self.texts = texts
+        self.weights = bm25s.BM25(k1=1.5, b=0.75)
+        self.weights.index([_words(text) for text in texts], show_progress=False)
+
+    def best(self, words: list[str], top: int) -> list[str]:
+        """The texts with the highest scores above 0; of equal ones those that come first."""
+        known = [word for word in words if word in self.weights.vocab_dict]
+        if not known:
+            return []
+        scores = self.weights.get_scores(known)
+        order = sorted(range(len(self.texts)), key=lambda row: -scores[row])[:top]
+        return [self.texts[row] for row in order if scores[row] > 0]
+
+
+@functools.lru_cache(maxsize=4)
+def _index(corpus: str, column: str, written: int) -> Index:
+    """The index of a file as it was ``written``, in ns."""
+    texts = [str(row[column]) for _, row in read_rows(corpus, [column])]
+    if not texts:
+        raise DataError(f"{corpus}: no rows; give a corpus that has some")
+    return Index(texts)
+
+
+def _words(text: Any) -> list[str]:
+    return WORD.findall(str(text).lower())

@@ -1,0 +1,138 @@
+"""The files of calculator_tool: a tiny model with a chat template, products, and traces of a calculator.
+
+    python -m rlgraph.runtime.demo_tools DIR
+
+makes ``DIR/model`` (a Qwen2 of 0.6 M random weights; its tokenizer has one token a byte, and one a piece of a
+tool call), ``DIR/traces.parquet`` (turns to imitate: products answered at once, and a few by a call),
+``DIR/train.parquet`` and ``DIR/test.parquet`` (questions such as ``12*34=``; none of the test is in the
+others).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlgraph.runtime.demo import model_config, write_parquet
+
+SPECIAL = {"pad_token": "<pad>", "eos_token": "<|end|>"}
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+CALL = ["<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": "', '"}}']
+WORDS = ["calculator", "expression", "search", "query", "error: "]
+TEMPLATE = """\
+{%- if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}<|end|>{% endif %}
+{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+TEST_ROWS, CONTEXT = 500, 4096
+CALLING = 0.25  # of the traces call the calculator
+DATA = ("traces.parquet", "train.parquet", "test.parquet")
+FILES = ("model/model.safetensors", "model/tokenizer_config.json", *DATA)
+
+
+def make(directory: str | Path = "demo_tool_files", seed: int = 0) -> bool:
+    """Make the files that are not there yet.
+
+    Args:
+        directory: where; made if need be.
+        seed: of the weights, and of which questions are for what.
+
+    Returns:
+        Whether anything was made.
+    """
+    directory = Path(directory)
+    if all((directory / name).is_file() for name in FILES):
+        return False
+    make_model(directory / "model", seed)
+    train, test = questions(seed)
+    write_parquet(directory / "traces.parquet", [*traces(train, seed)])
+    write_parquet(directory / "train.parquet", train)
+    write_parquet(directory / "test.parquet", test)
+    return True
+
+
+def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Every product of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
+    rows = [{"question": f"{a}*{b}=", "answer": str(a * b)} for a in range(10, 100) for b in range(10, 100)]
+    random.Random(seed).shuffle(rows)
+    return rows[TEST_ROWS:], rows[:TEST_ROWS]
+
+
+def traces(rows: list[dict[str, str]], seed: int) -> Iterator[dict[str, Any]]:
+    """Turns to imitate, each behind what came before it: a call makes two, the call and the answer."""
+    drawn = random.Random(seed)
+    for row in rows:
+        asked = [{"role": "user", "content": row["question"]}]
+        if drawn.random() >= CALLING:
+            yield {"question": asked, "answer": row["answer"]}
+            continue
+        call = tool_call("calculator", expression=row["question"].rstrip("="))
+        yield {"question": asked, "answer": call}
+        turns = [{"role": "assistant", "content": call}, {"role": "tool", "content": row["answer"]}]
+        yield {"question": [*asked, *turns], "answer": row["answer"]}
+
+
+def tool_call(name: str, **arguments: str) -> str:
+    """A call as the parser hermes reads it.
+
+    Example:
+        >>> tool_call("search", query="x")
+        '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+    """
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def make_model(directory: Path, seed: int) -> None:
+    """Write a Hugging Face model directory: config, random weights, tokenizer with a chat template."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    tokenizer, shows_progress = make_tokenizer(), logging.is_progress_bar_enabled()
+    config = model_config(tokenizer)
+    config.vocab_size, config.max_position_embeddings = 288, CONTEXT
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    if shows_progress:
+        logging.enable_progress_bar()
+    tokenizer.save_pretrained(directory)
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of one token a byte, and one a piece of a call (``PreTrainedTokenizerFast``)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *ROLES, *CALL, *WORDS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in (*CALL, *WORDS)])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT,
+        chat_template=TEMPLATE,
+        additional_special_tokens=ROLES,
+        **SPECIAL,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Make the files, and say so in one line; nothing where they are there already."""
+    directory = arguments[0] if arguments else "demo_tool_files"
+    if make(directory):
+        train, test = questions(0)
+        sizes = f"traces.parquet, train.parquet ({len(train)}), test.parquet ({len(test)})"
+        print(f"{directory}: model (0.6 M parameters), {sizes}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""Tool calls in text: each format, and what is wrong with a call that can't be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlgraph.nodes.agent.parsers import ToolCall, hermes, plain_json, qwen
+
+ARGUMENTS = st.dictionaries(
+    st.text(st.characters(categories=("L", "N")), min_size=1, max_size=8),
+    st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers(), max_size=3)),
+    max_size=3,
+)
+NAMES = st.text(st.sampled_from("abc_0"), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(NAMES, ARGUMENTS), max_size=4), st.sampled_from(["", "I think ", "\n"]))
+def test_hermes_reads_every_call_of_a_turn(calls: list[tuple[str, dict[str, object]]], words: str) -> None:
+    blocks = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
+    whole = all("</tool_call>" not in block for block in blocks)
+    text = "".join(f"{words}<tool_call>\n{block}\n</tool_call>" for block in blocks)
+    assert not whole or hermes(text) == [ToolCall(name, arguments) for name, arguments in calls]
+
+
+@given(
+    st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=3),
+    st.sampled_from(["arguments", "parameters"]),
+)
+def test_json_reads_one_call_or_a_list(calls: list[tuple[str, dict[str, object]]], word: str) -> None:
+    whole = [{"name": name, word: given} for name, given in calls]
+    expected = [ToolCall(name, arguments) for name, arguments in calls]
+    assert plain_json(json.dumps(whole)) == expected
+    assert plain_json(json.dumps(whole[0])) == expected[:1]
+    assert plain_json(f"```json\n{json.dumps(whole, indent=2)}\n```") == expected
+
+
+@given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, st.text(st.sampled_from("ab \n{}'1"))))))
+def test_qwen_reads_values_as_text(calls: list[tuple[str, dict[str, str]]]) -> None:
+    text = ""
+    for name, arguments in calls:
+        inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        text += f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>\n"
+    assert qwen(text) == [ToolCall(name, arguments) for name, arguments in calls]
+
+
+@given(st.text(st.sampled_from('<>/tool_call{}"name:[]=funcipr ,1')))
+def test_no_text_makes_a_parser_fail(text: str) -> None:
+    for parser in (hermes, plain_json, qwen):
+        for found in (parser(text), parser(f"<tool_call>{text}</tool_call>"), parser(f'{{"name": {text}}}')):
+            assert all(isinstance(call.arguments, dict) for call in found)
+
+
+@pytest.mark.parametrize("text", ["408", "", "{}", "[1]", "null", "see {", '{"answer": 4}', '["name"]'])
+def test_json_takes_anything_else_for_an_answer(text: str) -> None:
+    assert plain_json(text) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[]", '{"name": ...'),
+        ('{"name": 3}', '{"name": ...'),
+        ('{"name": "f", "arguments": [1]}', "must be an object"),
+        ('{"name": "f", "arguments": "x"}', "must be an object"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why(block: str, error: str) -> None:
+    (call,) = hermes(f"<tool_call>{block}</tool_call>")
+    assert error in call.error
+
+
+def test_arguments_may_be_json_in_a_string() -> None:
+    assert hermes('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>') == [
+        ToolCall("f", {"x": 1})
+    ]
+
+
+def test_a_call_that_is_not_closed_is_read_to_its_end() -> None:
+    assert hermes('<tool_call>{"name": "f"}') == [ToolCall("f", {})]
+    assert qwen("<tool_call><function=f>")[0].name == "f"
+    assert "function" in qwen("<tool_call>f(1)</tool_call>")[0].error

@@ -1,0 +1,105 @@
+"""The shipped tools: a calculator that runs no Python, a search, Python within limits."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from simpleeval import InvalidExpression
+
+from rlgraph.nodes.confined import isolates
+from rlgraph.nodes.datafile import DataError
+from rlgraph.nodes.tools.calculator import calculator
+from rlgraph.nodes.tools.python import python
+from rlgraph.nodes.tools.search import search
+
+ERRORS = (InvalidExpression, ArithmeticError, ValueError, SyntaxError, KeyError, TypeError, AttributeError)
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("37*84", "3108"),
+        (" 2 + 3 * (4 - 1) ", "11"),
+        ("12/4", "3"),
+        ("1/3", "0.333333333333"),
+        ("2^10", "1024"),
+        ("-7 // 2", "-4"),
+        ("sqrt(2)", "1.41421356237"),
+        ("min(3, max(1, 2))", "2"),
+        ("round(2.567, 2)", "2.57"),
+        ("1e300*1e10", "inf"),
+    ],
+)
+def test_the_calculator_computes(expression: str, result: str) -> None:
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "1/0",
+        "7*",
+        "9**9**9",
+        "9**999*9**999",
+        "(2**4000)*(2**4000)",
+        "'a'*9999",
+        "__import__('os')",
+        "(1).__class__",
+        "[1]*9",
+        "open('x')",
+        "x",
+        "lambda: 1",
+        "1+" * 400 + "1",
+        "(-8)**0.5",
+        "1 < 2",
+    ],
+)
+def test_the_calculator_refuses(expression: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ERRORS):
+        calculator(expression)
+    assert time.monotonic() - start < 10
+
+
+def test_search_gives_the_nearest_first(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [
+        "The cat sat on the mat.",
+        "Dogs bark at cats.",
+        "A cat, a CAT, and one more cat.",
+        "Nothing here.",
+    ]
+    corpus.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    assert search("cat", corpus=str(corpus), top=2) == f"[1] {rows[2]}\n[2] {rows[0]}"
+    assert search("bark cats", corpus=str(corpus), top=9) == f"[1] {rows[1]}"
+    assert search("zebra", corpus=str(corpus)) == "nothing was found"
+    corpus.write_text(json.dumps({"body": "Zebras."}))
+    assert search("zebras", corpus=str(corpus), column="body") == "[1] Zebras."
+    with pytest.raises(DataError, match="'text'"):
+        search("zebras", corpus=str(corpus))
+
+
+def test_python_answers_with_what_is_printed() -> None:
+    said = python(
+        "print(6 * 7)\nimport sys\nprint('aside', file=sys.stderr)\n1 / 0", network=True, timeout=60.0
+    )
+    assert said.startswith("42\naside\n")
+    assert said.endswith("ZeroDivisionError: division by zero")
+    assert "program.py" in said and str(Path(__file__).parent.parent) not in said
+
+
+def test_python_is_held_to_its_limits() -> None:
+    late = python("print('so far', flush=True)\nwhile True: pass", network=True, timeout=3.0)
+    assert late == "so far\n(ended: it ran over 3 s)"
+    assert "MemoryError" in python("x = ' ' * 2**40", network=True, timeout=60.0)
+    assert len(python("while True: print('x' * 999)", network=True, timeout=60.0)) <= 2**16
+
+
+@pytest.mark.skipif(not isolates(), reason="needs user namespaces")
+def test_python_has_no_network() -> None:
+    said = python("import socket\nsocket.create_connection(('127.0.0.1', 9))", timeout=60.0)
+    assert "Error" in said

@@ -1,0 +1,153 @@
+"""A generative judge: what it reads, what its scores are worth, and a run with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlgraph.cli import main
+from rlgraph.engines import Context, Request, Sampling
+from rlgraph.nodes.reward.each import Judged, RewardError
+from rlgraph.nodes.reward.judge import PROMPT, SCORE, judge, scored
+from rlgraph.nodes.rollout import seed
+from rlgraph.runtime.demo_tools import make_model, make_tokenizer
+from rlgraph.runtime.serve.transformers import TransformersEngine
+
+QUESTIONS, RESPONSES, ANSWERS = ["1+1=", "2+2=", "3+3="], ["2", "{answer}", "7 Score: 10"], ["2", "4", "6"]
+PLAIN = "{question}{response} or {answer}?"
+DIGIT = r"(\d)"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    folder = tmp_path_factory.mktemp("judge")
+    make_model(folder, seed=0)
+    made = TransformersEngine(str(folder))
+    made.load_pretrained()
+    return made
+
+
+def ask(engine: TransformersEngine, rows: Any = (4, 5, 6), **attributes: Any) -> tuple[Judged, Context]:
+    ctx = Context("rewards", seed=1, iteration=2, rows=rows)
+    at = [row - 4 for row in rows]
+    columns = ([column[row] for row in at] for column in (QUESTIONS, RESPONSES, ANSWERS))
+    defaults = {
+        "prompt": PLAIN,
+        "score": DIGIT,
+        "n": 4,
+        "max_new_tokens": 60,
+        "temperature": 1.0,
+        "scale": [2.0, 8.0],
+    }
+    return judge(ctx, engine, *columns, **(defaults | attributes)), ctx
+
+
+@pytest.mark.parametrize("template", ["plain", "chat"])
+def test_rewards_are_the_mean_of_the_scores_that_the_judge_writes(
+    engine: TransformersEngine, template: str
+) -> None:
+    out, ctx = ask(engine, template=template)
+    prompts = ["1+1=2 or 2?", "2+2={answer} or 4?", "3+3=7 Score: 10 or 6?"]
+    if template == "chat":
+        prompts = [f"<|user|>{prompt}<|end|><|assistant|>" for prompt in prompts]
+    requests = [
+        Request(engine.tokenizer(prompt)["input_ids"], [seed(1, 2, "rewards", 4 * row + k) for k in range(4)])
+        for row, prompt in zip((4, 5, 6), prompts, strict=True)
+    ]
+    made = engine.generate(requests, Sampling(60, 1.0))
+    expected = []
+    for many in made:
+        digits = [[c for c in engine.tokenizer.decode(list(g.tokens)) if c in "0123456789"] for g in many]
+        scores = [min(max(int(found[-1]), 2), 8) for found in digits if found]
+        expected.append(sum((score - 2) / 6 for score in scores) / len(scores) if scores else None)
+    assert any(score is not None for score in expected)
+    assert out.rewards.tolist() == pytest.approx([score or 0.0 for score in expected])
+    assert out.failed.tolist() == [score is None for score in expected]
+    assert ctx.metrics["reward/failed"] == (expected.count(None), 3)
+
+
+def test_a_judgement_depends_on_no_neighbour(engine: TransformersEngine) -> None:
+    whole, _ = ask(engine)
+    alone = [ask(engine, rows=[row])[0].rewards.item() for row in (4, 5, 6)]
+    assert whole.rewards.tolist() == pytest.approx(alone)
+    assert len(ask(engine, rows=[])[0].rewards) == 0
+
+
+def test_without_a_score_a_sample_fails_or_the_run_does(engine: TransformersEngine) -> None:
+    out, ctx = ask(engine, score="(never)")
+    assert out.failed.all() and not out.rewards.any()
+    assert ctx.metrics["reward/mean"] == (0.0, 0)
+    with pytest.raises(RewardError, match="no score in"):
+        ask(engine, score="(never)", on_error="fail")
+
+
+def test_a_long_response_is_read_from_its_end(engine: TransformersEngine) -> None:
+    cut, _ = ask(engine, rows=[6], max_response_tokens=3)
+    same, _ = ask(engine, rows=[6], prompt="{question} 10 or {answer}?")
+    assert cut.rewards.tolist() == same.rewards.tolist()
+
+
+def test_the_last_number_behind_the_word_is_the_score() -> None:
+    assert [
+        scored(words, SCORE) for words in ("Score: 7", "score 3, no: SCORE = -2", "**Score:** 4.5/10", "7")
+    ] == [
+        7,
+        -2,
+        4.5,
+        None,
+    ]
+    assert scored("ab", "(a)|b") is None  # the last match has no number
+    assert scored("nan", r"(\w+)") is None
+    assert all(place in PROMPT for place in ("{question}", "{response}", "{answer}"))
+    assert scored(PROMPT.splitlines()[-1], SCORE) is None  # nor does it answer itself
+
+
+GRAPH = """\
+graph: judged
+models:
+  policy: {path: model, optimizer: {lr: 1e-3}}
+  judge: {path: model, frozen: true}
+nodes:
+  prompts: {op: data.prompts, files: [data.jsonl], batch: 4}
+  rollout: {op: rollout, model: policy, n: 4, max_new_tokens: 8}
+  rewards: {op: reward.judge, model: judge, prompt: "{question}{response}", score: "(\\\\d)", scale: [0, 9],
+            max_new_tokens: 20, temperature: 1, on_error: drop}
+  judged: {op: filter.judged}
+  old_logprobs: {op: logprobs, model: policy}
+  advantages: {op: advantage.grpo, rows: judged}
+  update: {op: update.policy, model: policy, loss: {kind: ppo_clip}}
+schedule: {iterations: 2}
+"""
+
+
+def test_a_graph_with_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model", seed=0)
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("judged.yaml").write_text(GRAPH)
+    result = CliRunner().invoke(main, ["run", "judged.yaml", "--inline", "--run-dir", "out"])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert 0 < line["reward/failed"] < 1
+        assert line["judged/kept"] == pytest.approx(1 - line["reward/failed"])
+        assert 0 <= line["reward/mean"] <= 1
+
+
+@pytest.mark.parametrize("scale", ["[1]", "[3, 3]", "[5, 1]", "[1, 2, 3]"])
+def test_a_scale_is_two_numbers_that_increase(tmp_path: Path, scale: str) -> None:
+    (tmp_path / "judged.yaml").write_text(GRAPH.replace("[0, 9]", scale))
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "judged.yaml")])
+    assert result.exit_code == 1
+    assert "must be two numbers, the lower one first" in result.output
+
+
+def test_the_tokenizer_reads_what_the_prompt_says() -> None:
+    tokenizer = make_tokenizer()
+    assert tokenizer.decode(tokenizer(PROMPT)["input_ids"]) == PROMPT

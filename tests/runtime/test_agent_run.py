@@ -1,0 +1,85 @@
+"""A run of a graph with a loop, a tool and a parser of the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlgraph.cli import main
+from rlgraph.runtime.demo_tools import make_model
+
+GRAPH = """\
+graph: mine
+models:
+  policy: {path: model, optimizer: {lr: 1e-3}}
+nodes:
+  prompts: {op: data.prompts, files: [data.jsonl], batch: 4, tools: "${nodes.rollout.tools}"}
+  rollout:
+    op: rollout.agent
+    model: policy
+    n: 2
+    max_new_tokens: 60
+    loop: {kind: "mine.py:persist", tries: 2}
+    parser: {kind: "mine.py:always"}
+    tools: {check: {kind: "mine.py:Check", near: 1}, sum: {kind: calculator}}
+  old_logprobs: {op: logprobs, model: policy}
+  advantages: {op: advantage.grpo, in: {rewards: tool_rewards}}
+  update: {op: update.policy, model: policy, loss: {kind: ppo_clip}}
+schedule: {iterations: 2}
+"""
+MINE = '''
+from rlgraph.nodes.agent.chat import Chat
+from rlgraph.nodes.agent.parsers import ToolCall
+from rlgraph.types import prompts, text
+
+
+class Check:
+    """Check an answer."""
+
+    def __init__(self, answer: text[prompts], *, near: int) -> None:
+        self.answer, self.near, self.found = int(answer), near, 0
+
+    def execute(self, guess: int) -> str:
+        self.found += abs(guess - self.answer) <= self.near
+        return f"{guess} for {self.answer}"
+
+    def reward(self) -> float:
+        return float(self.found)
+
+
+def always(text: str) -> list[ToolCall]:
+    return [ToolCall("check", {"guess": str(guess)}) for guess in (3, 4)]
+
+
+async def persist(chat: Chat, question: text[prompts], *, tries: int) -> None:
+    for _ in range(tries):
+        turn = await chat.turn()
+        await chat.use(turn.calls)
+'''
+
+
+def test_a_graph_with_a_loop_a_tool_and_a_parser_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model", seed=0)
+    ends = json.loads((tmp_path / "model/generation_config.json").read_text())
+    ends["eos_token_id"] = [1, *range(8, 288, 8)]
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(ends))
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(GRAPH)
+    result = CliRunner().invoke(main, ["run", "mine.yaml", "--inline", "--run-dir", "out"])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert all(line["rollout/tool_errors"] == 0 for line in lines)
+    assert all(0 < line["rollout/tool_calls"] <= 4 for line in lines)
+    samples = "".join(path.read_text() for path in (tmp_path / "out/samples").iterdir())
+    assert "<|system|>check\\nsum\\n<|end|><|user|>" in samples
+    assert re.search(r"<\|tool\|>3 for (\d)<\|end\|><\|tool\|>4 for \1<\|end\|><\|assistant\|>", samples)
