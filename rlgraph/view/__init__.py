@@ -1,8 +1,8 @@
 """A plan and a run to look at: pictures, a page and a timeline, all of them made from the plan's JSON.
 
-graph, plan.json or run ─ given ─ links ────┬─ mermaid, dot
+graph, plan.json or run ─ given ─ links ────┬─ drawing ─ mermaid, dot ─ picture   .svg, .png
                              │              │
-                             ├─ timeline ───┼─ trace             for ui.perfetto.dev
+                             ├─ timeline ───┼─ counters ─ trace                   for ui.perfetto.dev
                              │              │
-                             └─ recorded ───┴─ contents ─ page   one HTML file
+                             └─ recorded ───┴─ contents ─ page                    one HTML file
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlgraph import __version__
 from rlgraph.against import differences
+from rlgraph.cadence import words
 from rlgraph.compose import compose
 from rlgraph.diff import as_tree, diff_text
 from rlgraph.errors import GraphError
@@ -17,7 +18,7 @@ from rlgraph.plan import Function, Plan, Step
 from rlgraph.prediction import prediction_text, step_text
 from rlgraph.source import Tree
 from rlgraph.text import flow, place, sentence
-from rlgraph.view.docs import docs, loss_name
+from rlgraph.view.docs import docs, hook_name
 from rlgraph.view.given import Given
 from rlgraph.view.links import links, phases, title, weights
 from rlgraph.view.recorded import recorded
@@ -75,10 +76,11 @@ def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
         **asdict(step),
         "title": title(step),
         "does": sentence(step),
+        "often": words(step.when) if step.when else "",
         "takes": step_text(plan, step),
         "attributes": [*_attributes(function, written)] if function else [],
         "ins": dict(function.ins) if function else {},
-        "losses": [loss_name(hook) for hook in function.hooks.values()] if function else [],
+        "losses": [hook_name(hook) for hook in function.hooks.values()] if function else [],
         "place": place(written) if written else "",
     }
 
@@ -88,10 +90,12 @@ def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str,
     items = written.items if written else {}
     for name, value in function.attributes.items():
         tree = items.get(name)
-        yield name, flow(as_tree(_listed(value))), place(tree) if tree else ""
+        course = function.courses.get(name)
+        yield name, str(course or flow(as_tree(_listed(value)))), place(tree) if tree else ""
     for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
         tree = items.get(name)
-        kind = {"kind": loss_name(hook), **hook.attributes}
+        told = {key: str(course) for key, course in hook.courses.items()}
+        kind = {"kind": hook_name(hook), **hook.attributes, **told}
         yield name, flow(as_tree(_listed(kind))), place(tree) if tree else ""
 
 

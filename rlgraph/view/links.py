@@ -82,7 +82,7 @@ def weights(steps: Sequence[Step]) -> list[Weights]:
                 continue
             version = int(label[1:] or 0)
             readers.setdefault((model, version), []).append(step.id)
-            if step.updates:
+            if step.updated == model:
                 writers[model, version + 1] = step.id
     order = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
     keys = sorted({*readers, *writers}, key=lambda key: (order.index(key[0]), key[1]))
@@ -111,3 +111,8 @@ def pool_title(plan: Plan, pool: str) -> str:
     """As ``pool gen: 4 devices``."""
     count = plan.pools[pool]
     return f"pool {pool}: {count} device{'s' * (count != 1)}"
+
+
+def region_title(region: str) -> str:
+    """Of the steps that are repeated until a filter has let enough rows through."""
+    return f"repeated until {region} has let enough rows through"

@@ -15,7 +15,8 @@ from rlgraph.planfile import load
 
 POINTS = 1500  # lines of metrics that a page draws
 ITERATIONS = 8  # whose steps it draws
-SAMPLE_BYTES = 1_000_000  # of samples that it holds
+SAMPLE_BYTES = 3_000_000  # of samples that it holds
+FILE_BYTES = 750_000  # of one file of them
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         RunError: the folder holds no run.
         GraphError: its plan can't be read.
     """
-    plan, lines = load(run_dir / "plan.json"), _metrics(run_dir)
+    plan, lines = load(run_dir / "plan.json"), metrics_so_far(run_dir)
     bars = read_timeline(run_dir)
     shown = _shown(sorted({bar.iteration for bar in bars}))
     return {
@@ -77,10 +78,12 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "beside": [*_beside(plan, lines)],
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
+        "environment": _environment(run_dir),
+        "restarts": _restarts(run_dir),
     }
 
 
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
     """As ``read_metrics``; none where the run has not come so far."""
     return read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
 
@@ -131,15 +134,51 @@ def _samples(run_dir: Path) -> dict[str, Any]:
     """Rows of the newest files that fit, and of the first one; the names of the others."""
     files = sorted((run_dir / "samples").glob("*.jsonl"))
     room, omitted = SAMPLE_BYTES, []
-    rows: dict[str, list[Any]] = {}
+    found: dict[str, Any] = {}
     for path in (*files[:1], *reversed(files[1:])):
-        room -= path.stat().st_size
-        if room < 0 and rows:
+        rows, count = _rows(path)
+        room -= sum(map(len, rows))
+        if room < 0 and found:
             omitted.append(path.stem)
         else:
-            text = path.read_text(encoding="utf-8")
-            rows[path.stem] = [json.loads(line) for line in text.split("\n") if line]
-    return {"files": {name: rows[name] for name in sorted(rows)}, "omitted": sorted(omitted)}
+            found[path.stem] = {"rows": [json.loads(row) for row in rows], "of": count}
+    return {"files": {name: found[name] for name in sorted(found)}, "omitted": sorted(omitted)}
+
+
+def _rows(path: Path) -> tuple[list[str], int]:
+    """The first rows of a file that fit, in few digits, and how many it has."""
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    rows: list[str] = []
+    room = FILE_BYTES
+    for line in lines:
+        row = json.dumps(_plain(json.loads(line)), separators=(",", ":"))
+        room -= len(row)
+        if room < 0 and rows:
+            break
+        rows.append(row)
+    return rows, len(lines)
+
+
+def _plain(value: Any) -> Any:
+    """What a sample holds, with numbers as ``_short`` has them."""
+    if isinstance(value, dict):
+        return {name: _plain(child) for name, child in value.items()}
+    return [_plain(child) for child in value] if isinstance(value, list) else _short(value)
+
+
+def _environment(run_dir: Path) -> dict[str, Any] | None:
+    """What the run ran on, as it wrote it down; None of a run that did not."""
+    path = run_dir / "environment.json"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found: dict[str, Any] | None = _plain(json.loads(text)) if text else None
+    return found
+
+
+def _restarts(run_dir: Path) -> list[dict[str, Any]]:
+    """When the run began anew, and why."""
+    path = run_dir / "restarts.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _facts(run_dir: Path, plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -13,6 +15,7 @@ from rlgraph.units import seconds_text, size_text
 from rlgraph.view.timeline import depth, expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
+BUSY = re.compile(r"( +)")
 STEP = re.compile(r"^([ +!]) +\d+\. ")
 WIDTH, LABEL = 100, 16  # characters of a line, and of what stands before a lane or a bar
 
@@ -25,16 +28,24 @@ def terminal_text(plan: Plan) -> str:
 
 def _coloured(plan: Plan) -> Iterator[str]:
     steps = iter((*plan.eval_steps, *plan.steps))  # as the text has them
+    look: dict[str, Any] = {}
     for number, line in enumerate(plan_text(plan).splitlines()):
         found = STEP.match(line)
         if found:
-            yield click.style(line, fg=_colour(plan, next(steps).pool), bold=found[1] == " ")
+            look = {"fg": _colour(plan, next(steps).pool), "bold": found[1] == " "}
         elif line.startswith("         because "):
-            yield click.style(line, italic=True, dim=True)
-        elif re.match(r"^         \w+ ", line):
-            yield f"         {click.style(line[9:17], dim=True)}{line[17:]}"
-        else:
-            yield click.style(line, bold=True) if number == 0 or line.startswith("repeat ") else line
+            look = {"italic": True, "dim": True}
+        elif not line.startswith(" " * 17):  # else the line before goes on
+            look = {"bold": number == 0 or line.startswith("repeat ")}
+        for part in _narrow(line):
+            named = re.match(r"^ {9}(reads|writes|frees|takes) ", part)
+            yield click.style(part[:17], dim=True) + part[17:] if named else click.style(part, **look)
+
+
+def _narrow(line: str) -> list[str]:
+    """A line, broken where it is too wide, and indented from where it begins."""
+    indent = " " * (len(line) - len(line[1:].lstrip()) + 3)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _colour(plan: Plan, pool: str) -> str:
@@ -56,8 +67,10 @@ def _lanes(plan: Plan) -> Iterator[str]:
                 first, last = (round((at - start) / period * room) for at in (event.start, event.end))
                 name = _fitting(event.step, last - first)
                 cells[max(first, 0) : max(min(last, room), 0)] = name[max(-first, 0) : max(room - first, 0)]
-        lane = "".join(cells[:room])
-        yield f"  {pool[: LABEL - 3]:<{LABEL - 2}}{click.style(lane, fg=_colour(plan, pool), reverse=True)}"
+        colour = _colour(plan, pool)
+        parts = BUSY.split("".join(cells[:room]))  # names of steps have no spaces
+        lane = "".join(click.style(part, fg=colour, reverse=not part.isspace()) for part in parts if part)
+        yield f"  {pool[: LABEL - 3]:<{LABEL - 2}}{lane}"
 
 
 def _fitting(step: Step, width: int) -> str:
@@ -66,12 +79,14 @@ def _fitting(step: Step, width: int) -> str:
 
 
 def _bars(plan: Plan) -> Iterator[str]:
+    if plan.peak:
+        yield "memory of a device at its peak"
     for pool, peak in (plan.peak or {}).items():
         room = WIDTH - LABEL - 24
         full = round(room * min(peak.bytes / peak.capacity, 1))
         bar = click.style("█" * full, fg=_colour(plan, pool)) + "░" * (room - full)
         said = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
-        yield f"  {'memory of ' + pool:<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
+        yield f"  {pool:<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
 
 
 def _closing(plan: Plan) -> str:
@@ -80,8 +95,6 @@ def _closing(plan: Plan) -> str:
     parts = [f"{len(plan.steps)} steps, {inserted} of them inserted"]
     if plan.predicted:
         parts.append(" to ".join(map(seconds_text, plan.predicted.seconds)) + " an iteration")
-        parts.append(
-            f"{size_text(max(peak.bytes for peak in (plan.peak or {}).values()))} at most on a device"
-        )
-        parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved to a device")
+        parts.append(f"peak {size_text(max(peak.bytes for peak in (plan.peak or {}).values()))}")
+        parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved")
     return click.style("; ".join(parts), bold=True)

@@ -13,7 +13,7 @@ from rlgraph.memory import PARTS, Footprint, away_items
 from rlgraph.pipeline import guess
 from rlgraph.plan import Plan, Step
 from rlgraph.predict import sizes_of
-from rlgraph.simulate import Event, period, simulate
+from rlgraph.simulate import Event, period, simulate, steady
 from rlgraph.workload import workload
 
 Place = tuple[str, int]  # a pool, and a device's number in it
@@ -50,10 +50,13 @@ def depth(plan: Plan) -> int:
 
 
 def expected(plan: Plan) -> tuple[list[Event], float]:
-    """The events of some iterations, from an empty pipeline to an empty one, and the seconds of one."""
+    """The events of some iterations, from an empty pipeline to an empty one, and the seconds of one.
+
+    Every step is shown in each, those too that some iterations leave out.
+    """
     ahead = depth(plan)
     count = 4 * (ahead + 1) if ahead else 3
-    events = simulate(plan, seconds_of(plan), count)
+    events = simulate(steady(plan), seconds_of(plan), count)
     return events, period(events, count)
 
 
@@ -112,7 +115,7 @@ def _synced(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
     if step.kind != "sync":
         return
     for model, version in step.models.items():
-        updates = [s.id for s in plan.steps if s.updates and model in s.models]
+        updates = [s.id for s in plan.steps if s.updated == model]
         behind = int(version[1:] or 0)
         if updates and behind <= 0:
             source = iteration - 1 + behind

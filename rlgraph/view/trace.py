@@ -1,7 +1,8 @@
 """A plan and a run as Chrome trace events (the Trace Event Format), which ui.perfetto.dev opens.
 
-Pools are processes, devices threads, memory a counter, columns and weights arrows (flow events), iterations
-spans over them (async events). What is predicted and what was measured are two groups of processes.
+Pools are processes, devices threads, memory and requests in flight counters, columns and weights arrows (flow
+events), iterations spans over them (async events). What is predicted and what was measured are two groups of
+processes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ from typing import Any
 
 from rlgraph.plan import Plan, Step
 from rlgraph.text import sentence
+from rlgraph.view.counters import (
+    Count,
+    measured_memory,
+    measured_requests,
+    predicted_memory,
+    predicted_requests,
+)
 from rlgraph.view.links import phases, title
 from rlgraph.view.recorded import Measured
-from rlgraph.view.timeline import arrows, expected, footprint, memory, places
+from rlgraph.view.timeline import arrows, expected, places
 
 GROUPS = ("predicted", "measured")
 FIRST = (1, 1001)  # the numbers of the processes of each group begin so
@@ -24,12 +32,21 @@ Event = dict[str, Any]
 Key = tuple[str, int, int]  # phase, step, iteration
 
 
-def trace(plan: Plan, measured: Sequence[Measured] = ()) -> str:
-    """The JSON text of a trace: some iterations as they are expected, and those that were measured."""
+def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The JSON text of a trace: some iterations as they are expected, and those that were measured.
+
+    Args:
+        plan: what runs.
+        measured: the steps of a run of it.
+        lines: its metrics, which hold its memory.
+    """
     bars = [*_predicted(plan)]
-    events = [*_Group(plan, 0, bars).events(), *_memory(plan, bars)]
+    counts = [*predicted_memory(plan, bars), *predicted_requests(plan, bars)]
+    events = [*_Group(plan, 0, bars, counts).events()]
     if measured:
-        events += _Group(plan, 1, _clipped(measured)).events()
+        bars = _clipped(measured)
+        counts = [*measured_memory(plan, bars, lines), *measured_requests(plan, bars)]
+        events += _Group(plan, 1, bars, counts).events()
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0) + "\n"
 
 
@@ -64,6 +81,7 @@ class _Group:
     plan: Plan
     number: int
     bars: Sequence[Measured]
+    counts: Sequence[Count]
     steps: Mapping[tuple[str, int], Step] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,9 +92,10 @@ class _Group:
         yield from map(self._slice, self.bars)
         yield from self._flows()
         yield from self._iterations()
+        yield from map(self._counter, self.counts)
 
     def _pid(self, pool: str) -> int:
-        return process(self.plan, self.number, pool)
+        return FIRST[self.number] + [*self.plan.pools].index(pool)
 
     def _names(self) -> Iterator[Event]:
         for pool, devices in self.plan.pools.items():
@@ -103,6 +122,10 @@ class _Group:
             "tid": bar.device,
             "args": {**args, **said},
         }
+
+    def _counter(self, count: Count) -> Event:
+        pool, at, name, values = count
+        return {"name": name, "ph": "C", "ts": _micro(at), "pid": self._pid(pool), "tid": 0, "args": values}
 
     def _flows(self) -> Iterator[Event]:
         """A pair of events for each arrow, on the first device of either step."""
@@ -141,26 +164,5 @@ class _Group:
                 yield event | {"id": f"{self.number}-{iteration}", "ts": _micro(at), "pid": pid, "tid": 0}
 
 
-def process(plan: Plan, group: int, pool: str) -> int:
-    """The number that stands for a pool."""
-    return FIRST[group] + [*plan.pools].index(pool)
-
-
 def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> Event:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
-
-
-def _memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[Event]:
-    """What the busiest device of a pool holds as each step starts, in bytes, part by part."""
-    found = footprint(plan)
-    if found is None:
-        return
-    for pool in plan.pools:
-        held, seen = memory(found, pool), set()
-        parts = sorted({part for moment in held.values() for part in moment})
-        for bar in bars:
-            if bar.pool == pool and bar.step in held and (bar.step, bar.iteration) not in seen:
-                seen.add((bar.step, bar.iteration))
-                values = {part: held[bar.step].get(part, 0) for part in parts}
-                event = {"name": "memory of a device", "ph": "C", "ts": _micro(bar.start)}
-                yield event | {"pid": process(plan, 0, pool), "tid": 0, "args": values}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlgraph.plan import Plan, Step
 from rlgraph.view.links import phases
+
+WIDTH = 100  # characters of a line
 
 
 def tree_text(plan: Plan) -> str:
@@ -35,9 +38,11 @@ def _phase(steps: Sequence[Step]) -> Iterator[str]:
     while stack:
         node, pad = stack.pop()
         last_one = not any(other_pad == pad for _, other_pad in stack)
-        yield f"{pad}{'└─' if last_one else '├─'} {_said(by_name[node], reads[node])}"
-        deeper = pad + ("   " if last_one else "│  ")
-        stack += [(child, deeper) for child in reversed(below.get(node, []))]
+        deeper, children = pad + ("   " if last_one else "│  "), below.get(node, [])
+        line = f"{pad}{'└─' if last_one else '├─'} {_said(by_name[node], reads[node])}"
+        indent = deeper + ("│    " if children else "     ")
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        stack += [(child, deeper) for child in reversed(children)]
 
 
 def _sources(step: Step, steps: Sequence[Step]) -> dict[str, list[str]]:

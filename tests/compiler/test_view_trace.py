@@ -12,11 +12,14 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.plan import Plan, Target
+from rlgraph.view.counters import measured_requests
 from rlgraph.view.recorded import Measured
 from rlgraph.view.timeline import arrows, lanes
 from rlgraph.view.trace import trace
+from rlgraph.workload import workload
 
 Event = dict[str, Any]
+ROLLOUT = {"grpo": 8, "ahead": 4}  # samples of a prompt
 META = {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 AHEAD = """
 graph: ahead
@@ -56,8 +59,13 @@ def measured(plan: Plan) -> list[Measured]:
 
 
 def read(plan: Plan) -> list[Event]:
-    made: list[Event] = json.loads(trace(plan, measured(plan)))["traceEvents"]
+    lines = [{"step": n, **{f"perf/memory/{pool}-0": 1e9 for pool in plan.pools}} for n in range(2)]
+    made: list[Event] = json.loads(trace(plan, measured(plan), lines))["traceEvents"]
     return made
+
+
+def counters(plan: Plan, name: str) -> list[Event]:
+    return [event for event in read(plan) if event["ph"] == "C" and event["name"] == name]
 
 
 def test_every_event_has_what_its_phase_asks_for(plan: Plan) -> None:
@@ -129,11 +137,45 @@ def test_predicted_and_measured_are_two_groups_of_processes(plan: Plan) -> None:
 
 
 def test_memory_is_counted_where_the_cluster_is_known(plan: Plan) -> None:
-    counters = [event for event in read(plan) if event["ph"] == "C"]
-    assert bool(counters) == (plan.predicted is not None)
+    found = counters(plan, "memory of a device")
+    assert bool(found) == (plan.predicted is not None)
     if plan.peak:
-        most = max(sum(event["args"].values()) for event in counters)
+        most = max(sum(event["args"].values()) for event in found)
         assert most == max(peak.bytes for peak in plan.peak.values())
+    measured_most = counters(plan, "most memory so far")
+    assert len(measured_most) == 2 * len(plan.pools)
+    assert all(event["pid"] > 1000 and event["args"] == {"device 0": 10**9} for event in measured_most)
+
+
+def test_requests_in_flight_fall_to_none_in_each_rollout(plan: Plan) -> None:
+    rollouts = Counter(
+        e["pid"] for e in read(plan) if e["ph"] == "X" and (e["name"], e["tid"]) == ("rollout", 0)
+    )
+    found: dict[int, list[int]] = defaultdict(list)
+    for event in sorted(counters(plan, "requests in flight"), key=lambda event: event["ts"]):
+        found[event["pid"]].append(event["args"]["requests"])
+    assert {pid: left.count(0) for pid, left in found.items()} == rollouts
+    for left in found.values():
+        ends = [index for index, count in enumerate(left) if count == 0]
+        for begin, end in pairwise([-1, *ends]):
+            falling = left[begin + 1 : end + 1]
+            assert falling == sorted(falling, reverse=True) and falling[0] == 128 * ROLLOUT[plan.graph]
+    predicted = min(found)
+    assert len({*found[predicted]}) > 5  # short responses are there first
+
+
+def test_each_round_of_a_region_has_its_requests() -> None:
+    plan = compile_graph("dapo", ["informative.refill=true"], devices=2)
+    rollout = next(step.id for step in plan.steps if step.node == "rollout")
+    bars = [
+        Measured(rollout, "train", 0, "main", device, start, start + 4 + device)
+        for start in (0.0, 10.0)
+        for device in range(2)
+    ]
+    rows = workload(plan).rows[plan.columns["train"]["tokens"].domain]
+    seen = [(at, values["requests"]) for _, at, _, values in measured_requests(plan, bars)]
+    half, quarter = round(rows / 2), round(rows / 4)
+    assert seen == [(0, half), (4, quarter), (5, 0), (10, half), (14, quarter), (15, 0)]
 
 
 def test_weights_go_from_an_update_to_the_next_sync() -> None:

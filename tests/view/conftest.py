@@ -53,7 +53,10 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """What is shown of the first element that matches."""
-        return str(self.do("return document.querySelector(arguments[0]).innerText", selector))
+        found = self.do(
+            "const e = document.querySelector(arguments[0]); return e.innerText ?? e.textContent", selector
+        )
+        return str(found)
 
     def count(self, selector: str) -> int:
         """How many elements match."""

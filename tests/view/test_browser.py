@@ -19,11 +19,11 @@ from rlgraph.view.serve import server
 TARGET = Target("h100-8")
 AHEAD = """
 graph: ahead
-extends: ppo
+extends: dapo
 edits:
   - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
   - remove: [pools.main]
-  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs}
+  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs, informative.refill: true}
 """
 
 
@@ -89,6 +89,68 @@ def test_a_model_shows_who_reads_it(quiet: Any, grpo: Path) -> None:
     assert quiet.count("#panel-graph .node.on") == 1
 
 
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pools, and a region in one of them."""
+    folder = tmp_path_factory.mktemp("ahead")
+    (folder / "ahead.yaml").write_text(AHEAD)
+    path = folder / "ahead.html"
+    path.write_text(page(contents(given(str(folder / "ahead.yaml"), target=TARGET))))
+    return path
+
+
+TITLES = "return [...document.querySelectorAll('#panel-graph .node .title')].map((t) => t.textContent)"
+
+
+def test_what_leads_to_a_step_alone_folds_into_it(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    before = quiet.do(TITLES)
+    quiet.do("page.find('advantages'); document.activeElement.blur()")
+    quiet.type("f")
+    folded = quiet.do(TITLES)
+    assert set(before) - set(folded) == {"move answer", "repeat answer@even", "rewards"}
+    assert quiet.text("#panel-graph .node.folded .op") == "4 steps, folded"
+    assert "rewards reward.math" in quiet.text("#detail")
+    quiet.do("page.find('rewards')")  # a step within is found by its box
+    assert quiet.do("return document.querySelector('.node.picked .title').textContent") == "advantages"
+    quiet.do("page.graph.lightColumn('answer')")
+    assert quiet.count("#panel-graph .node.folded.on") == 1
+    quiet.type("i")  # without what was inserted it is smaller
+    assert quiet.text("#panel-graph .node.folded .op") == "2 steps, folded"
+    quiet.type("i")
+    quiet.do("document.querySelector('.node.folded').dispatchEvent(new Event('dblclick'))")
+    assert quiet.do(TITLES) == before
+
+
+def test_what_can_t_be_folded_says_so(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "graph")
+    quiet.do("document.activeElement.blur()")
+    quiet.type("f")
+    assert "Pick a step first" in quiet.text("#panel-graph .note")
+    quiet.do("page.find('prompts')")
+    quiet.do("document.activeElement.blur()")
+    quiet.type("f")
+    assert quiet.text("#panel-graph .note") == "Nothing leads to prompts alone."
+    assert quiet.count(".node.folded") == 0
+
+
+def test_pools_and_regions_fold(quiet: Any, ahead: Path) -> None:
+    quiet.open(ahead, "graph")
+    assert quiet.count("#panel-graph .group") == 3 and quiet.count("#panel-graph .group.region") == 1
+    quiet.shot("ahead-graph")
+    quiet.type("r")
+    assert "until informative" in quiet.do(TITLES) and "rollout" not in quiet.do(TITLES)
+    assert quiet.count("#panel-graph .group") == 2
+    quiet.shot("ahead-regions")
+    quiet.type("r")
+    quiet.type("p")
+    assert sorted(quiet.do(TITLES)) == ["pool gen", "pool train"]
+    quiet.shot("ahead-pools")
+    quiet.type("p")
+    quiet.do("document.querySelector('[data-group=\"pool train\"]').dispatchEvent(new Event('click'))")
+    assert "pool train" in quiet.do(TITLES) and "rollout" in quiet.do(TITLES)
+
+
 def test_search_finds_steps_and_columns(quiet: Any, grpo: Path) -> None:
     quiet.open(grpo, "graph")
     quiet.type("/")
@@ -98,6 +160,23 @@ def test_search_finds_steps_and_columns(quiet: Any, grpo: Path) -> None:
     assert quiet.count("#panel-graph .node.on") > 3
     quiet.do("page.find('old_logprobs')")
     assert quiet.text("#detail h2") == "old_logprobs"
+
+
+def test_enter_goes_from_one_found_step_to_the_next(quiet: Any, grpo: Path) -> None:
+    quiet.open(grpo, "plan")
+    quiet.type("/")
+    quiet.type("logprobs")
+    assert "steps found; Enter goes" in quiet.do("return page.panels.graph.said.textContent")
+    seen = []
+    for _ in range(2):
+        quiet.type("\ue007")  # Enter
+        seen.append(quiet.text("#detail h2"))
+    quiet.do("page.next(-1)")  # as Shift and Enter do
+    seen.append(quiet.text("#detail h2"))
+    assert seen[0] == seen[2] != seen[1]
+    assert quiet.text("#panel-plan tr.picked td:nth-child(2)").startswith(seen[2])
+    top = "return document.querySelector('#panel-plan tr.picked').getBoundingClientRect().top"
+    assert 0 < quiet.do(top) < 900
 
 
 def test_keys_do_what_the_mouse_does(quiet: Any, grpo: Path) -> None:
@@ -154,9 +233,13 @@ def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) ->
     for words in ("reward/mean", "eval/accuracy", "2 of 2", "update_policy", "auto-cpu-"):
         assert words in shown, words
     assert quiet.count("#panel-run .bar.work-update") == 2  # measured and predicted
-    assert quiet.count("#panel-run .sample") > 10
+    assert quiet.count("#panel-run .sample") > 10 and quiet.count("#panel-run .turn.policy") > 10
+    quiet.do("page.panels.run.samples.next()")  # the mask: of a model without a reward, advantages are 0
+    assert quiet.count("#panel-run .tokens [style*=background]") > 10
+    assert "torch" in quiet.do("return document.querySelector('#environment').textContent")
     assert quiet.do("return document.querySelectorAll('table.beside tbody tr').length") > 5
-    quiet.do("document.querySelectorAll('#panel-run select')[0].value = '0'")
+    quiet.open(path, "samples")
+    assert quiet.do("return document.querySelector('#panel-run').scrollTop") > 300
     for name, size, dark in (("run-light", (1400, 1700), False), ("run-dark-narrow", (390, 1800), True)):
         quiet.look(*size, dark=dark)
         quiet.open(path)
@@ -176,18 +259,17 @@ def test_it_fits_from_a_phone_to_a_wall(quiet: Any, grpo: Path, size: tuple[int,
     quiet.look(1400, 900)
 
 
-def test_pools_are_drawn_apart(quiet: Any, tmp_path: Path) -> None:
-    (tmp_path / "ahead.yaml").write_text(AHEAD)
-    path = tmp_path / "ahead.html"
-    path.write_text(page(contents(given(str(tmp_path / "ahead.yaml"), target=TARGET))))
-    quiet.open(path)
-    assert quiet.count("#panel-graph .group") == 2
-    quiet.shot("ahead-graph")
-    quiet.click("#tab-plan")
+def test_arrows_show_what_goes_from_step_to_step(quiet: Any, ahead: Path) -> None:
+    quiet.open(ahead, "plan")
+    quiet.settle()
+    assert quiet.count("#panel-plan .flow") == 0
+    quiet.do("document.activeElement.blur()")
+    quiet.type("a")
+    said = quiet.do("return [...document.querySelectorAll('#panel-plan .flow')].map((f) => f.textContent)")
+    assert any("tokens" in text for text in said) and any("policy@" in text for text in said)
     quiet.shot("ahead-plan")
-    assert "runs ahead" in quiet.do(
-        "page.find('rollout'); return document.getElementById('detail').innerText"
-    )
+    lead = "page.find('rollout'); return document.getElementById('detail').innerText"
+    assert "runs ahead" in quiet.do(lead)
 
 
 def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
@@ -200,10 +282,18 @@ def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None
             address = f"http://127.0.0.1:{serving.server_port}/"
             quiet.driver.get(f"{address}#run")
             assert "2 of 2" in quiet.text("#panel-run dl")
+            quiet.do("page.panels.run.samples.file = 'step-000000-eval'; page.panels.run.all = true")
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write('{"step": 3, "reward/mean": 1.0, "time/step": 1.0}\n')
             quiet.driver.execute_async_script("update(given.follow).then(arguments[0])")
             assert "3 of 2" in quiet.text("#panel-run dl")
+            assert quiet.text("#head [role=status]").startswith("as of ")
+            # what someone looks at stays
+            assert quiet.do("return page.panels.run.samples.shown()") == "step-000000-eval"
+            assert quiet.do("return document.querySelector('#panel-run [aria-label=samples]').value") == (
+                "step-000000-eval"
+            )
+            assert quiet.count("#panel-run canvas") > 15
             assert not quiet.do("return document.getElementById('panel-run').hidden")
             asked = {url for url in quiet.requests() if not url.startswith(("data:", "about:"))}
             assert asked <= {f"{address}#run", address, f"{address}contents.json"}

@@ -37,12 +37,24 @@ def write_run(plan: Plan, folder: Path) -> Path:
     event = {"name": NASTY, "cat": "run", "ph": "X", "ts": 10, "dur": 20, "pid": "main", "tid": 0}
     event["args"] = {"step": 1, "iteration": 0, "phase": "train"}
     (folder / "timeline.json").write_text("[\n" + json.dumps(event) + ",\n" + '{"name": "cut sh')
-    tokens = {
-        "tokens": ["a", NASTY, "<b>c"],
-        "advantages": [1.0, -2.0, 0.0],
-        "loss_mask": [False, True, True],
+    pieces = {
+        "tokens": "a" + NASTY,
+        "pieces": ["a", NASTY, "<b>c", "d", "e"],
+        "loss_mask": [False, True, True, False, True],
+        "rollout_logprobs": [0.0, -2.0, float("nan"), 0.0, -1.0],
+        NASTY: [0, 1, 2, 3, 4],
     }
-    rows = [{"responses": NASTY, NASTY: 0.5, "nested": {NASTY: NASTY}}, {**tokens, "rewards": -1.0}]
+    rows = [{"responses": NASTY, NASTY: 0.5, "nested": {NASTY: NASTY}}, {**pieces, "rewards": float("inf")}]
+    ran = {
+        NASTY: NASTY,
+        "packages": {NASTY: NASTY},
+        "devices": [{NASTY: NASTY}, {}],
+        "none": None,
+        "list": [1],
+    }
+    (folder / "environment.json").write_text(json.dumps(ran))
+    error = {"restart": 1, "of": 2, "time": 1e9, "after": 3, "reason": f"main[0] is gone\n  {NASTY}"}
+    (folder / "restarts.jsonl").write_text(json.dumps(error) + "\n" + '{"restart": 2, "cut sh')
     (folder / "samples" / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -73,19 +85,70 @@ def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
     assert browser.complaints() == []
 
 
-def test_tokens_are_coloured_by_their_numbers(browser: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def sampled(browser: Any, tmp_path: Path) -> Any:
+    """The page of a run with a row of tokens, open."""
     run = write_run(given("grpo", devices=1).plan, tmp_path / "run")
     path = tmp_path / "page.html"
     path.write_text(page(contents(given(str(run)))), encoding="utf-8")
+    browser.complaints()
     browser.open(path, "run")
-    spans = "[...document.querySelectorAll('.tokens span')]"
-    read = f"return {spans}.map((span) => [span.textContent, span.style.background])"
-    (_, first), (nasty, second), _ = browser.do(read)
-    assert nasty == NASTY
-    assert "--good" in first and "--bad" in second
-    browser.click(".sample .choice button:last-child")
-    assert "0%" in browser.do(read)[0][1]
-    browser.shot("tokens")
+    yield browser
+    assert browser.complaints() == []
+
+
+def test_tokens_stand_in_turns(sampled: Any) -> None:
+    turns = "return [...document.querySelectorAll('.turn')].map((t) => [t.className, t.textContent])"
+    assert sampled.do(turns) == [
+        ["turn prompt", "prompta"],
+        ["turn policy", f"policy{NASTY}<b>c"],
+        ["turn tool", "tool outputd"],
+        ["turn policy", "policye"],
+    ]
+    # the whole text of a row is in its pieces, and of a row without any it is shown
+    assert sampled.count(".turn") == 4
+    assert NASTY in sampled.do("return document.querySelector('.sample').textContent")
+
+
+def test_tokens_are_coloured_by_their_numbers(sampled: Any) -> None:
+    read = "return [...document.querySelectorAll('.tokens span')].map((span) => span.getAttribute('style'))"
+    assert "--more) 55%" in sampled.do(read)[4]  # the last column
+    sampled.do("document.activeElement.blur()")
+    sampled.type("c")
+    assert ["--more" in style for style in sampled.do(read)] == [False, True, True, False, True]
+    sampled.type("c")
+    prompt, first, missing, tool, last = sampled.do(read)
+    assert "--less) 55%" in first and "--less) 28%" in last
+    assert prompt == missing == tool == ""
+    sampled.shot("tokens")
+
+
+def test_tokens_say_their_numbers_to_keys(sampled: Any) -> None:
+    sampled.do("document.querySelector('.turns').focus()")
+    sampled.type("\ue014\ue014")  # right, right
+    said = sampled.text(".sample output")
+    assert said.startswith("token 1 · loss_mask true · rollout_logprobs -2 · ")
+    assert sampled.do("return document.querySelector('.marked').textContent") == NASTY
+    sampled.type("\ue014")
+    assert "rollout_logprobs null" in sampled.text(".sample output")  # it was no number
+
+
+def test_rows_are_filtered_by_their_letters(sampled: Any) -> None:
+    sampled.do("const page_ = page.panels.run.samples; page_.letters = 'nested'; page_.draw()")
+    assert sampled.count(".sample") == 1
+    sampled.do("const page_ = page.panels.run.samples; page_.letters = 'not there'; page_.draw()")
+    assert sampled.count(".sample") == 0
+
+
+def test_errors_are_shown_as_text(sampled: Any) -> None:
+    said = sampled.do("return document.querySelector('#restarts').textContent")
+    assert NASTY in said and "main[0] is gone" in said
+
+
+def test_what_a_run_ran_on_is_shown_whatever_it_is(sampled: Any) -> None:
+    said = sampled.do("return document.querySelector('#environment').textContent")
+    assert said.count(NASTY) >= 5
+    assert sampled.count("#environment table tbody tr") == 2
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +183,11 @@ def test_two_thousand_steps_are_drawn_and_searched(browser: Any, large: Path) ->
     took = browser.do("return performance.getEntriesByType('navigation')[0].loadEventEnd")
     print(f"drawn after {took:.0f} ms")
     browser.shot("large")
+    browser.do("page.find('advantages'); page.panels.graph.fold()")
+    assert browser.count("#panel-graph .node") < 15  # all the rewards lead to it alone
+    assert browser.text("#panel-graph .node.folded .op").endswith(" steps, folded")
+    browser.do("page.panels.graph.fold()")
+    assert browser.count("#panel-graph .node") > 2000
     browser.click("#tab-plan")
     browser.settle()
     assert browser.count("#panel-plan tr[data-row]") > 2000

@@ -52,6 +52,14 @@ def test_mermaid_draws_every_graph(drawing: Any, name: str) -> None:
         assert step.inserted or any(label.startswith(step.node) for label in found["labels"])
 
 
+def test_mermaid_draws_a_region_within_its_pool(drawing: Any) -> None:
+    text = mermaid(compile_graph("dapo", ["informative.refill=true"], devices=2))
+    found = draw(drawing, text)
+    assert found["edges"] == text.count("-->") + text.count("-.->") + text.count("==>")
+    assert drawing.count("g.cluster") == 2
+    drawing.shot("mermaid-region")
+
+
 def test_mermaid_shows_hostile_text_as_it_is(drawing: Any) -> None:
     plan = compile_graph("grpo", devices=2)
     first, *rest = plan.steps

@@ -10,7 +10,7 @@ import pytest
 from rlgraph.errors import GraphError, RunError
 from rlgraph.plan import Plan
 from rlgraph.view.given import given
-from rlgraph.view.recorded import ITERATIONS, POINTS, read_timeline, recorded
+from rlgraph.view.recorded import FILE_BYTES, ITERATIONS, POINTS, metrics_so_far, read_timeline, recorded
 from rlgraph.view.trace import trace
 
 
@@ -76,12 +76,38 @@ def test_measured_stands_beside_predicted(folder: Path, plan: Plan) -> None:
 
 def test_large_samples_are_named_but_not_held(folder: Path) -> None:
     (folder / "samples").mkdir()
-    for step in range(4):
-        row = json.dumps({"responses": "x" * 400_000}) + "\n"
+    for step in range(10):
+        row = json.dumps({"responses": "x" * 900_000}) + "\n"
         (folder / "samples" / f"step-{step:06d}.jsonl").write_text(row)
     found = recorded(folder)["samples"]
-    assert list(found["files"]) == ["step-000000", "step-000003"]
-    assert found["omitted"] == ["step-000001", "step-000002"]
+    assert list(found["files"]) == ["step-000000", "step-000008", "step-000009"]
+    assert len(found["omitted"]) == 7
+
+
+def test_of_a_large_file_the_first_rows_are_held(folder: Path) -> None:
+    (folder / "samples").mkdir()
+    row = json.dumps({"responses": "x" * 1000}) + "\n"
+    (folder / "samples" / "step-000001.jsonl").write_text(row * 2000)
+    found = recorded(folder)["samples"]["files"]["step-000001"]
+    assert found["of"] == 2000
+    held = sum(len(json.dumps(row, separators=(",", ":"))) for row in found["rows"])
+    assert FILE_BYTES - 2000 < held <= FILE_BYTES
+
+
+def test_samples_have_few_digits_and_no_infinities(folder: Path) -> None:
+    (folder / "samples").mkdir()
+    row = '{"pieces": ["a"], "logprobs": [-0.123456789], "rewards": NaN, "nested": {"x": [Infinity]}}\n'
+    (folder / "samples" / "step-000001.jsonl").write_text(row)
+    (found,) = recorded(folder)["samples"]["files"]["step-000001"]["rows"]
+    assert found == {"pieces": ["a"], "logprobs": [-0.123457], "rewards": None, "nested": {"x": [None]}}
+
+
+def test_the_environment_is_read_where_there_is_one(folder: Path) -> None:
+    assert recorded(folder)["environment"] is None
+    (folder / "environment.json").write_text("")  # it is being written
+    assert recorded(folder)["environment"] is None
+    (folder / "environment.json").write_text('{"python": "3.11"}')
+    assert recorded(folder)["environment"] == {"python": "3.11"}
 
 
 def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
@@ -95,7 +121,11 @@ def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
 
 
 def test_a_real_run_has_both_groups_in_its_trace(run_dir: Path) -> None:
-    events = json.loads(trace(given(str(run_dir)).plan, read_timeline(run_dir)))["traceEvents"]
+    measured = read_timeline(run_dir), metrics_so_far(run_dir)
+    events = json.loads(trace(given(str(run_dir)).plan, *measured))["traceEvents"]
     groups = {event["cat"].partition(",")[0] for event in events if event["ph"] == "X"}
     assert groups == {"predicted", "measured"}
     assert {event["cat"] for event in events if event["ph"] == "s"} == {"predicted,flow", "measured,flow"}
+    counted = {(event["name"], event["pid"] > 1000) for event in events if event["ph"] == "C"}
+    assert counted >= {("requests in flight", False), ("requests in flight", True)}
+    assert ("most memory so far", True) in counted

@@ -18,7 +18,7 @@ class Navigation {
   fit() {
     const { width, height } = this.frame.getBoundingClientRect();
     const whole = Math.min(width / this.size.width, height / this.size.height);
-    this.k = Math.max(Math.min(whole, 1.4), this.size.height < 3000 ? 0.6 : 0.05);
+    this.k = Math.max(Math.min(whole, width > 2400 ? 2.6 : 1.4), this.size.height < 3000 ? 0.6 : 0.05);
     this.x = Math.max((width - this.size.width * this.k) / 2, 4);
     this.y = this.k > whole ? 8 : (height - this.size.height * this.k) / 2;
     this.apply();
@@ -99,13 +99,21 @@ function stepDetail(contents, phase, step, pick) {
     facts([
       ["step", `${step.id}${step.inserted ? ", inserted" : ""}`], ["op", step.op], ["where", `pool ${step.pool}, ${devices}`],
       ["models", versions(step).join(", ")],
-      ["rows lie", step.layout], ["runs ahead", step.lead ? `${step.lead} iterations` : ""], ["takes", step.takes], ["written in", step.place],
+      ["rows lie", step.layout], ["runs", step.often], ["region", step.region && regionText(step.region)], ["runs ahead", step.lead ? `${step.lead} iterations` : ""], ["takes", step.takes], ["written in", step.place],
     ]),
     attributes.length ? [el("h3", null, "attributes"), table(["name", "value", "from"], attributes, { class: "small" })] : [],
     ...section("reads", step.reads), ...section("writes", step.writes), ...section("frees", step.frees),
     step.op ? docsBlock(step.op, docsOf(contents, step.op)) : [],
     ...step.losses.map((loss) => docsBlock(loss, docsOf(contents, loss))),
   ].flat();
+}
+
+function foldDetail(contents, phase, box, pick) {
+  const named = (step) => el("li", null, go(step.title, () => pick("step", step)), step.inserted ? " +" : ` ${step.op}`);
+  return [
+    el("h2", null, box.title), el("p", null, `${box.op}. Press f, or click twice, to unfold it.`),
+    el("h3", null, "steps"), el("ul", { class: "plain" }, ...box.inside.map(named)),
+  ];
 }
 
 function columnDetail(contents, phase, name, pick) {

@@ -51,11 +51,10 @@ function labelOf(link, columns, types) {
 }
 
 class GraphView {
-  // options: steps, links, columns, weights, pools, status (node -> added, removed, changed), select(kind, name)
+  // options: steps, links, columns, weights, pools, status (node -> added, removed, changed), select(kind, name), and what
+  // folds: fold(step), foldAll({pool} or {region})
   constructor(options) {
-    Object.assign(this, options);
-    this.inserted = true;
-    this.types = false;
+    Object.assign(this, { inserted: true, types: false, folds: [], fold: () => {}, foldAll: () => {} }, options);
     this.root = svg("g");
     [this.head, this.arrow] = arrowhead();
     this.svg = svg("svg", { class: "graph", role: "group", "aria-label": "the graph" }, this.head, this.root);
@@ -64,7 +63,8 @@ class GraphView {
   }
 
   draw() {
-    const { steps, links } = drawnGraph(this.steps, this.links, this.inserted);
+    const { steps, links, at } = foldedGraph(drawnGraph(this.steps, this.links, this.inserted), this.folds, this.pools);
+    this.at = at;
     const large = steps.length > LARGE;
     const nodes = steps.map((step) => this.box(step, large));
     const edges = links.map((link) => {
@@ -72,7 +72,8 @@ class GraphView {
       const width = Math.max(0, ...lines.map((line) => line.length)) * CHARACTER * 0.88;
       return { from: link.source, to: link.target, link, lines, width: width && width + 8, height: lines.length * 12 };
     });
-    const groups = Object.keys(this.pools).filter((pool) => steps.some((step) => step.pool === pool));
+    const groups = groupsOf(steps, this.pools);
+    for (const node of nodes) node.group = (groups.find((group) => group.region === node.step.region) || groups.find((group) => group.id === `pool ${node.step.pool}`) || {}).id;
     const placed = layout(nodes, edges, groups);
     this.nodes = new Map();
     this.edges = [];
@@ -91,11 +92,11 @@ class GraphView {
   }
 
   box(step, large) {
-    const below = step.inserted || large ? "" : step.op;
+    const below = large ? "" : [step.inserted ? "" : step.op, step.often].filter(Boolean).join(", ");
     const models = versions(step);
-    const longest = Math.max(step.title.length * 1.05, below.length * 0.9, models.join(" ").length * 0.85);
-    const height = 26 + (below ? 14 : 0) + (models.length && !large ? 16 : 0);
-    return { id: step.id, step, below, models: large ? [] : models, group: step.pool, width: longest * CHARACTER + 26, height };
+    const longest = Math.max(step.title.length * 1.05, below.length * 0.9, ...models.map((name) => name.length * 0.85));
+    const height = 26 + (below ? 14 : 0) + (models.length && !large ? 2 + 14 * models.length : 0);
+    return { id: step.id, step, below, models: large ? [] : models, width: longest * CHARACTER + 26, height };
   }
 
   node(node, at, large) {
@@ -103,15 +104,16 @@ class GraphView {
     const left = -node.width / 2;
     const top = -node.height / 2;
     const pool = Object.keys(this.pools).indexOf(step.pool) % 6;
-    const kind = [`node pool-${pool} work-${workOf(step)}`, step.inserted && "inserted", this.status && this.status[step.node]];
+    const kind = [`node pool-${pool} work-${workOf(step)}`, step.inserted && "inserted", step.inside && "folded", this.status && this.status[step.node]];
     const pick = () => this.select("step", step);
     const drawn = svg(
       "g",
       {
         class: kind.filter(Boolean).join(" "), transform: `translate(${at.x} ${at.y})`, tabindex: 0, role: "button", "data-id": step.id,
-        "aria-label": step.does, onclick: pick, onpointerenter: () => this.light(this.around(step)), onpointerleave: () => this.light(this.picked),
-        onkeydown: (event) => event.key === "Enter" && pick(),
+        "aria-label": step.does, onclick: pick, ondblclick: () => this.fold(step), onkeydown: (event) => event.key === "Enter" && pick(),
+        onpointerenter: () => this.light(this.around(step)), onpointerleave: () => this.light(this.picked),
       },
+      step.inside && svg("rect", { class: "behind", x: left + 5, y: top + 5, width: node.width, height: node.height, rx: 7 }),
       svg("rect", { x: left, y: top, width: node.width, height: node.height, rx: 7 }),
       svg("rect", { class: "stripe", x: left, y: top, width: 5, height: node.height, rx: 2 }),
       svg("text", { y: top + 17, class: "title" }, step.title),
@@ -144,14 +146,16 @@ class GraphView {
     return drawn;
   }
 
-  group(box) {
-    const pool = Object.keys(this.pools).indexOf(box.group) % 6;
+  group({ group, ...box }) {
+    const pool = Object.keys(this.pools).indexOf(group.pool) % 6;
     const [x, y] = [box.x - box.width / 2, box.y - box.height / 2];
+    const fold = () => this.foldAll(group.region ? { region: group.region } : { pool: group.pool });
+    const events = { tabindex: 0, role: "button", "data-group": group.id, onclick: fold, onkeydown: (event) => event.key === "Enter" && fold() };
     return svg(
       "g",
-      { class: `group pool-${pool}` },
+      { class: `group pool-${pool}${group.region ? " region" : ""}` },
       svg("rect", { x, y, width: box.width, height: box.height, rx: 12 }),
-      svg("text", { x: x + 10, y: y + 16 }, `pool ${box.group}: ${this.pools[box.group]} device${this.pools[box.group] === 1 ? "" : "s"}`),
+      svg("text", { x: x + 6, y: y - (group.region ? 3 : 6), ...events }, group.text, svg("title", null, "fold it")),
     );
   }
 
@@ -177,13 +181,14 @@ class GraphView {
   }
 
   marks(weights, x) {
-    const at = (id) => this.nodes.get(id);
-    const used = weights.readers.filter(at).map((id) => svg("circle", { cx: x, cy: at(id).at.y, r: 4 }, svg("title", null, `${at(id).step.title} reads ${weights.name}`)));
+    const at = (id) => this.nodes.get(this.at(id));
+    const boxes = [...new Set(weights.readers.map(this.at))];
+    const used = boxes.filter(at).map((id) => svg("circle", { cx: x, cy: at(id).at.y, r: 4 }, svg("title", null, `${at(id).step.title} reads ${weights.name}`)));
     const first = weights.readers.map(at).filter(Boolean).sort((a, b) => a.at.y - b.at.y)[0];
     const y = weights.writer && at(weights.writer) ? at(weights.writer).at.y + at(weights.writer).height / 2 + 2 : first ? first.at.y - 12 : null;
     if (y === null) return used;
     const made = weights.writer ? [svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, transform: `rotate(45 ${x} ${y})` })] : [];
-    return [...used, ...made, svg("text", { x: x + 8, y: y + 4 + (weights.writer ? 8 : 0), class: "version" }, `@${weights.version}`)];
+    return [...used, ...made, svg("text", { x: x + 8, y: Math.max(y + 4 + (weights.writer ? 8 : 0), 38), class: "version" }, `@${weights.version}`)];
   }
 
   users(model) {
@@ -191,13 +196,14 @@ class GraphView {
   }
 
   around(step) {
-    const nodes = new Set([step.id]);
+    const id = this.at(step.id);
+    const nodes = new Set([id]);
     for (const { link } of this.edges) {
-      if (link.source === step.id) nodes.add(link.target);
-      if (link.target === step.id) nodes.add(link.source);
+      if (link.source === id) nodes.add(link.target);
+      if (link.target === id) nodes.add(link.source);
     }
-    if (!this.nodes.has(step.id)) nodes.clear(); // hidden, or of the other graph
-    return { nodes, edges: (link) => link.source === step.id || link.target === step.id };
+    if (!this.nodes.has(id)) nodes.clear(); // hidden, or of the other graph
+    return { nodes, edges: (link) => link.source === id || link.target === id };
   }
 
   lightColumn(column) {
@@ -214,18 +220,19 @@ class GraphView {
   // Dim all but some nodes and edges; nothing dims nothing.
   light(found) {
     this.svg.classList.toggle("lit", Boolean(found));
-    for (const [id, node] of this.nodes) node.drawn.classList.toggle("on", Boolean(found && found.nodes.has(id)));
+    const on = (step) => found.nodes.has(step.id) || (step.inside || []).some(on);
+    for (const node of this.nodes.values()) node.drawn.classList.toggle("on", Boolean(found && on(node.step)));
     for (const edge of this.edges) edge.drawn.classList.toggle("on", Boolean(found && found.edges(edge.link)));
   }
 
   pick(found, id) {
     this.picked = found;
-    for (const [number, node] of this.nodes) node.drawn.classList.toggle("picked", number === id);
+    for (const [number, node] of this.nodes) node.drawn.classList.toggle("picked", number === this.at(id));
     this.light(found);
   }
 
   show(id, height) {
-    const node = this.nodes.get(id);
+    const node = this.nodes.get(this.at(id));
     if (node) this.navigation.center(node.at, height);
   }
 }

@@ -92,13 +92,14 @@ class TimeChart {
     this.y += height + 6;
   }
 
-  // arrows: [{x1, y1, x2, y2, text}] in pixels, drawn over the lanes
+  // arrows: [{x1, y1, x2, y2, text, faint}] in pixels, drawn over the lanes
   arrows(arrows) {
-    for (const { x1, y1, x2, y2, text } of arrows) {
+    for (const { x1, y1, x2, y2, text, faint } of arrows) {
+      if (faint && y1 === y2 && x2 - x1 < 12) continue; // too short to be seen among all
       const bend = Math.max(18, Math.abs(x2 - x1) / 3);
       const up = y1 === y2 ? 20 : 0; // an arrow within a lane is an arc over it
       const path = `M${x1} ${y1}C${x1 + bend} ${y1 - up} ${x2 - bend} ${y2 - up} ${x2} ${y2}`;
-      this.add(svg("path", { class: "flow", d: path, "marker-end": this.arrow }, svg("title", null, text)));
+      this.add(svg("path", { class: faint ? "flow faint" : "flow", d: path, "marker-end": this.arrow }, svg("title", null, text)));
     }
   }
 

@@ -4,25 +4,27 @@
 const LARGE = 250;
 const GAP = { x: 26, y: 46 };
 
-// nodes: [{id, width, height, group}], edges: [{from, to, width, height}] -> places and bends, in the same order.
+// nodes: [{id, width, height, group}], edges: [{from, to, width, height}], groups: [{id, parent}] -> places and bends,
+// in the same order, and the boxes around groups.
 function layout(nodes, edges, groups) {
   return nodes.length > LARGE ? layered(nodes, edges) : byDagre(nodes, edges, groups);
 }
 
 function byDagre(nodes, edges, groups) {
-  const graph = new dagre.graphlib.Graph({ multigraph: true, compound: groups.length > 1 });
-  graph.setGraph({ rankdir: "TB", nodesep: GAP.x, ranksep: 30, edgesep: 14, marginx: 16, marginy: 16 });
+  const graph = new dagre.graphlib.Graph({ multigraph: true, compound: groups.length > 0 });
+  graph.setGraph({ rankdir: "TB", nodesep: GAP.x, ranksep: 30, edgesep: 14, marginx: 16, marginy: groups.length ? 30 : 16 });
   graph.setDefaultEdgeLabel(() => ({}));
-  if (groups.length > 1) groups.forEach((group) => graph.setNode(`group ${group}`, {}));
+  for (const group of groups) graph.setNode(group.id, {});
+  for (const group of groups) if (group.parent) graph.setParent(group.id, group.parent);
   for (const node of nodes) {
     graph.setNode(String(node.id), { width: node.width, height: node.height });
-    if (groups.length > 1) graph.setParent(String(node.id), `group ${node.group}`);
+    if (node.group) graph.setParent(String(node.id), node.group);
   }
   edges.forEach((edge, number) => {
     graph.setEdge(String(edge.from), String(edge.to), { width: edge.width, height: edge.height, labelpos: "c" }, String(number));
   });
   dagre.layout(graph);
-  const boxes = groups.length > 1 ? groups.map((group) => ({ group, ...graph.node(`group ${group}`) })) : [];
+  const boxes = groups.map((group) => ({ group, ...graph.node(group.id) }));
   return {
     nodes: nodes.map((node) => graph.node(String(node.id))),
     edges: edges.map((edge, number) => graph.edge(String(edge.from), String(edge.to), String(number))),

@@ -1,24 +1,29 @@
 // The page: its panels, the search, the keyboard.
 
 const KEYS = [
-  ["1 2 3 4", "the panels"], ["/", "search"], ["i", "show or hide inserted steps"], ["t", "types on edges"], ["+ - 0", "zoom in, out, fit"],
+  ["1 2 3 4", "the panels"], ["/", "search; Enter goes on to the next"], ["i", "show or hide inserted steps"], ["t", "types on edges"],
+  ["f", "fold what leads to a step alone, or unfold"], ["p r", "fold or unfold the pools, the regions"], ["a", "arrows between the steps of the plan"],
+  ["c", "the next column to colour tokens by"], ["+ - 0", "zoom in, out, fit"],
   ["arrows", "from step to step"], ["Enter", "pick"], ["Escape", "clear"], ["d", "light or dark"], ["?", "this list"],
 ];
 
 class Page {
   constructor(contents) {
     this.contents = contents;
-    this.phase = "train";
-    this.pick = (kind, what) => this.select(kind, what);
+    this.pick = (...picked) => this.select(...picked);
     this.detail = el("aside", { id: "detail", "aria-live": "polite", hidden: true });
     this.panels = this.makePanels();
     this.tabs = el("nav", { role: "tablist", "aria-label": "panels" }, ...Object.keys(this.panels).map((name, n) => this.tab(name, n)));
-    this.search = el("input", { type: "search", id: "search", placeholder: "search steps, columns, models  /", "aria-label": "search", list: "names", oninput: () => this.find(this.search.value) });
+    this.search = el("input", { type: "search", id: "search", placeholder: "search  /", title: "steps, ops, columns, models (/)", "aria-label": "search", list: "names", oninput: () => this.find(this.search.value), onkeydown: (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1) });
+    this.said = el("small", { role: "status" }, contents.follow ? "following" : "");
     this.help = el("dialog", { id: "help" }, el("h2", null, "Keys"), facts(KEYS), button("close", {}, () => this.help.close()));
     document.body.append(this.header(), el("main", null, ...Object.values(this.panels).map((panel) => panel.element), this.detail), this.names(), this.help);
     document.addEventListener("keydown", (event) => this.key(event));
     const asked = location.hash.slice(1);
+    const part = contents.run && document.getElementById(asked); // #samples, of the panel of a run
     this.open(asked in this.panels ? asked : contents.run ? "run" : contents.diff ? "diff" : "graph");
+    if (part) this.panels.run.draw();
+    if (part) part.scrollIntoView();
   }
 
   header() {
@@ -27,52 +32,24 @@ class Page {
     return el(
       "header", { id: "head" },
       el("h1", null, contents.graph, el("small", null, words)), this.tabs,
-      el("span", { class: "tools" }, this.search, button("◐", { title: "light or dark (d)", "aria-label": "light or dark" }, () => this.theme()), button("?", { title: "keys (?)", "aria-label": "keys" }, () => this.help.showModal())),
+      el("span", { class: "tools" }, this.said, this.search, button("◐", { title: "light or dark (d)", "aria-label": "light or dark" }, () => this.theme()), button("?", { title: "keys (?)", "aria-label": "keys" }, () => this.help.showModal())),
     );
   }
 
   makePanels() {
     const { contents } = this;
-    const found = { graph: this.graphPanel(), plan: new PlanPanel(contents, this.pick) };
+    const found = { graph: new GraphPanel(contents, this.pick), plan: new PlanPanel(contents, this.pick) };
     if (contents.diff) found.diff = new DiffPanel(contents, this.pick);
     if (contents.run) found.run = new RunPanel(contents, this.pick);
     return found;
   }
 
-  graphPanel() {
-    const frame = el("div", { class: "frame" });
-    const views = {};
-    const show = (phase) => {
-      this.phase = phase;
-      const found = this.contents.phases[phase];
-      views[phase] = views[phase] || new GraphView({ ...found, pools: this.contents.pools, select: this.pick });
-      this.graph = views[phase];
-      frame.replaceChildren(this.graph.svg);
-      this.graph.navigation.fit();
-    };
-    this.insertedToggle = toggle("inserted steps", true, "show what rlgraph inserted (i)", (on) => this.redraw("inserted", on));
-    this.typesToggle = toggle("types", false, "types on edges (t)", (on) => this.redraw("types", on));
-    const phases = Object.keys(this.contents.phases).map((phase) => [phase, phase === "train" ? "training" : "evaluation"]);
-    const bar = el(
-      "div", { class: "bar-of-tools" }, phases.length > 1 ? choice("phase", phases, "train", show) : null, this.insertedToggle, this.typesToggle,
-      el("span", { class: "choice" }, ...[["−", 0.8], ["+", 1.25]].map(([text, factor]) => button(text, { "aria-label": `zoom ${text}` }, () => this.graph.navigation.zoom(factor))), button("fit", {}, () => this.graph.navigation.fit())),
-      el("span", { class: "note" }, this.summary()),
-    );
-    const panel = { element: el("section", { class: "panel", id: "panel-graph" }, bar, frame), shown: () => this.graph.navigation.fit() };
-    show("train");
-    return panel;
+  get graph() {
+    return this.panels.graph.graph;
   }
 
-  summary() {
-    const { steps } = this.contents.phases.train;
-    const count = steps.filter((step) => step.inserted).length;
-    return `${steps.length} steps an iteration, ${count} of them inserted (dashed)`;
-  }
-
-  redraw(what, on) {
-    this.graph[what] = on;
-    this.graph.draw();
-    this.graph.navigation.fit();
+  get phase() {
+    return this.panels.graph.phase;
   }
 
   tab(name, n) {
@@ -103,6 +80,8 @@ class Page {
     const exact = steps.find((step) => [step.title, step.node].some((name) => name.toLowerCase() === wanted));
     const column = Object.keys(columns).find((name) => name.toLowerCase() === wanted);
     const ids = new Set(found.map((step) => step.id));
+    Object.assign(this, { found, at: exact ? found.indexOf(exact) : found.length === 1 ? 0 : -1 });
+    this.panels.graph.say(`${found.length} steps found${found.length > 1 ? "; Enter goes from one to the next" : ""}`);
     if (exact) return this.select("step", exact, true);
     if (column) return this.select("column", column);
     this.graph.pick({ nodes: ids, edges: (link) => link.columns.some(has) }, null);
@@ -110,25 +89,36 @@ class Page {
     return null;
   }
 
+  // From what a search found to the next of it, or to the one before.
+  next(by) {
+    const count = (this.found || []).length;
+    if (!count) return;
+    this.at = this.at < 0 && by < 0 ? count - 1 : (this.at + by + count) % count;
+    this.select("step", this.found[this.at], true);
+  }
+
   select(kind, what, move) {
-    const made = { step: stepDetail, column: columnDetail, model: modelDetail }[kind];
+    const made = { step: what.inside ? foldDetail : stepDetail, column: columnDetail, model: modelDetail }[kind];
     const phase = kind === "step" ? what.phase : this.phase;
     this.detail.replaceChildren(button("×", { class: "close", "aria-label": "close" }, () => this.clear()), ...made(this.contents, phase, what, this.pick).flat().filter(Boolean));
     this.detail.hidden = false;
     this.detail.scrollTop = 0;
-    this.current = kind === "step" ? what : null;
+    this.panels.graph.current = kind === "step" ? what : null;
     for (const graph of [this.graph, this.panels.diff && this.panels.diff.graph].filter(Boolean)) {
       const lit = kind === "step" ? graph.around(what) : kind === "column" ? graph.life(what) : graph.users(what);
       graph.pick(lit.nodes.size > 0 && lit, kind === "step" ? what.id : null);
     }
     const narrow = this.detail.offsetWidth > innerWidth * 0.9; // where the details cover the lower half
     if (kind === "step" && (move || narrow)) this.graph.show(what.id, narrow ? 0.2 : 0.5);
+    if (kind === "step" && move) this.panels.plan.show(what);
   }
 
   clear() {
     this.detail.hidden = true;
-    this.current = null;
+    this.panels.graph.current = null;
+    Object.assign(this, { found: [], at: -1 });
     this.search.value = "";
+    this.panels.graph.say();
     this.graph.pick(null, null);
     if (this.panels.diff) this.panels.diff.graph.pick(null, null);
   }
@@ -144,23 +134,34 @@ class Page {
     const panel = Object.keys(this.panels)[Number(event.key) - 1];
     if (panel) this.open(panel);
     else if (zoom) this.graph.navigation.zoom(zoom);
-    else if (by && !this.panels.graph.element.hidden) this.step(by);
+    else if (by && !this.panels.graph.element.hidden) this.panels.graph.step(by);
     else if (event.key in this.commands()) this.commands()[event.key]();
     else return;
     event.preventDefault();
   }
 
   commands() {
+    const { graph, plan, run } = this.panels;
     return {
-      "/": () => this.search.focus(), i: () => this.insertedToggle.click(), t: () => this.typesToggle.click(), 0: () => this.graph.navigation.fit(),
-      d: () => this.theme(), "?": () => this.help.showModal(),
+      "/": () => this.search.focus(), i: () => graph.inserted.click(), t: () => graph.types.click(), f: () => graph.fold(), p: () => graph.pools.click(), r: () => graph.regions.click(),
+      a: () => plan.all.click(), c: () => run && run.samples.next(), 0: () => graph.shown(), d: () => this.theme(), "?": () => this.help.showModal(),
     };
   }
 
-  step(by) {
-    const shown = [...this.graph.nodes.values()].map((node) => node.step);
-    const at = this.current ? shown.findIndex((step) => step.id === this.current.id) + by : by > 0 ? 0 : shown.length - 1;
-    if (shown[at]) this.select("step", shown[at], true);
+  renewRun(run) {
+    const old = this.panels.run;
+    const scrolled = old.element.scrollTop;
+    this.contents.run = run;
+    this.panels.run = new RunPanel(this.contents, this.pick, old.kept());
+    this.panels.run.element.hidden = old.element.hidden;
+    old.element.replaceWith(this.panels.run.element);
+    this.panels.run.draw();
+    this.panels.run.element.scrollTop = scrolled;
+  }
+
+  // Whether the server that is followed has answered.
+  live(answered) {
+    this.said.textContent = answered ? `as of ${new Date().toLocaleTimeString()}` : "the server is gone";
   }
 
   theme() {
@@ -172,29 +173,34 @@ class Page {
 }
 
 // Where the page comes from a server that follows a run, newer contents replace what is shown, but for what
-// someone is reading.
+// someone is writing.
 let latest = "";
 
 async function update(address) {
-  const answer = await fetch(address);
-  const text = answer.ok ? await answer.text() : latest;
-  if (text === latest || !document.getElementById("detail").hidden) return;
+  const answer = await fetch(address).catch(() => null);
+  page.live(answer && answer.ok);
+  if (!answer || !answer.ok || document.activeElement.matches("main input")) return;
+  const text = await answer.text();
+  if (text !== latest) renew(JSON.parse(text));
   latest = text;
-  start(JSON.parse(text));
 }
 
 function follow(address) {
   update(address).finally(() => setTimeout(follow, 3000, address));
 }
 
+// Of the same plan only the run is drawn anew.
+function renew(contents) {
+  const same = (part) => JSON.stringify(contents[part]) === JSON.stringify(page.contents[part]);
+  if (contents.run && page.panels.run && same("phases") && same("timeline")) page.renewRun(contents.run);
+  else start(contents);
+}
+
 function start(contents) {
   const asked = document.querySelector("[role=tab][aria-selected=true]");
-  const panel = document.querySelector(".panel:not([hidden])");
-  const scrolled = panel && panel.scrollTop;
   if (asked) history.replaceState(null, "", `#${asked.id.replace("tab-", "")}`);
   for (const child of [...document.body.children]) if (!child.matches("script, noscript")) child.remove();
   window.page = new Page(contents);
-  if (scrolled) document.querySelector(".panel:not([hidden])").scrollTop = scrolled;
 }
 
 const given = JSON.parse(document.getElementById("contents").textContent);

@@ -2,7 +2,7 @@
 
 class PlanPanel {
   constructor(contents, pick) {
-    Object.assign(this, { contents, pick, view: "steady", picked: null });
+    Object.assign(this, { contents, pick, view: "steady", picked: null, every: false });
     this.steps = new Map(contents.phases.train.steps.map((step) => [step.id, step]));
     this.chart = el("div", { class: "chart", "data-chart": "plan" });
     this.element = el("section", { class: "panel", id: "panel-plan" }, ...this.head(), this.chart, ...this.tables());
@@ -13,9 +13,10 @@ class PlanPanel {
     const { timeline } = this.contents;
     const views = [["iteration", "one iteration"], ["steady", "steady state"], ["all", "from start to end"]];
     const guess = timeline.guessed && el("p", { class: "note" }, "Lengths are rough guesses without a unit: name a cluster (--cluster h100-8) for seconds and memory.");
+    this.all = toggle("arrows", false, "what goes from step to step: columns and weights (a)", (on) => { this.every = on; this.draw(); });
     const works = [...new Set([...this.steps.values()].map(workOf))];
     return [
-      el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), legend(works)),
+      el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), this.all, legend(works)),
       guess, el("p", { class: "note" }, "Pick a step to see what it waits for and what it hands on."),
     ];
   }
@@ -80,12 +81,12 @@ class PlanPanel {
   arrows(chart, rows, from, to) {
     const { events, arrows } = this.contents.timeline;
     const at = new Map(events.map(([id, iteration, start, end]) => [`${id} ${iteration}`, [start, end]]));
-    const found = arrows.filter(([source, , target]) => this.picked === source || this.picked === target);
+    const found = arrows.filter(([source, , target]) => this.every || this.picked === source || this.picked === target);
     chart.arrows(
       found.flatMap(([source, before, target, after, text]) => {
         const [a, b] = [at.get(`${source} ${before}`), at.get(`${target} ${after}`)];
         if (!a || !b || a[1] < from || b[0] > to) return [];
-        return [{ x1: chart.x(Math.max(a[1], from)), y1: rows.get(source), x2: chart.x(b[0]), y2: rows.get(target), text }];
+        return [{ x1: chart.x(Math.max(a[1], from)), y1: rows.get(source), x2: chart.x(b[0]), y2: rows.get(target), text, faint: this.picked !== source && this.picked !== target }];
       }),
     );
   }
@@ -176,9 +177,17 @@ class PlanPanel {
     ];
   }
 
+  // The row of a step; nothing where another panel is shown, or of a box of several steps.
+  show(step) {
+    const row = this.element.querySelector(`[data-row="${step.id}"][data-phase="${step.phase}"]`);
+    if (row) row.scrollIntoView({ block: "center" });
+    for (const other of this.element.querySelectorAll("tr.picked")) other.classList.remove("picked");
+    if (row) row.classList.add("picked");
+  }
+
   table(steps) {
     const rows = steps.map((step) => ({
-      attributes: { class: step.inserted ? "inserted" : null, "data-row": step.id },
+      attributes: { class: step.inserted ? "inserted" : null, "data-row": step.id, "data-phase": step.phase },
       cells: [String(step.id), [go(step.title, () => this.pick("step", step)), step.inserted ? " +" : ""], step.does, step.because, step.takes],
     }));
     return table([">#", "step", "does", "because", "takes"], rows, { class: "steps" });

@@ -6,39 +6,46 @@ const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => 
 const NUMBERS = (value) => typeof value === "number";
 
 class RunPanel {
-  constructor(contents, pick) {
-    Object.assign(this, { contents, pick, run: contents.run, plots: [], filter: "", all: false });
+  // kept: what was chosen before the page had newer contents
+  constructor(contents, pick, kept = {}) {
+    Object.assign(this, { contents, pick, run: contents.run, plots: [], filter: "", all: false, iteration: null, ...kept });
     this.steps = new Map(Object.entries(contents.phases).flatMap(([phase, found]) => found.steps.map((step) => [`${phase} ${step.id}`, step])));
     this.charts = el("div", { class: "charts", "data-chart": "metrics" });
     this.lanes = el("div", { class: "chart", "data-chart": "measured" });
-    this.samples = el("div", { class: "samples" });
+    this.samples = new Samples(this.run.samples, kept.samples);
     this.element = el(
       "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
-      ...this.metricsHead(), this.charts, el("h2", null, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
-      el("h2", null, "What the model wrote"), ...this.samplesHead(), this.samples,
+      this.run.environment && el("details", { id: "environment" }, el("summary", null, "what it ran on"), ...environment(this.run.environment)),
+      this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
-    this.iteration = this.run.iterations[this.run.iterations.length - 1];
     let width = 0;
     new ResizeObserver(() => {
       if (this.element.clientWidth === width || !this.element.clientWidth) return;
       width = this.element.clientWidth;
       this.draw();
     }).observe(this.element);
-    this.showSamples();
   }
 
-  shown() {}
+  kept() {
+    return { filter: this.filter, all: this.all, iteration: this.iteration, samples: this.samples.kept() };
+  }
 
   draw() {
     this.drawMetrics();
     this.drawLanes();
   }
 
+  restarts() {
+    const rows = this.run.restarts.map((line) => [String(line.restart), String(line.after), new Date(1000 * line.time).toLocaleString(), el("pre", null, line.reason)]);
+    return rows.length ? el("details", { id: "restarts", open: true }, el("summary", null, `restarts (${rows.length})`), table([">#", ">after iteration", "at", "because"], rows)) : null;
+  }
+
   metricsHead() {
     if (!this.run.metrics.step) return [el("p", { class: "note" }, "No metrics yet.")];
-    const input = el("input", { type: "search", placeholder: "metrics with these letters", "aria-label": "filter the metrics", oninput: () => { this.filter = input.value; this.drawMetrics(); } });
-    const all = toggle("all metrics", false, "show every metric", (on) => { this.all = on; this.drawMetrics(); });
-    return [el("h2", null, "Metrics"), el("p", { class: "bar-of-tools" }, input, all)];
+    const input = el("input", { type: "search", placeholder: "metrics with these letters", "aria-label": "filter the metrics", value: this.filter, oninput: () => { this.filter = input.value; this.drawMetrics(); } });
+    const all = toggle("all metrics", this.all, "show every metric", (on) => { this.all = on; this.drawMetrics(); });
+    return [el("h2", { id: "metrics" }, "Metrics"), el("p", { class: "bar-of-tools" }, input, all)];
   }
 
   // Charts: the reward with all evaluations first, then what is asked for.
@@ -73,13 +80,19 @@ class RunPanel {
     if (!this.run.iterations.length) return [el("p", { class: "note" }, "No timeline yet.")];
     const select = el("select", { "aria-label": "iteration", onchange: () => { this.iteration = Number(select.value); this.drawLanes(); } },
       ...this.run.iterations.map((iteration) => el("option", { value: iteration }, `iteration ${iteration}`)));
-    select.value = this.run.iterations[this.run.iterations.length - 1];
+    select.value = this.shownIteration();
     return [el("p", { class: "bar-of-tools" }, select)];
+  }
+
+  // The one that was chosen; else the last.
+  shownIteration() {
+    const { iterations } = this.run;
+    return iterations.includes(this.iteration) ? this.iteration : iterations[iterations.length - 1];
   }
 
   // Measured and predicted on one axis, or each on its own where one would be too small to see.
   drawLanes() {
-    const mine = this.run.bars.filter((bar) => bar.iteration === this.iteration);
+    const mine = this.run.bars.filter((bar) => bar.iteration === this.shownIteration());
     if (!mine.length) return;
     const from = Math.min(...mine.map((bar) => bar.start));
     const predicted = this.predicted();
@@ -142,21 +155,11 @@ class RunPanel {
     });
     return rows.length ? table(["step", ">measured", ">share of the steps", ">predicted", ">ratio"], rows, { class: "beside" }) : null;
   }
+}
 
-  samplesHead() {
-    const names = Object.keys(this.run.samples.files);
-    if (!names.length) return [el("p", { class: "note" }, "No samples yet.")];
-    this.file = names[names.length - 1];
-    const select = el("select", { "aria-label": "samples", onchange: () => { this.file = select.value; this.showSamples(); } }, ...names.map((name) => el("option", { value: name }, name)));
-    select.value = this.file;
-    const omitted = this.run.samples.omitted.length;
-    return [el("p", { class: "bar-of-tools" }, select, omitted ? el("span", { class: "note" }, `${omitted} more files are in the run's folder`) : null)];
-  }
-
-  showSamples() {
-    const rows = this.run.samples.files[this.file] || [];
-    this.samples.replaceChildren(...rows.map((row, n) => sample(row, n)));
-  }
+// As the charts' own, but for one value alone.
+function yRange(_, from, to) {
+  return from === null || from === to ? [(from || 0) - 1, (to || 0) + 1] : uPlot.rangeNum(from, to, 0.1, true);
 }
 
 function plot(box, names, metrics, width, colour) {
@@ -166,7 +169,7 @@ function plot(box, names, metrics, width, colour) {
     const few = metrics[name].filter(NUMBERS).length < 3;
     return { stroke: colour(`--line-${n % 5}`), width: 1.6, spanGaps: true, points: { show: evaluated || few, size: 6, fill: colour(`--line-${n % 5}`) } };
   });
-  const options = { width, height: 170, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, scales: { x: { time: false } }, axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, marks) => marks.map((mark) => String(Number(mark.toPrecision(6)))) }], series: [{}, ...series] };
+  const options = { width, height: 170, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, y: { range: yRange } }, axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, marks) => marks.map((mark) => String(Number(mark.toPrecision(6)))) }], series: [{}, ...series] };
   const drawn = new uPlot(options, [metrics.step, ...names.map((name) => metrics[name].map((value) => (NUMBERS(value) ? value : null)))], box);
   drawn.root.setAttribute("role", "img");
   drawn.root.setAttribute("aria-label", names.join(", "));
@@ -177,38 +180,4 @@ function plot(box, names, metrics, width, colour) {
     said.textContent = at === null ? "" : `step ${metrics.step[at]}: ${names.map((name) => metrics[name][at]).filter(NUMBERS).join(", ")}`;
   });
   return drawn;
-}
-
-// A row: texts, numbers, and, where it has them, numbers of its tokens as colours.
-function sample(row, number) {
-  const entries = Object.entries(row);
-  const pieces = Array.isArray(row.tokens) ? row.tokens : null;
-  const perToken = pieces ? entries.filter(([name, value]) => name !== "tokens" && Array.isArray(value) && value.length === pieces.length) : [];
-  const numbers = entries.filter(([, value]) => NUMBERS(value));
-  const texts = entries.filter(([name, value]) => !NUMBERS(value) && !(pieces && name === "tokens") && !perToken.some(([other]) => other === name));
-  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  return el(
-    "article", { class: "sample" },
-    el("header", null, el("b", null, `#${number + 1}`), ...numbers.map(([name, value]) => el("span", { class: "value", style: shade(value, 1) }, `${name} ${Number(value.toPrecision(4))}`))),
-    pieces && colouredTokens(pieces, perToken),
-    ...texts.map(([name, value]) => [el("h4", null, name), el("pre", null, shown(value))]).flat(),
-  );
-}
-
-function colouredTokens(pieces, perToken) {
-  const body = el("pre", { class: "tokens" });
-  const draw = (name) => {
-    const values = (perToken.find(([other]) => other === name) || [null, []])[1].map(Number);
-    const most = Math.max(...values.map(Math.abs), 1e-9);
-    body.replaceChildren(...pieces.map((piece, n) => el("span", { style: values.length ? shade(values[n], most) : null, title: perToken.map(([other, found]) => `${other} ${found[n]}`).join("\n") }, String(piece))));
-  };
-  const names = perToken.map(([name]) => [name, name]);
-  draw(names.length ? names[0][0] : null);
-  return el("div", null, names.length ? choice("colour tokens by", names, names[0][0], draw) : null, body);
-}
-
-// Green for more than nothing, red for less.
-function shade(value, most) {
-  const part = Math.round(Math.min(Math.abs(value) / most, 1) * 45);
-  return `background: color-mix(in srgb, var(${value < 0 ? "--bad" : "--good"}) ${part}%, transparent)`;
 }
