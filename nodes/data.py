@@ -17,6 +17,7 @@ from rlgraph.nodes.dataset import DataSet, ExampleSet, PromptSet, Template, load
 from rlgraph.nodes.mix import pick, pick_mixed
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.op import op
+from rlgraph.tool import ShownTool, Tool, tool_schema
 from rlgraph.types import File, boolean, int64, prompt_tokens, samples, text, tokens
 from rlgraph.types import prompts as prompts_domain
 
@@ -60,6 +61,7 @@ def prompts(
     answer_after: str | None = None,
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
+    tools: dict[str, ShownTool] | None = None,
     system: str | None = None,
     suffix: str = "",
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None,
@@ -86,6 +88,7 @@ def prompts(
         answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####".
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
+        tools: what the chat template shows the policy as tools: "${nodes.rollout.tools}" of a rollout.agent.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question, e.g. an instruction on the answer's form.
         max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
@@ -101,7 +104,7 @@ def prompts(
         answer=answer,
         answer_after=answer_after,
         template=template,
-        template_options=template_options,
+        template_options=shown(template_options, tools),
         system=system,
         suffix=suffix,
         where=where,
@@ -124,6 +127,7 @@ def examples(
     answer: str | None = "answer",
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
+    tools: dict[str, ShownTool] | None = None,
     system: str | None = None,
     suffix: str = "",
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
@@ -145,6 +149,7 @@ def examples(
         answer: the column with the answer; null: of messages that end with the assistant's, that one.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
+        tools: what the chat template shows the policy as tools, as of a rollout.agent.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question.
         max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.
@@ -159,7 +164,7 @@ def examples(
         question=question,
         answer=answer,
         template=template,
-        template_options=template_options,
+        template_options=shown(template_options, tools),
         system=system,
         suffix=suffix,
         where=where,
@@ -167,6 +172,13 @@ def examples(
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     return _examples(data, rows_of(data, ctx, batch, weights, shuffle))
+
+
+def shown(options: dict[str, Any] | None, tools: Mapping[str, Tool] | None) -> dict[str, Any] | None:
+    """Options of a chat template with the schemas of tools among them."""
+    if not tools:
+        return options
+    return {**(options or {}), "tools": [tool_schema(name, hook.body) for name, hook in tools.items()]}
 
 
 def rows_of(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rlgraph.cadence import words
+from rlgraph.course import Course
 from rlgraph.plan import Plan, Step
 from rlgraph.text import sentence
 
@@ -19,7 +21,7 @@ EXPLAINS = ("about", "digest", "origin", "version", "checksum")
 APART = ("models", "steps", "slot", "eval_steps", "columns", "functions", "notes", "open_values")
 PHASES = {"train": "in every iteration", "eval": "in evaluation"}
 SETS = ("reads", "writes", "frees")
-OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices")  # passed over, or said in words
+OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")  # said otherwise
 FOLLOWS = {"ins": "reads", "outs": "writes", "target": "op"}  # of a function, from what the step says
 ABSENT = object()
 
@@ -70,7 +72,9 @@ def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         elif name not in old:
             yield f"model {name}: added, {new[name]['path']}"
         else:
-            yield from (f"model {name}: {line}" for line in _values("", old[name], new[name]))
+            both = (old[name], new[name])
+            pair = ({**model, "rate": model["rate"] and _course(model["rate"])} for model in both)
+            yield from (f"model {name}: {line}" for line in _values("", *pair))
 
 
 def _slot(old: Plan, new: Plan) -> Iterator[str]:
@@ -165,23 +169,38 @@ def _place(name: str, names: list[str]) -> str:
 def _changes(name: str, old: Side, new: Side) -> Iterator[str]:
     """What is different about one step, and the function that it runs; what follows from that is left out."""
     before, now = old.steps[name], new.steps[name]
-    a, b = (json.loads(json.dumps(vars(step), default=dict)) for step in (before, now))
+    a, b = (json.loads(json.dumps(asdict(step))) for step in (before, now))
     for field in SETS:
         yield from _set(field, a[field], b[field])
     on_all = old.on_all(before) and new.on_all(now) and before.pool == now.pool
     if (before.pool, before.devices) != (now.pool, now.devices) and not on_all:
         yield f"runs on {_devices(now)}, no longer on {_devices(before)}"
+    if before.when != now.when:
+        yield " -> ".join(f"runs {words(step.when) or 'in every iteration'}" for step in (before, now))
     for field in a:
         if field not in (*SETS, *OTHERWISE):
             yield from _values(field, a[field], b[field])
     if a["reads"] == b["reads"]:
         yield from _set("waits for", old.waits(before, new.steps), new.waits(now, old.steps))
-    was, call = (dict(side.functions.get(name, {})) for side in (old, new))
+    was, call = (_told(side.functions.get(name, {})) for side in (old, new))
     for field, shown in FOLLOWS.items():
         if a[shown] != b[shown]:
             was.pop(field, None), call.pop(field, None)
     for line in _values("", was, call):
         yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
+
+
+def _told(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function with words for the attributes that change over the iterations."""
+    if not function:
+        return {}
+    courses = {name: _course(course) for name, course in function["courses"].items()}
+    hooks = {path: _told(hook) for path, hook in function["hooks"].items()}
+    return {**function, "attributes": {**function["attributes"], **courses}, "courses": {}, "hooks": hooks}
+
+
+def _course(fields: Mapping[str, Any]) -> str:
+    return str(Course(fields["shape"], tuple((at, value) for at, value in fields["points"])))
 
 
 def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:

@@ -205,6 +205,17 @@ class Planned:
 
         return dot(self.plan)
 
+    def picture(self, path: str | Path) -> None:
+        """As a picture of the graph, ``.svg`` or ``.png``, which graphviz draws.
+
+        Raises:
+            RunError: graphviz is not here, or the file is named otherwise.
+        """
+        from rlgraph.view.picture import picture
+
+        path = Path(path)
+        path.write_bytes(picture(self.plan, path.suffix.removeprefix(".")))
+
     def trace(self) -> str:
         """As a timeline for ui.perfetto.dev."""
         from rlgraph.view.trace import trace
@@ -263,6 +274,14 @@ class Run:
     def view(self, path: str | Path) -> None:
         """As one HTML file."""
         Path(path).write_text(self._page(), encoding="utf-8")
+
+    def trace(self) -> str:
+        """As a timeline for ui.perfetto.dev, predicted and measured."""
+        from rlgraph.view.given import given
+        from rlgraph.view.recorded import metrics_so_far, read_timeline
+        from rlgraph.view.trace import trace
+
+        return trace(given(str(self.folder)).plan, read_timeline(self.folder), metrics_so_far(self.folder))
 
     def _page(self) -> str:
         from rlgraph.view.given import given

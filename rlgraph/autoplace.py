@@ -146,8 +146,8 @@ def generates(plan: Plan) -> bool:
 
 
 def has_groups(model: ModelPlan) -> bool:
-    """Whether a model's serve engine can span several devices."""
-    return bool(model.serve and model.serve["engine"] == "sglang")
+    """Whether a model's serve engine can span several devices; servers that run already are as they are."""
+    return bool(model.serve and model.serve["engine"] == "sglang" and not model.serve["addresses"])
 
 
 def _all(tried: Iterable[Layout], plan: Plan, total: int, attempt: Attempt) -> list[Candidate]:

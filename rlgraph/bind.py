@@ -9,17 +9,22 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlgraph import catalog
+from rlgraph.course import Course, op_courses, rate_course
 from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
-from rlgraph.op import Op
+from rlgraph.nodekeys import KEYS, cadence, copied, with_columns
+from rlgraph.nodes import HOOKS
+from rlgraph.op import Hook, Op
 from rlgraph.passes.infer import edge_problems
 from rlgraph.passes.place import engine_pools
-from rlgraph.sections import Eval, ModelSection, Pool, Schedule
+from rlgraph.ports import hooked
+from rlgraph.sections import Eval, ModelSection, Pool, Refill, Schedule
 from rlgraph.shipped import graphs_folder
 from rlgraph.source import OPEN, Tree
 from rlgraph.types import holds_paths
@@ -72,19 +77,27 @@ def bind(tree: Tree, devices: int) -> Graph:
 
 def _next_is_written(graph: Graph, binder: Binder) -> None:
     updated = {node.model for node in graph.nodes if node.updates}
-    for node in graph.nodes:
-        if node.reads_next and node.model not in updated:
-            law = f"node `{node.name}` reads `{node.model}@next`; no node updates `{node.model}`"
-            binder.problem("no-next", law, node.mark, remedy=f"write `model: {node.model}`")
+    reads = [(node, "model", node.model) for node in graph.nodes if node.reads_next]
+    reads += [(node, "of", node.of) for node in graph.nodes if node.of_next]
+    for node, key, model in reads:
+        if model not in updated:
+            law = f"node `{node.name}` reads `{model}@next`; no node updates `{model}`"
+            binder.problem("no-next", law, node.mark, remedy=f"write `{key}: {model}`")
 
 
 def _open_values(tree: Tree) -> Iterable[str]:
     """Paths of values written ???, each place once: what ``${...}`` took over is given with its origin."""
-    found: dict[Mark, str] = {}
+    found: dict[Mark, list[tuple[Any, ...]]] = {}
     for path, leaf in tree.walk():
         if leaf.value == OPEN:
-            found.setdefault(leaf.mark, ".".join(map(str, path)))
-    return found.values()
+            found.setdefault(leaf.mark, []).append(path)
+    return [".".join(map(str, max(paths, key=partial(_written, tree, at)))) for at, paths in found.items()]
+
+
+def _written(tree: Tree, at: Mark, path: tuple[Any, ...]) -> int:
+    """How near before a place the node or model of a path begins, as a line; it is written in the nearest."""
+    begins = tree.at(path[:2]).key
+    return begins.line if begins and begins.source == at.source and begins.line <= at.line else 0
 
 
 def _sections_known(tree: Tree, binder: Binder) -> None:
@@ -135,6 +148,7 @@ def _seed(tree: Tree, binder: Binder) -> int:
 
 
 def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
+    tree, rate = rate_course(tree, f"models.{name}", binder)
     spec = validate(ModelSection, tree, f"models.{name}", binder)
     if spec is None:
         binder.broken.add(name)
@@ -147,11 +161,17 @@ def _model(name: str, tree: Tree, binder: Binder) -> Model | None:
         law = f"model `{name}`: the engine transformers is on one device; tensor_parallel is for sglang"
         remedy = f"set: {{models.{name}.serve.engine: sglang}}, or leave out tensor_parallel"
         binder.problem("tensor-parallel", law, tree.key, remedy=remedy)
+    if spec.serve.addresses and (spec.serve.engine == "transformers" or spec.serve.tensor_parallel > 1):
+        what = "the engine transformers is embedded" if spec.serve.engine == "transformers" else "they have"
+        what += "" if spec.serve.engine == "transformers" else " a tensor_parallel of their own"
+        law = f"model `{name}`: addresses are of SGLang servers; {what}"
+        remedy = f"set: {{models.{name}.serve.engine: sglang}}, and leave out tensor_parallel"
+        binder.problem("addresses", law, tree.key, remedy=remedy)
     mark = tree.items["path"].mark
     path = resolved(spec.path, mark)
     if HUB_ID.match(spec.path) and not os.path.exists(path):
         path = spec.path
-    return Model(name, path, spec, tree.key or tree.mark, mark)
+    return Model(name, path, spec, tree.key or tree.mark, mark, rate)
 
 
 def _pools(tree: Tree, devices: int, binder: Binder) -> dict[str, int]:
@@ -206,18 +226,24 @@ def _node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) ->
     if call is None:
         return None
     op, target = call
-    hooks = {n: h for n in op.hooks if (item := tree.get(n)) and (h := _hook(f"{name}.{n}", item, binder))}
-    attributes = _attributes(name, tree, op, binder)
+    hooks = {n: h for n, kind, item in hooked(op, tree) if (h := _hook(f"{name}.{n}", kind, item, binder))}
+    attributes, courses = _attributes(name, tree, op, binder)
+    op = with_columns(name, op, attributes, tree, binder)
     model, reads_next = _node_model(name, tree, op, models, binder)
+    of, of_next = copied(name, tree, op, models.get(model or ""), models, binder)
     return Node(
         name=name,
-        call=Call(op, target, attributes, _names(tree, "in", binder), _names(tree, "out", binder)),
+        call=Call(op, target, attributes, _names(tree, "in", binder), _names(tree, "out", binder), courses),
         hooks=hooks,
         model=model,
         reads_next=reads_next,
+        of=of,
+        of_next=of_next,
         tokenizer=_tokenizer(name, tree, op, models, binder),
         rows=_rows(name, tree, op, binder),
+        refill=_refill(name, tree, op, binder),
         pool=_node_pool(name, tree, op, binder),
+        when=cadence(name, tree, op, binder),
         mark=tree.key or tree.mark,
     )
 
@@ -235,6 +261,31 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
             "rows-of-a-source", f"op {op.name} makes its own rows", item.key, remedy="remove `rows`"
         )
     return item.value
+
+
+def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
+    """How a filter gets more rows: `true` is by the defaults."""
+    item = tree.get("refill")
+    if item is None or item.value in (None, OPEN, False):
+        return None
+    if not op.declared.filters:
+        law = f"`refill` of node `{name}`: op {op.name} is no filter"
+        binder.problem("refill-of-no-filter", law, item.key, remedy="remove `refill`")
+        return None
+    if item.value is True:
+        return Refill()
+    found: Refill | None = validate(Refill, item, f"{name}.refill", binder)
+    if found is None or found.policy in (None, OPEN):
+        return found
+    return found.model_copy(update={"policy": _policy(found.policy, item.items["policy"].mark, binder)})
+
+
+def _policy(name: str, mark: Mark, binder: Binder) -> str | None:
+    try:
+        return catalog.find_function(name, "policy", mark)
+    except GraphError as error:
+        binder.problems += error.problems
+        return None
 
 
 def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
@@ -260,24 +311,34 @@ def _function(
         return None
 
 
-def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
+def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> tuple[dict[str, Any], dict[str, Course]]:
+    """Every attribute's value, and the courses of those that change over the iterations."""
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
+    keys: tuple[str, ...]
     keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
+    keys += ("model",) if op.declared.recorded else ()
+    keys += KEYS if not op.outputs else ()
+    keys += ("of",) if op.copies else ()
+    keys += ("refill",) if op.declared.filters else ()
+    rest, courses = op_courses(op, rest, name, binder, f"op {op.name}")
     values = validate(op.attributes, rest, name, binder, f"op {op.name}", keys)
     if values is None:
         return {
             n: None if spec.is_required() else spec.get_default()
             for n, spec in op.attributes.model_fields.items()
-        }
+        }, {}
     found = {n: getattr(values, n) for n in op.attributes.model_fields if n not in op.hooks}
-    for attribute, spec in op.attributes.model_fields.items():
-        given = rest.get(attribute)
-        if given and holds_paths(spec.annotation, *spec.metadata):
-            found[attribute] = _resolved_tree(given)
-    return found
+    return found | _paths(op, rest), courses
 
 
-def _hook(path: str, tree: Tree, binder: Binder) -> Call | None:
+def _paths(op: Op, tree: Tree) -> dict[str, Any]:
+    """The attributes given as paths, relative to the file that they stand in."""
+    fields = op.attributes.model_fields.items()
+    named = [attribute for attribute, spec in fields if holds_paths(spec.annotation, *spec.metadata)]
+    return {name: _resolved_tree(given) for name in named if (given := tree.get(name))}
+
+
+def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | None:
     kind = tree.get("kind")
     if not tree.is_map or (kind and kind.value == OPEN):
         return None
@@ -286,16 +347,20 @@ def _hook(path: str, tree: Tree, binder: Binder) -> Call | None:
             "no-kind",
             f"`{path}` does not say its `kind`",
             tree.key or tree.mark,
-            remedy="as {kind: ppo_clip}",
+            remedy=f"as {{kind: {next(iter(HOOKS[hook.word]))}}}",
         )
         return None
-    found = _function(kind.value, kind.mark, catalog.find_loss, binder)
+    found = _function(kind.value, kind.mark, partial(catalog.find_hook, hook), binder)
     if found is None:
         return None
     op, target = found
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n != "kind"})
-    values = validate(op.attributes, rest, path, binder, f"loss {op.name}")
-    return Call(op, target, {n: getattr(values, n) for n in op.attributes.model_fields} if values else {})
+    rest, courses = op_courses(op, rest, path, binder, f"{hook.word} {op.name}")
+    values = validate(op.attributes, rest, path, binder, f"{hook.word} {op.name}")
+    if values is None:
+        return Call(op, target, {})
+    attributes = {n: getattr(values, n) for n in op.attributes.model_fields} | _paths(op, rest)
+    return Call(op, target, attributes, courses=courses)
 
 
 def _names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
@@ -318,7 +383,7 @@ def _node_model(
     name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder
 ) -> tuple[str | None, bool]:
     item = tree.get("model")
-    if op.engine is None:
+    if op.engine is None and not op.declared.recorded:
         if item:
             binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
         return None, False
@@ -338,11 +403,11 @@ def _node_model(
 
 
 def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
-    if op.declared.head != model.spec.head:
+    if op.declared.head not in ("any", model.spec.head):
         law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{model.spec.head}`"
         remedy = f"give models.{model.name} `head: {op.declared.head}`, or name a model that has one"
         binder.problem("wrong-head", law, mark, remedy=remedy)
-    if op.declared.updates and model.spec.frozen:
+    if op.declared.updates and model.spec.frozen and not op.copies:
         law = f"node `{name}` updates model `{model.name}`, which is frozen"
         binder.problem("frozen", law, mark, remedy=f"remove `frozen: true` from models.{model.name}")
 

@@ -68,6 +68,8 @@ def work_of(step: Step) -> str:
     """
     if step.kind in ("sync", "repartition"):
         return step.kind
+    if step.copied:
+        return "sync"
     if step.kind in MOVES:
         return "move"
     if step.engine == "serve":

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Mark, fail, nearest
-from rlgraph.nodes import LOSSES, OPS
-from rlgraph.op import Op, OpError, signature
+from rlgraph.nodes import HOOKS, OPS
+from rlgraph.op import Hook, Loss, Op, OpError, signature
+
+USER = "rlgraph_user_"  # how the names of modules of users' files begin
 
 
 def known_ops() -> list[str]:
@@ -37,20 +39,56 @@ def find_op(name: str, mark: Mark) -> tuple[Op, str]:
 
 def find_loss(name: str, mark: Mark) -> tuple[Op, str]:
     """A loss, likewise."""
-    return _find(name, "loss", LOSSES, mark)
+    return find_hook(Loss, name, mark)
+
+
+def find_hook(kind: type[Hook], name: str, mark: Mark) -> tuple[Op, str]:
+    """A function that an attribute names, likewise: a loss, an agent loop, a tool, a parser."""
+    return _find(name, kind.word, HOOKS[kind.word], mark, kind)
+
+
+def find_function(name: str, what: str, mark: Mark) -> str:
+    """The target of a plain function in a user's file, with no declaration: ``my_buffer.py:name``.
+
+    Raises:
+        GraphError: there is no such file or function, or the file can't be loaded.
+    """
+    place, _, function = name.rpartition(":")
+    path = (Path(mark.source.name).parent / place).resolve()
+    if not place.endswith(".py") or not path.is_file():
+        law = f"{what} `{name}` names no function in a file" + (f": there is no {path}" if place else "")
+        raise fail("no-file", law, mark, remedy=f"as my_{what}.py:name, relative to the graph")
+    try:
+        module = _load_file(str(path))
+    except Exception as error:  # the file is the user's: loading it may raise anything
+        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path)}", mark) from error
+    known = [name for name, value in vars(module).items() if callable(value)]
+    if function not in known:
+        law = f"{place} has no function `{function}`"
+        raise fail(f"unknown-{what}", law, mark, known, nearest(function, known))
+    return f"{path}:{function}"
+
+
+def load_function(target: str) -> Any:
+    """What ``find_function`` found."""
+    place, _, function = target.rpartition(":")
+    return getattr(_load_file(place), function)
 
 
 @functools.cache
-def load(target: str, name: str = "") -> Op:
-    """``package.module:function`` or ``/path/file.py:function`` -> its declaration, named as in the graph."""
+def load(target: str, name: str = "", kind: Any = None) -> Op:
+    """``package.module:function`` or ``/path/file.py:function`` -> its declaration, named as in the graph.
+
+    ``kind`` is the class of a hook, such as ``Loss``.
+    """
     place, _, function = target.rpartition(":")
     module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
-    return signature(name or target, getattr(module, function))
+    return signature(name or target, getattr(module, function), kind)
 
 
-def _find(name: str, what: str, known: dict[str, str], mark: Mark) -> tuple[Op, str]:
+def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = None) -> tuple[Op, str]:
     if name in known:
-        return load(known[name], name), known[name]
+        return load(known[name], name, kind), known[name]
     place, colon, function = name.rpartition(":")
     if not (colon and place.endswith(".py")):
         law = f"there is no {what} `{name}`"
@@ -67,11 +105,11 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark) -> tuple[Op, 
     target = f"{path.resolve()}:{function}"
     try:
         module = _load_file(str(path.resolve()))
-        op = load(target, name) if hasattr(module, function) else None
+        op = load(target, name, kind) if hasattr(module, function) else None
     except Exception as error:  # the file is the user's: loading it may raise anything
         raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path.resolve())}", mark) from error
     if op is None:
-        ops = [name for name, value in vars(module).items() if hasattr(value, "__op__")]
+        ops = [name for name, value in vars(module).items() if _offered(name, value, kind)]
         law = f"{place} has no function `{function}`"
         raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
     _declared_well(op, mark)
@@ -84,6 +122,14 @@ def _said(error: Exception, name: str, path: Path) -> str:
         return str(error).removeprefix(f"op {name}: ")
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f"{type(error).__name__}: {error}" + (f" ({path.name}, line {lines[-1]})" if lines else "")
+
+
+def _offered(name: str, value: Any, kind: type[Hook] | None) -> bool:
+    """Whether a file's value may be meant: what says that it is an op; of tools, what the file defines."""
+    if kind is None or kind.writes:
+        return hasattr(value, "__op__")
+    own = str(getattr(value, "__module__", "")).startswith(USER)
+    return callable(value) and own and not name.startswith("_")
 
 
 def _declared_well(op: Op, mark: Mark) -> None:
@@ -103,7 +149,7 @@ def _declared_well(op: Op, mark: Mark) -> None:
 @functools.cache
 def _load_file(path: str) -> Any:
     # a name of its own, so that two users' files called ops.py are two modules
-    name = "rlgraph_user_" + path.strip("/").replace("/", "_").removesuffix(".py")
+    name = USER + path.strip("/").replace("/", "_").removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -24,7 +24,8 @@ OUTPUT = click.option(
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 
-FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid"}  # of a file that -o names
+# of a file that -o names
+FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
 TOKENS = click.FloatRange(min=1)
 CLUSTER = click.option(
     "--cluster",
@@ -189,10 +190,10 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "mermaid", "dot", "html", "trace"]),
-    help="Default: as the file behind -o is named (.json, which `rlgraph run` takes, .html, .dot, .mmd), "
-    "else text. mermaid and dot draw the graph, html is the page of `rlgraph view`, trace is for "
-    "ui.perfetto.dev.",
+    type=click.Choice(["text", "json", "mermaid", "dot", "svg", "png", "html", "trace"]),
+    help="Default: as the file behind -o is named (.json, which `rlgraph run` takes, .html, .dot, .mmd, "
+    ".svg, .png), else text. mermaid, dot, svg and png (by graphviz) draw the graph, html is the page of "
+    "`rlgraph view`, trace is for ui.perfetto.dev.",
 )
 @click.option(
     "--against",
@@ -252,6 +253,14 @@ def plan(
         text = against_text(old, made)
         click.echo(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
+    if form in ("svg", "png"):
+        from rlgraph.view.picture import picture
+
+        drawn = picture(made, form)  # first: what can't be drawn leaves no empty file
+        if form == "png" and output.isatty():
+            raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
+        output.buffer.write(drawn)
+        return
     if form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
         from rlgraph.view.terminal import terminal_text
 
@@ -406,7 +415,7 @@ def view(
     from rlgraph.view.contents import contents
     from rlgraph.view.given import given
     from rlgraph.view.page import page
-    from rlgraph.view.recorded import read_timeline
+    from rlgraph.view.recorded import metrics_so_far, read_timeline
     from rlgraph.view.trace import trace
 
     if follow and not serve:
@@ -422,7 +431,8 @@ def view(
         _serve(lambda: contents(given(shown, *settled), old), port, follow)
         return
     if form == "trace":
-        text = trace(new.plan, read_timeline(new.run_dir) if new.run_dir else ())
+        folder = new.run_dir
+        text = trace(new.plan, *((read_timeline(folder), metrics_so_far(folder)) if folder else ()))
     else:
         text = page(contents(new, old))
     path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
@@ -455,18 +465,25 @@ def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
     help="Predict for this cluster, with responses as long as they were. Default: as the run was planned.",
 )
 @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster and --calibrate.")
-def report(run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None) -> None:
-    """Show where a run's time went and what it reached, and how far off predictions were."""
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def report(
+    run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None, form: str
+) -> None:
+    """Show where a run's time went and what it reached, how far off predictions were, and what would help.
+
+    For the latter its graph is planned again, with one change at a time.
+    """
     from rlgraph.measured import Priced
-    from rlgraph.report import report_text
+    from rlgraph.report import as_text, make_report
 
     if prompt_tokens and not (cluster or calibrate):
         raise click.UsageError("--prompt-tokens is for --cluster and --calibrate")
     if calibrate:
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
-    click.echo(report_text(run_dir, cluster=cluster, prompt_tokens=prompt_tokens), nl=False)
+    made = make_report(run_dir, cluster, prompt_tokens)
+    click.echo(as_text(made) if form == "text" else made.json() + "\n", nl=False)
     if calibrate:
-        click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}")
+        click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)
 
 
 @main.command()
@@ -479,6 +496,18 @@ def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -
     from rlgraph.runtime.export import export
 
     click.echo(f"wrote {export(run_dir, to, model, checkpoint)}")
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", "iteration", type=click.IntRange(min=1), required=True, help="Which iteration.")
+@click.option("--from", "node", metavar="NODE", required=True, help="The first node that runs again.")
+@click.option("--export", type=click.Path(path_type=Path), metavar="DIR", help="Write the models after it.")
+def replay(run_dir: Path, iteration: int, node: str, export: Path | None) -> None:
+    """Run an iteration again from recorded columns, in this process, and compare what comes of it."""
+    from rlgraph.runtime.replay import replay
+
+    click.echo(str(replay(run_dir, iteration, node, export)), nl=False)
 
 
 @main.command()

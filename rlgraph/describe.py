@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.catalog import find_loss, find_op, load
+from rlgraph.catalog import find_hook, find_loss, find_op, load
 from rlgraph.docstring import Docstring, read_docstring
-from rlgraph.errors import Mark, Source, fail, nearest
-from rlgraph.nodes import LOSSES, OPS
-from rlgraph.op import Loss, Op, Port
+from rlgraph.errors import GraphError, Mark, Source, fail, nearest
+from rlgraph.nodes import HOOKS, LOSSES, OPS
+from rlgraph.op import Loop, Loss, Op, Parser, Port
 from rlgraph.passes.assume import LAWS
+from rlgraph.tool import Tool, tool_schema
 from rlgraph.types import holds_paths
 from rlgraph.words import default_of, in_words
 
@@ -24,12 +25,20 @@ ROWS = {
     "group": "all samples of a prompt together",
     "all": "the whole batch at once",
 }
+KINDS: dict[str, Any] = {kind.word: kind for kind in (Loss, Loop, Tool, Parser)}
+GROUPS = {"ops": OPS, "losses": LOSSES} | {f"{word}s": HOOKS[word] for word in ("loop", "tool", "parser")}
+STANDS = {
+    "loss": "`loss: {kind: NAME}` of update.policy; its columns become columns of the node",
+    "loop": "`loop: {kind: NAME}` of rollout.agent; its columns, of prompts, become columns of the node",
+    "tool": "`tools: {any_name: {kind: NAME}}` of rollout.agent; its columns likewise",
+    "parser": "`parser: {kind: NAME}` of rollout.agent",
+}
 WIDTH, CELL = 110, 26  # of a line, and the most of a cell but the last
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An op or a loss, in words. Rows of a table are as wide as its heading."""
+    """An op, a loss or such, in words. Rows of a table are as wide as its heading."""
 
     name: str
     doc: Docstring
@@ -40,10 +49,10 @@ class Entry:
 
 
 def catalog_text() -> str:
-    """Every shipped op and loss with its summary, in two groups."""
-    width = max(map(len, OPS | LOSSES))
+    """Every shipped op, loss, agent loop, tool and parser with its summary, in groups."""
+    width = max(len(name) for known in GROUPS.values() for name in known)
     lines = []
-    for title, known in (("ops", OPS), ("losses", LOSSES)):
+    for title, known in GROUPS.items():
         lines.append(f"{title}:")
         lines += [f"  {name:<{width}}  {entry_of(name).doc.summary}" for name in known]
     return "\n".join([*lines, "", "`rlgraph nodes NAME` says all of one; NAME may be my_ops.py:name.", ""])
@@ -79,8 +88,8 @@ def entry_of(name: str) -> Entry:
         GraphError: there is none, or its file can't be read.
     """
     op = find(name)
-    doc, loss = read_docstring(op.doc), is_loss(op)
-    facts = loss_facts(op) if loss else op_facts(op)
+    doc, word = read_docstring(op.doc), hook_word(op)
+    facts = hook_facts(op, word) if word else op_facts(op)
     if doc.sources:
         facts.append(("source", ", ".join(doc.sources)))
     return Entry(
@@ -88,7 +97,7 @@ def entry_of(name: str) -> Entry:
         doc=doc,
         reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
         writes=()
-        if loss
+        if word
         else tuple((port.name or "(the node's name)", str(port.type)) for port in op.outputs),
         facts=tuple(facts),
         attributes=tuple(attribute_rows(op)),
@@ -101,15 +110,41 @@ def find(name: str) -> Op:
     Raises:
         GraphError: there is none, or its file can't be read.
     """
-    known = OPS | LOSSES
-    if name in known:
-        return load(known[name], name)
+    known = {each: name for names in GROUPS.values() for each in names}
+    if name in OPS:
+        return load(OPS[name], name)
+    for word, shipped in HOOKS.items():
+        if name in shipped:
+            return load(shipped[name], name, KINDS[word])
     place, colon, _ = name.rpartition(":")
     if not (colon and Path(place).suffix == ".py"):
         law = f"there is no op or loss `{name}`"
         raise fail("unknown-op", law, None, known, nearest(name, known) or "or your own: my_ops.py:name")
-    op, _ = find_op(name, Mark(Source("command line", name), 1, 1))
-    return find_loss(name, Mark(Source("command line", name), 1, 1))[0] if is_loss(op) else op
+    mark = Mark(Source("command line", name), 1, 1)
+    try:
+        op, _ = find_op(name, mark)
+    except GraphError:
+        if hook := _hook(name, mark):
+            return hook
+        raise
+    return find_loss(name, mark)[0] if is_loss(op) else op
+
+
+def _hook(name: str, mark: Mark) -> Op | None:
+    """A function in a file as the first kind of hook that its signature fits."""
+    for kind in (Loop, Parser, Tool):
+        try:
+            return find_hook(kind, name, mark)[0]
+        except GraphError:
+            continue
+    return None
+
+
+def hook_word(op: Op) -> str:
+    """What a function is that attributes name: a loss, loop, tool or parser; of an op nothing."""
+    if is_loss(op):
+        return "loss"
+    return op.kind.word if op.kind else ""
 
 
 def is_loss(op: Op) -> bool:
@@ -136,10 +171,12 @@ def op_facts(op: Op) -> list[tuple[str, str]]:
     return [(title, text) for title, text in [*facts, ("assumes", _assumed(op))] if text]
 
 
-def loss_facts(op: Op) -> list[tuple[str, str]]:
-    """Where a loss stands, and what it assumes."""
-    stands = f"`loss: {{kind: {op.name}}}` of update.policy; its columns become columns of the node"
-    facts = [("runs", stands), ("assumes", _assumed(op))]
+def hook_facts(op: Op, word: str) -> list[tuple[str, str]]:
+    """Where a loss or such stands, what the policy gives a tool, and what it assumes."""
+    facts = [("runs", STANDS[word].replace("NAME", op.name)), ("assumes", _assumed(op))]
+    if word == "tool":
+        given = tool_schema(op.name, op.body)["function"]["parameters"]["properties"]
+        facts += [(name, f"given by the policy: {in_words(schema)}") for name, schema in given.items()]
     return [(title, text) for title, text in facts if text]
 
 
@@ -148,10 +185,19 @@ def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
     said = read_docstring(op.doc).attributes
     rows = []
     for name, schema in attribute_schemas(op).items():
-        kind = "a loss: {kind: NAME, ...}" if name in op.hooks else in_words(schema)
+        kind = _hook_in_words(op, name) if name in op.hooks else in_words(schema)
         default = default_of(schema, op.attributes.model_fields[name].is_required())
         rows.append((name, kind, default, said.get(name, "")))
     return rows
+
+
+def _hook_in_words(op: Op, name: str) -> str:
+    word = op.hooks[name].word
+    return (
+        f"{word}s by name: {{NAME: {{kind: NAME, ...}}}}"
+        if name in op.several
+        else f"a {word}: {{kind: NAME, ...}}"
+    )
 
 
 def attribute_schemas(op: Op) -> dict[str, Any]:
@@ -173,10 +219,14 @@ def _engine(op: Op) -> str:
     head = op.declared.head
     if op.engine == "serve":
         return f"`model: NAME` generates, on its serve engine; needs head {head}; NAME@next: after its update"
+    if op.copies:
+        return "copies `of: NAME` onto `model: NAME`, which is frozen; writes its next version"
     if op.declared.updates:
         return f"trains `model: NAME`, on its train engine; needs head {head}; writes its next version"
     if op.engine == "train":
         return f"reads `model: NAME`, on its train engine; needs head {head}; NAME@next: after its update"
+    if op.declared.recorded:
+        return "on one device; its rows were sampled by `model: NAME`, at an earlier time"
     return "on the pool's devices, without a model"
 
 

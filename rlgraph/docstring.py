@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-HEADING = re.compile(r"^(Attributes|Example):\n", re.MULTILINE)
+HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example):\n", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
 SOURCE = re.compile(r"\b\d{4}\.\d{4,5}\b|\bdoi [^\s),;]+|https?://[^\s)]+|\bSource: [^.]+")
 
@@ -20,6 +20,7 @@ class Docstring:
     body: str
     attributes: Mapping[str, str]
     example: str
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of a tool: what the model gives
 
     @property
     def sources(self) -> list[str]:
@@ -40,13 +41,18 @@ def read_docstring(text: str) -> Docstring:
     head, *rest = HEADING.split(text.replace("``", "`"))
     parts = dict(zip(rest[::2], rest[1::2], strict=True))
     summary, _, body = head.strip().partition("\n\n")
-    _, *entries = ENTRY.split(parts.get("Attributes", ""))
     return Docstring(
         summary=_joined(summary),
         body=body.strip(),
-        attributes={n: _joined(t) for n, t in zip(entries[::2], entries[1::2], strict=True)},
+        attributes=_entries(parts.get("Attributes", "")),
         example=inspect.cleandoc(parts.get("Example", "")),
+        arguments=_entries(parts.get("Args", "")),
     )
+
+
+def _entries(text: str) -> dict[str, str]:
+    _, *entries = ENTRY.split(text)
+    return {n: _joined(t) for n, t in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def _joined(text: str) -> str:

@@ -30,22 +30,30 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue ``len(seeds)`` times; sample k depends on ``seeds[k]`` and nothing beside it."""
+    """One prompt to continue ``len(seeds)`` times; sample k depends on ``seeds[k]`` and nothing beside it.
+
+    Requests of one ``conversation`` go to the same server where they can, which still has what came before.
+    ``max_new_tokens`` is a limit of its own, where that of the ``Sampling`` is higher.
+    """
 
     prompt: Sequence[int]
     seeds: Sequence[int]
+    conversation: str | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Generation:
     """One continuation: the new token ids, the end token among them, and a log-prob for each.
 
-    ``finish`` is ``stop`` (the model ended it) or ``length`` (the limit did).
+    ``finish`` is ``stop`` (the model ended it), ``length`` (the limit did) or ``abort`` (it was ended from
+    outside). ``versions`` are those of the weights, one a token, where an engine tells them.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     finish: str
+    versions: Sequence[int] = ()
 
 
 class Tokenizer(Protocol):
@@ -61,9 +69,14 @@ class Tokenizer(Protocol):
 
 
 class ServeEngine(Protocol):
-    """A model that generates: token ids in, token ids and log-probs out."""
+    """A model that generates: token ids in, token ids and log-probs out.
+
+    Where ``overlaps`` is true, ``generate`` may run in several threads at a time, and one is not held up by
+    another.
+    """
 
     tokenizer: Any
+    overlaps: bool
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests."""
@@ -93,8 +106,16 @@ class TrainEngine(Protocol):
         """Log-prob of each token: float32 ``Ragged`` ``[samples, tokens]``."""
         ...
 
+    def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
+        """``logprobs``, and of each token's distribution the sum of squared probabilities: two ``Ragged``."""
+        ...
+
     def values(self, tokens: Any, loss_mask: Any) -> Any:
         """The value head's estimate before each token: float32 ``Ragged`` ``[samples, tokens]``."""
+        ...
+
+    def copy(self, of: Any, mix: float = 1.0) -> None:
+        """Take the weights of another train engine of the same ranks: W <- (1 - mix) W + mix W_of."""
         ...
 
     def update(
@@ -147,6 +168,19 @@ class Context:
     total_rows: int = 0
     position: int = 0  # rows of a data source that earlier iterations took
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    resumes: bool = False  # whether rows that are left unfinished are taken up again
+    begun: Sequence[Any] = ()  # what ``leave`` was given before, of the first rows
+    left: Sequence[Any] = ()
+    whole: Any = None
+
+    def leave(self, whole: Any, *columns: Any) -> None:
+        """Leave rows unfinished: they come again, first, with these columns in ``begun``.
+
+        Args:
+            whole: int64 array, which of the rows read are finished; what is written is of these alone.
+            columns: tensors and ``Ragged`` of the others, in their order.
+        """
+        self.whole, self.left = whole, columns
 
     def record(self, name: str, values: Any, count: float | None = None) -> None:
         """Add ``values`` (a tensor or a sequence of numbers, or a sum with its ``count``) to a mean."""

@@ -6,14 +6,17 @@ the other kinds, each with a ``because``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rlgraph.cadence import Cadences
+from rlgraph.course import Course
 from rlgraph.errors import Mark
 from rlgraph.op import Op
-from rlgraph.sections import ModelSection, Schedule
+from rlgraph.sections import ModelSection, Refill, Schedule
 from rlgraph.types import ColumnType
 
 
@@ -26,6 +29,7 @@ class Model:
     spec: ModelSection
     mark: Mark
     path_mark: Mark
+    rate: Course | None = None  # its learning rate, where that changes over the iterations
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,44 @@ class Domain:
     parent: str | None = None
     times: int = 1
     filtered: bool = False  # some of the parent's rows, not several for each
+
+
+@dataclass(frozen=True)
+class Region:
+    """Steps from a data source to a filter that are repeated, in rounds, until enough rows stay.
+
+    ``keep`` is how many iterations a row may wait that stayed and was not needed; 0: it is dropped.
+    """
+
+    filter: str
+    source: str
+    kind: str  # what a round begins with: prompts, or a source's own samples
+    rows: int  # that an iteration has, exactly
+    times: int  # rows that one of the source makes
+    rounds: int  # at most
+    expected: float  # share of the rows that stays, until one is measured
+    over_sample: float  # how much more a later round asks for than it needs by what was measured
+    keep: int
+    policy: str = ""  # the target of a function that says which rows that wait come now; "": all of them
+
+    def asks(self, missing: int, seen: int, stayed: int) -> int:
+        """Rows that a round asks of the source, for ``missing`` rows more.
+
+        Args:
+            missing: rows, at least 1.
+            seen: rows that the filter saw in the rounds before.
+            stayed: those that it kept.
+
+        Example:
+            >>> region = Region("informative", "prompts", "prompts", 64, 8, 10, 1.0, 1.0, 0)
+            >>> region.asks(64, 0, 0), region.asks(48, 64, 16), region.asks(8, 192, 56)
+            (8, 8, 4)
+        """
+        most = math.ceil(self.rows / self.times / self.expected)
+        if not seen:
+            return math.ceil(missing / self.times / self.expected)
+        wanted = math.ceil(self.over_sample * missing * seen / stayed / self.times) if stayed else most
+        return min(wanted, math.ceil(most * self.over_sample))
 
 
 @dataclass(frozen=True)
@@ -66,6 +108,7 @@ class Call:
     attributes: Mapping[str, Any]
     ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
     outs: Mapping[str, str] = field(default_factory=dict)  # the op's name -> column
+    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change over the iterations
 
 
 @dataclass(frozen=True)
@@ -78,13 +121,18 @@ class Node:
     hooks: Mapping[str, Call] = field(default_factory=dict)  # attribute -> its function
     model: str | None = None
     reads_next: bool = False  # model: policy@next
+    of: str | None = None  # the model whose weights it copies onto its own
+    of_next: bool = False  # of: policy@next
+    of_version: int | None = None
     tokenizer: str | None = None
     rows: str | None = None  # the filter whose rows alone it sees
+    refill: Refill | None = None  # of a filter: until enough rows stay, what is before it is repeated
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     domain: str | None = None
     version: int | None = None  # of its model, counted from the version on entry to the iteration
     after: tuple[str, ...] = ()  # nodes that must come first although no column says so
+    when: Cadences = ()  # the iterations in which it runs; (): all
     pool: str = ""
     source: str = ""  # of a sync: the pool that sends, where it is another one
     layout: str = ""
@@ -104,7 +152,9 @@ class Node:
     @property
     def weights(self) -> str:
         """The version of its model that it reads, as in ``policy@v+1``; ``policy@v-1`` is an older one."""
-        return f"{self.model}@v" + (f"{self.version:+d}" if self.version else "")
+        if self.call and self.op.declared.recorded:
+            return f"{self.model}, recorded"
+        return f"{self.model}@{label(self.version or 0)}"
 
     @property
     def optimizer_steps(self) -> int:
@@ -133,6 +183,7 @@ class Graph:
     report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
     columns: Mapping[str, Column] = field(default_factory=dict)
     domains: Mapping[str, Domain] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)  # by their filter
     notes: tuple[str, ...] = ()  # what a pass did that the user should know
     open_values: tuple[str, ...] = ()  # paths of values written ???
 
@@ -159,6 +210,11 @@ class Graph:
     def readers(self, column: str) -> list[Node]:
         """The nodes that read a column, in their order."""
         return self._readers.get(column, [])
+
+
+def label(version: int) -> str:
+    """A version counted from the one on entry to the iteration: ``v``, ``v+1``, ``v-1``."""
+    return f"v{version:+d}" if version else "v"
 
 
 def ancestors(domains: Mapping[str, Domain], domain: str | None) -> list[Domain]:

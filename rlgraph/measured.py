@@ -109,7 +109,8 @@ class Priced:
         """The plan with what the model, not calibrated, says of these iterations."""
         pricing = Pricing(self.plan, self.cluster, self.work(lines), self.sizes)
         steps = tuple(map(pricing.priced, self.plan.steps))
-        return replace(self.plan, steps=steps, predicted=pricing.prediction(steps))
+        peak = pricing.footprint.peaks()
+        return replace(self.plan, steps=steps, predicted=pricing.prediction(steps), peak=peak)
 
     def ratios(self, lines: Sequence[Line]) -> dict[str, dict[str, list[float]]]:
         """Kind of work -> step -> measured over the middle of the predicted seconds, of each iteration.

@@ -21,6 +21,7 @@ from rlgraph.sizes import Size
 from rlgraph.workload import Workload
 
 CHUNK = 2**26  # numbers of the logits that there are at once (runtime/fsdp/scoring.py)
+MASK = 2**26  # numbers of the mask of a micro-batch of packed rows, at most (runtime/fsdp/packing.py)
 CACHED = {"transformers": 2**19, "sglang": 2**16}  # tokens that an engine holds (runtime/serve)
 SAMPLING = (
     20  # bytes of a logit in sampling: float32 copy, log-prob, probability; float64 sum (serve/sampling.py)
@@ -63,14 +64,15 @@ class Footprint:
         found: dict[Item, int] = {}
         for name, model in self.plan.models.items():
             size = self.sizes.get(name)
-            if size and model.train and model.train["pool"] == pool and self._trains(name):
+            own = model.train and model.train["pool"] == pool and not model.shares and self._trains(name)
+            if size and model.train and own:
                 shard = -(-size.parameters // self.plan.pools[pool])
                 trained = -(-trained_parameters(size, model) // self.plan.pools[pool])
                 added = trained * MASTER if model.train["lora"] else 0
                 found[Item(name, "train", "parameters")] = shard * master(model) + added
                 if not model.frozen:
                     found[Item(name, "train", "optimizer")] = 2 * trained * MASTER
-            if size and model.serve and model.serve["pool"] == pool:
+            if size and model.serve and model.serve["pool"] == pool and not model.serve["addresses"]:
                 width, group = WIDTH[model.serve["dtype"]], model.serve["tensor_parallel"]
                 found[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
                 if model.serve["engine"] == "sglang":  # which has its cache as long as it is awake
@@ -91,10 +93,20 @@ class Footprint:
 
     def _trains(self, model: str) -> bool:
         steps = (*self.plan.steps, *self.plan.eval_steps)
-        return any(model in step.models and (step.engine == "train" or step.kind == "sync") for step in steps)
+        readers = {model, *(name for name, other in self.plan.models.items() if other.shares == model)}
+        reads = (step for step in steps if step.engine == "train" or step.kind == "sync")
+        return any(readers & step.models.keys() for step in reads)
 
     def needs(self, pool: str, step: Step) -> set[Item]:
-        """What has to be on a pool's devices while a step runs."""
+        """What has to be on a pool's devices while a step runs: of a region, what any of its steps needs.
+
+        Its steps are repeated, and engines do not come and go between two rounds.
+        """
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        together = [other for other in steps if step.region and other.region == step.region] or [step]
+        return set().union(*(self._needs(pool, one) for one in together))
+
+    def _needs(self, pool: str, step: Step) -> set[Item]:
         found: set[Item] = set()
         for name in step.models if step.kind in ("run", "sync") else ():
             if step.pool == pool and step.engine == "serve":
@@ -102,8 +114,8 @@ class Footprint:
                 if step.kind == "run":
                     found.add(Item(name, "serve", "kv"))
             if (step.kind == "sync" and pool == (step.source or step.pool)) or step.engine == "train":
-                found.add(Item(name, "train", "parameters"))
-            if step.updates:
+                found.add(Item(self.plan.models[name].shares or name, "train", "parameters"))
+            if step.updated == name:
                 found.add(Item(name, "train", "optimizer"))
         return found & self.items(pool).keys()
 
@@ -118,11 +130,15 @@ class Footprint:
         if step.engine == "serve":
             assert model.serve
             return generating(size, model.serve, slots(self.plan, step, self.work), self.work.most)
+        if step.copied:
+            return staging(size, self.plan.pools[pool], sends=True)
         assert model.train
         most = self.work.most
         rows = _rows(self.plan, step, self.work)
         budget = int(min(max(model.train["micro_tokens"], most), rows * most))
-        return passing(size, model, budget, step.updates, len(step.devices))
+        taken = passing(size, model, budget, step.updates, len(step.devices))
+        taken["activations"] += mask_bytes(model, budget, int(most))
+        return taken
 
     def resident(self, pool: str, away: set[Item]) -> Counter[str]:
         """The parts of a device that engines hold, but for what is away."""
@@ -275,6 +291,15 @@ def passing(size: Size, model: ModelPlan, tokens: int, update: bool, devices: in
             "logits": logits_bytes(size, width, tokens, update),
         }
     )
+
+
+def mask_bytes(model: ModelPlan, tokens: int, longest: int) -> int:
+    """The most that the mask of packed rows takes (runtime/fsdp/packing.py); 0 where they are not packed."""
+    assert model.train
+    if not model.train["packing"] or longest * max(longest, tokens) > MASK:
+        return 0
+    width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
+    return max(tokens, width) * width * WIDTH[model.train["dtype"]]
 
 
 def gathered(size: Size, width: int, update: bool, model: ModelPlan) -> int:

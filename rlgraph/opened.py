@@ -9,6 +9,26 @@ from rlgraph.words import in_words
 Schema = dict[str, Any]
 
 OPEN = r"^\?\?\?$|\$\{"  # a value that only the user can give, and one that is taken from elsewhere
+ITERATIONS = {"type": ["integer", "string"], "minimum": 1, "pattern": OPEN}
+ENDS = {
+    "type": "array",
+    "items": {"type": ["number", "string"], "pattern": OPEN},
+    "minItems": 2,
+    "maxItems": 2,
+}
+COURSE: Schema = {
+    "type": "object",
+    "description": "A number that changes over the iterations, which count from 1.",
+    "properties": {
+        "linear": {**ENDS, "description": "From the first number to the second, evenly."},
+        "cosine": {**ENDS, "description": "From the first number to the second, along half a cosine wave."},
+        "steps": {"type": "object", "description": "The iteration from which on: the number."},
+        "over": {**ITERATIONS, "description": "In how many iterations it gets there."},
+        "from": {**ITERATIONS, "description": "The iteration in which it begins to; 1 unless given."},
+    },
+    "additionalProperties": False,
+    "oneOf": [{"required": [name]} for name in ("linear", "cosine", "steps")],
+}
 FIXED = ("type", "enum", "const", "pattern")
 
 
@@ -30,6 +50,26 @@ def opened(schema: Schema) -> Schema:
     # one schema, not a choice of two: an editor then says what is wrong with a value
     accepted = f"{in_words(schema)}; or ???, or ${{...}}"
     return {**made, "type": [made["type"], "string"], "pattern": OPEN, "patternErrorMessage": accepted}
+
+
+def changing(schema: Schema) -> Schema:
+    """A value's schema that takes a course too, where it is a number.
+
+    Example:
+        >>> changing(opened({"type": "number"}))["type"], changing(opened({"type": "boolean"}))["type"]
+        (['number', 'string', 'object'], ['boolean', 'string'])
+    """
+    if any({"number", "integer"} & {*_types(option)} for option in schema.get("anyOf", ())):
+        return {**schema, "anyOf": [*schema["anyOf"], ref("course")]}
+    if not {"number", "integer"} & {*_types(schema)}:
+        return schema
+    course = {"if": {"type": "object"}, "then": ref("course")}
+    return {**schema, "type": [*_types(schema), "object"], **course}
+
+
+def _types(schema: Schema) -> list[str]:
+    kinds = schema.get("type", [])
+    return [kinds] if isinstance(kinds, str) else kinds
 
 
 def said(text: str, kind: str, default: str) -> Schema:

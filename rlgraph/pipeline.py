@@ -20,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from rlgraph.cadence import cycle, settled
 from rlgraph.numbering import with_order
 from rlgraph.plan import Plan, Step
-from rlgraph.simulate import Broken, period, simulate
+from rlgraph.simulate import Broken, period, simulate, steady, weighed
 
 # where no cluster says what steps take: relative times, in the order of what they usually take
 ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
+PROVED = 1_000  # iterations through which versions are followed, at most
 CHOICES = 256  # of leads that are tried; where there are more, the ends alone
 
 
@@ -42,7 +44,7 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
     leading = {step.id for step in plan.steps if any("-" in v for v in step.models.values())}
     if not depth or not leading:
         return plan
-    took = seconds or {step.id: guess(step) for step in plan.steps}
+    took = weighed(plan, seconds or {step.id: guess(step) for step in plan.steps})
     limits = _limits(plan, leading, depth)
     best: tuple[float, int, Plan] | None = None
     for leads in _choices(plan, limits, depth):
@@ -51,7 +53,16 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
             if cost is not None and (best is None or (cost, sum(leads.values())) < best[:2]):
                 best = cost, sum(leads.values()), made
     assert best, f"{plan.graph}: no order of its steps overlaps"
+    _keeps_promises(best[2])
     return best[2]
+
+
+def _keeps_promises(plan: Plan) -> None:
+    """Prove the versions again where some iterations leave out steps: through a whole cycle of them."""
+    when = [step.when for step in plan.steps]
+    if any(when):
+        iterations = min(settled(when) + cycle(when), PROVED) + int(plan.schedule["staleness"])
+        simulate(plan, dict.fromkeys((step.id for step in plan.steps), 1.0), iterations)
 
 
 def guess(step: Step) -> float:
@@ -69,14 +80,14 @@ def _cost(made: Plan, took: Mapping[int, float], before: Plan) -> float | None:
     seconds = {step.id: names[step.node] for step in made.steps}
     count = 4 * (1 + max(step.lead for step in made.steps))
     try:
-        return round(period(simulate(made, seconds, count), count), 9)
+        return round(period(simulate(steady(made), seconds, count), count), 9)
     except Broken:
         return None
 
 
 def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, int]]:
     """Step -> the least and the most that it may lead."""
-    trained = {model for step in plan.steps if step.updates for model in step.models}
+    trained = {step.updated for step in plan.steps if step.updates}
     least: dict[int, int] = {}
     most: dict[int, int] = {}
     readers: dict[int, list[int]] = {step.id: [] for step in plan.steps}
@@ -88,6 +99,11 @@ def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, i
     for step in reversed(plan.steps):
         own = depth if step.id in leading else 0
         least[step.id] = max([own, *(least[number] for number in readers[step.id])])
+    for region in plan.regions:  # which is repeated as one piece
+        inside = [step.id for step in plan.steps if step.region == region]
+        lead = max(least[number] for number in inside)
+        least.update(dict.fromkeys(inside, lead))
+        most.update(dict.fromkeys(inside, lead))
     return {number: (least[number], most[number]) for number in most}
 
 
@@ -113,9 +129,20 @@ def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> I
 def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> Iterator[Plan]:
     """The plan with these leads, in the order of list scheduling, and with one lead after the other."""
     steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
-    for slot in (_listed(steps, took), sorted(steps, key=lambda step: -step.lead)):
+    for slot in map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead))):
         # one iteration meets what leads first
         yield with_order(plan, sorted(slot, key=lambda step: -step.lead), [step.id for step in slot])
+
+
+def _together(steps: Sequence[Step]) -> list[Step]:
+    """The steps of each region right in front of what collects their rows, as the driver runs them."""
+    found: list[Step] = []
+    for step in steps:
+        if step.kind == "collect":
+            found += [one for one in steps if one.region == step.region and one is not step]
+        if step.kind == "collect" or not step.region:
+            found.append(step)
+    return found
 
 
 def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
@@ -158,7 +185,7 @@ def _needs(steps: Sequence[Step]) -> dict[int, set[int]]:
     syncs = [step for step in steps if step.kind == "sync" and step.lead]
     for update in (step for step in steps if step.updates):
         # the weights that generation is to have are sent before they are trained further
-        needs[update.id] |= {sync.id for sync in syncs if sync.models.keys() & update.models.keys()}
+        needs[update.id] |= {sync.id for sync in syncs if update.updated in sync.models}
     return needs
 
 

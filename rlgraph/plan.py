@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rlgraph.graph import Call, Graph, Node
+from rlgraph.cadence import Cadences, count
+from rlgraph.course import Course
+from rlgraph.graph import Call, Graph, Node, Region, label
+from rlgraph.passes.refill import collects, members
 from rlgraph.sections import Optimizer, Schedule, Serve, Train
 
 LEAVES, RETURNS = ("offload", "sleep"), ("load", "wake")  # kinds of steps that move parts of engines
@@ -26,7 +29,7 @@ class Step:
 
     id: int
     phase: str  # train or eval
-    kind: str  # run, sync, repeat, select, repartition, load, offload, wake or sleep
+    kind: str  # run, sync, repeat, select, collect, repartition, load, offload, wake or sleep
     node: str
     pool: str
     devices: tuple[int, ...]
@@ -41,6 +44,9 @@ class Step:
     op: str = ""
     filters: bool = False  # its column says which rows stay
     updates: bool = False  # it writes the next version of its model
+    leaves: int = 0  # in a region, the columns of what it leaves unfinished for the next round
+    when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
+    region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
     lead: int = 0
     source: str = ""  # of a sync: the pool that sends, where it is another one
     path: str = ""  # of a sync: memory (within a process), ipc (between two of a device), broadcast or disk
@@ -48,6 +54,16 @@ class Step:
     parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
     seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
     bytes: int | None = None  # predicted: what the busiest device receives
+
+    @property
+    def copied(self) -> str:
+        """The model whose weights it copies onto another; nothing where it copies none."""
+        return [*self.models][1] if len(self.models) > 1 else ""
+
+    @property
+    def updated(self) -> str:
+        """The model whose next version it writes; nothing where it writes none."""
+        return next(iter(self.models)) if self.updates else ""
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,23 @@ class Function:
     ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
     outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
     handles: Mapping[str, str] = field(default_factory=dict)
+    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change over the iterations
     model: str | None = None
+    of: str | None = None  # the model whose weights it copies onto its own
     tokenizer: str | None = None
     hooks: Mapping[str, Function] = field(default_factory=dict)
+
+    def at(self, iteration: int) -> Function:
+        """The same with the attributes that have a course as they are in an iteration, counted from 1."""
+        now = {name: course.at(iteration) for name, course in self.courses.items()}
+        hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
+        return replace(self, attributes={**self.attributes, **now}, hooks=hooks)
+
+    @property
+    def varying(self) -> dict[str, Any]:
+        """The values of the attributes that have a course, those of hooks among them."""
+        hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
+        return {**hooks, **{name: self.attributes[name] for name in self.courses}}
 
 
 @dataclass(frozen=True)
@@ -86,6 +116,10 @@ class ModelPlan:
     optimizer: Mapping[str, Any] | None
     train: Mapping[str, Any] | None  # None: no step trains or scores with it
     serve: Mapping[str, Any] | None  # None: no step generates with it
+    rate: Course | None = None  # its learning rate, where that changes over the iterations
+    shares: str = (
+        ""  # the model whose train engine it is too: frozen alike, or trained by an adapter, then off
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +191,7 @@ class Plan:
     report: Mapping[str, str]
     columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column
     functions: Mapping[str, Mapping[str, Function]]  # phase -> node
+    regions: Mapping[str, Region]  # of the training steps, by their filter
     notes: tuple[str, ...]
     open_values: tuple[str, ...]
     origin: Origin | None = None  # None: made from a tree, not from a graph by name
@@ -210,6 +245,7 @@ def make_plan(graph: Graph, evaluation: Graph | None, eval_every: int, digest: s
         report=dict(evaluation.report) if evaluation else {},
         columns={phase: _columns(g) for phase, g in phases.items()},
         functions={phase: {n.name: _function(n) for n in g.nodes if n.call} for phase, g in phases.items()},
+        regions=dict(graph.regions),
         notes=graph.notes,
         open_values=graph.open_values,
     )
@@ -223,7 +259,7 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
     numbers = {node.name: number for number, node in enumerate(graph.nodes, 1)}
     writer = {column: node.name for node in graph.nodes for column in node.writes}
     last = {column: node.name for node in graph.nodes for column in (*node.writes, *node.reads)}
-    keep = set(graph.report.values())
+    keep, regions = set(graph.report.values()), _regions(graph)
     steps = []
     for node in graph.nodes:
         needs = {numbers[writer[c]] for c in node.reads} | {numbers[name] for name in node.after}
@@ -247,6 +283,9 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 op=node.op.name if node.call else "",
                 filters=node.call is not None and node.op.declared.filters,
                 updates=node.updates,
+                leaves=node.op.declared.leaves if node.call else 0,
+                when=node.when,
+                region=regions.get(node.name, ""),
                 source=node.source,
                 path=_path(node, graph),
                 engine=_engine(node),
@@ -255,24 +294,34 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _regions(graph: Graph) -> dict[str, str]:
+    """Node -> the filter of the region that it belongs to."""
+    ends = collects(graph.nodes)
+    return {node.name: end.after[0] for end in ends for node in (*members(graph.nodes, end), end)}
+
+
 def _engine(node: Node) -> str:
     return (node.op.engine or "") if node.call else "serve" if node.kind == "sync" else ""
 
 
 def _path(node: Node, graph: Graph) -> str:
-    """How a sync's weights travel: that follows from where the two engines are."""
+    """How a sync's weights travel: that follows from where the two engines are.
+
+    To servers that run already they are broadcast, or go through files, wherever those are.
+    """
     if node.kind != "sync":
         return ""
     serve = graph.models[str(node.model)].spec.serve
-    if node.source:
+    if node.source or serve.addresses:
         return "disk" if serve.sync_folder else "broadcast"
     return "memory" if serve.engine == "transformers" else "ipc"
 
 
 def _version(node: Node) -> dict[str, str]:
-    if node.model is None or node.version is None:
+    if node.model is None or node.version is None or (node.call and node.op.engine is None):
         return {}
-    return {node.model: node.weights.partition("@")[2]}
+    read = {node.model: label(node.version)}
+    return {**read, node.of: label(node.of_version or 0)} if node.of else read
 
 
 def _function(node: Node) -> Function:
@@ -285,8 +334,13 @@ def _function(node: Node) -> Function:
         outs=dict(call.outs),
         handles=dict(node.op.handles),
         model=node.model,
+        of=node.of,
         tokenizer=node.tokenizer,
-        hooks={name: Function(hook.target, dict(hook.attributes)) for name, hook in node.hooks.items()},
+        courses=dict(call.courses),
+        hooks={
+            name: Function(hook.target, dict(hook.attributes), courses=dict(hook.courses))
+            for name, hook in node.hooks.items()
+        },
     )
 
 
@@ -303,7 +357,8 @@ def _columns(graph: Graph) -> dict[str, ColumnPlan]:
 def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
     """The models that some step needs, with the engines that hold them."""
     nodes = [node for phase in phases for node in phase.nodes]
-    engines = {name: {n.op.engine for n in nodes if n.call and n.model == name} for name in graph.models}
+    used = [node for node in nodes if node.call and node.op.engine]
+    engines = {name: {n.op.engine for n in used if name in (n.model, n.of)} for name in graph.models}
     tokenizers = {node.tokenizer for node in nodes}
     found = {}
     for name, model in graph.models.items():
@@ -312,8 +367,33 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
             train = _held(spec.train, graph.engines[f"{name}.train"]) if engines[name] else None
             serve = _held(spec.serve, graph.engines[f"{name}.serve"]) if "serve" in engines[name] else None
-            found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve)
-    return found
+            found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
+    apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
+    return {name: replace(model, shares=_shared(name, found, apart)) for name, model in found.items()}
+
+
+def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) -> str:
+    """The model that holds the weights of a frozen one already; "" where none does."""
+    model, names = models[name], list(models)
+    if not model.train or not model.frozen or name in apart:
+        return ""
+    for other in names:
+        held = models[other].train
+        if not held or (models[other].path, models[other].head) != (model.path, model.head):
+            continue
+        alike = models[other].frozen and held == model.train and other not in apart
+        if alike and names.index(other) < names.index(name):
+            return other
+        same = all(held[key] == model.train[key] for key in ("engine", "pool", "dtype"))
+        if (
+            same
+            and held["lora"]
+            and not models[other].frozen
+            and model.head == "lm"
+            and not model.train["lora"]
+        ):
+            return other
+    return ""
 
 
 def _held(engine: Train | Serve, pool: str) -> dict[str, Any]:
@@ -326,6 +406,7 @@ def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> dict[str, An
         return None
     found: dict[str, Any] = dict(spec.model_dump(warnings=False))
     if spec.schedule != "constant" and not spec.total_steps:
-        steps = sum(node.optimizer_steps for node in graph.nodes if node.updates and node.model == model)
-        found["total_steps"] = graph.schedule.iterations * steps
+        updates = [node for node in graph.nodes if node.updates and node.model == model]
+        runs = graph.schedule.iterations
+        found["total_steps"] = sum(node.optimizer_steps * count(node.when, runs) for node in updates)
     return found

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlgraph.graph import Call, Node
-from rlgraph.op import Op, Port
+from rlgraph.op import Hook, Op, Port
+from rlgraph.source import OPEN, Tree
 
 
 def wanted(node: Node) -> Iterator[Port]:
@@ -36,8 +37,21 @@ def _calls(node: Node) -> Iterator[tuple[Call, tuple[str, ...]]]:
     """The functions that a node calls, each with the parameters that are filled in for it."""
     assert node.call
     yield node.call, ()
-    for attribute, hook in node.hooks.items():
-        yield hook, node.op.hooks[attribute].provides
+    for path, hook in node.hooks.items():
+        if (kind := node.op.hook(path)).reads:
+            yield hook, kind.provides
+
+
+def hooked(op: Op, tree: Tree) -> Iterator[tuple[str, type[Hook], Tree]]:
+    """The hooks that attributes name: ``loss``, ``tools.calculator``, each with its kind and its tree."""
+    for attribute, kind in op.hooks.items():
+        item = tree.get(attribute)
+        if item is None or item.value in (None, OPEN):
+            continue
+        if attribute not in op.several:
+            yield attribute, kind, item
+        elif item.is_map:
+            yield from ((f"{attribute}.{name}", kind, child) for name, child in item.items.items())
 
 
 def _under(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:

@@ -36,7 +36,7 @@ from rlgraph.memory import Footprint, Item, device_rows, master, slots
 from rlgraph.pipeline import pipeline
 from rlgraph.plan import MOVES, ModelPlan, Peak, Plan, Prediction, Step
 from rlgraph.reside import reside
-from rlgraph.simulate import busy, period, simulate
+from rlgraph.simulate import busy, period, simulate, steady, weighed
 from rlgraph.sizes import Size, size_of
 from rlgraph.units import size_text
 from rlgraph.workload import Workload, workload
@@ -180,8 +180,8 @@ class Pricing:
         count = 4 * (deepest + 1) if deepest else 1
         whole, pools = [], []
         for grade in (0, 1):
-            seconds = {step.id: step.seconds[grade] for step in steps if step.seconds}
-            whole.append(round(period(simulate(self.plan, seconds, count), count), 6))
+            seconds = weighed(self.plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
+            whole.append(round(period(simulate(steady(self.plan), seconds, count), count), 6))
             pools.append(busy(self.plan, seconds))
         both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in self.plan.pools}
         on = self.calibration.calibration if self.calibration else ""
@@ -211,11 +211,19 @@ class Pricing:
             seconds, moved = self._move(step, grade)
         elif step.engine == "serve":
             seconds, moved = self._rollout(step, grade), 0.0
+        elif step.copied:
+            seconds, moved = self._copy(step, grade)
         elif step.engine == "train":
             seconds, moved = self._pass(step, grade)
         else:
             seconds, moved = self._on_host(step, grade), 0.0
         return seconds + ASSUMED.step[grade], moved
+
+    def _copy(self, step: Step, grade: int) -> tuple[float, float]:
+        """A full gather of the weights that are copied; each device keeps its shard."""
+        size, model = self.sizes[step.copied], self.plan.models[step.copied]
+        rates = self._rates(step.pool, "float32", grade)
+        return sync_seconds(size, rates, master(model)), sync_bytes(size, rates.devices, master(model))
 
     def _model(self, step: Step) -> tuple[ModelPlan, Size]:
         (name,) = step.models

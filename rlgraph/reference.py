@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlgraph.describe import Entry, entry_of
-from rlgraph.nodes import LOSSES, OPS
+from rlgraph.describe import GROUPS, Entry, entry_of
 from rlgraph.sections import (
     Eval,
     GraphFile,
@@ -13,6 +12,7 @@ from rlgraph.sections import (
     ModelSection,
     Optimizer,
     Pool,
+    Refill,
     Schedule,
     Section,
     Serve,
@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[Section]] = {
     "models.NAME.serve": Serve,
     "models.NAME.train": Train,
     "models.NAME.train.lora": Lora,
+    "nodes.FILTER.refill": Refill,
     "pools.NAME": Pool,
     "schedule": Schedule,
     "eval": Eval,
@@ -37,15 +38,15 @@ Made by `rlgraph nodes --format markdown -o docs/reference.md` from the declarat
 uses; do not edit it. [The language](language.md) says how the parts go together.
 
 Beside its attributes a node has `op`, `model` where its op reads one, `in: {parameter: column}`,
-`out: {output: column}` and `rows: FILTER`.
+`out: {output: column}` and `rows: FILTER`; a filter, `refill`.
 """
 
 
 def reference() -> str:
     """The whole page."""
     blocks = [HEAD, "## Sections", *(section_markdown(title, kind) for title, kind in SECTIONS.items())]
-    for title, known in (("Ops", OPS), ("Losses", LOSSES)):
-        blocks += [f"## {title}", *(entry_markdown(entry_of(name)) for name in known)]
+    for title, known in GROUPS.items():
+        blocks += [f"## {title.capitalize()}", *(entry_markdown(entry_of(name)) for name in known)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 

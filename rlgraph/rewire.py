@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from rlgraph.bind import NAME
-from rlgraph.catalog import find_loss, find_op
+from rlgraph.catalog import find_hook, find_op
 from rlgraph.edits import has, put
 from rlgraph.errors import Mark, fail, nearest
 from rlgraph.graph import Call, Node
 from rlgraph.interpolate import INTERPOLATION, filled
-from rlgraph.op import Op
-from rlgraph.ports import declared, wanted, written
+from rlgraph.op import Hook, Op
+from rlgraph.ports import declared, hooked, wanted, written
 from rlgraph.source import OPEN, Tree
 
 Path = tuple[str, ...]
@@ -98,7 +98,7 @@ def _spliced(name: str, body: Tree, on: Tree) -> str:
 
 
 def _rename_model(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    tree = _refer_by(tree, ("model", "tokenizer"), old, new, mark)
+    tree = _refer_by(tree, ("model", "of", "tokenizer"), old, new, mark)
     return _refer(_rekey(tree, ("models",), old, new), f"models.{old}", f"models.{new}")
 
 
@@ -261,16 +261,16 @@ def _node(name: str, tree: Tree) -> Node | None:
     if named is None or not isinstance(named.value, str):
         return None
     op, target = find_op(named.value, named.mark)
-    hooks = {n: hook for n in op.hooks if (hook := _hook(tree.get(n)))}
+    hooks = {n: hook for n, kind, item in hooked(op, tree) if (hook := _hook(kind, item))}
     call = Call(op, target, _attributes(op, tree), _ports(tree, "in"), _ports(tree, "out"))
     return Node(name, call=call, hooks=hooks, mark=tree.key)
 
 
-def _hook(tree: Tree | None) -> Call | None:
-    kind = tree.get("kind") if tree else None
-    if tree is None or kind is None or not isinstance(kind.value, str) or kind.value == OPEN:
+def _hook(hook: type[Hook], tree: Tree) -> Call | None:
+    kind = tree.get("kind")
+    if kind is None or not isinstance(kind.value, str) or kind.value == OPEN:
         return None
-    op, target = find_loss(kind.value, kind.mark)
+    op, target = find_hook(hook, kind.value, kind.mark)
     return Call(op, target, _attributes(op, tree))
 
 

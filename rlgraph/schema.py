@@ -13,18 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rlgraph.course import STRUCTURE
 from rlgraph.describe import Entry, attribute_schemas, entry_of, find
-from rlgraph.nodes import LOSSES, OPS
+from rlgraph.nodes import HOOKS, OPS
 from rlgraph.op import Op, Port
-from rlgraph.opened import OPEN, Schema, marked_down, opened, ref, said
-from rlgraph.sections import GraphFile
+from rlgraph.opened import COURSE, OPEN, Schema, changing, marked_down, opened, ref, said
+from rlgraph.sections import GraphFile, Refill
 from rlgraph.words import default_of, in_words
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FUNCTION = r"\.py:\w+$"
 MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
+LATER = " NAME@next is the version after its update."
 NODE_PATH = r"^(nodes\.)?(?!(%s)$)[A-Za-z_][A-Za-z0-9_]*$"
 ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+OF = {
+    "type": "string",
+    "pattern": f"{MODEL}|{OPEN}",
+    "description": f"The model whose weights are copied.{LATER}",
+}
+REFILL = {
+    **ref("refill"),
+    "description": "Of a filter: repeat what is before it with the next prompts until enough rows stay.",
+}
+CADENCE = {
+    "every": "Iterations from one in which it runs to the next; without `from` those that it divides.",
+    "from": "The first iteration in which it runs, counted from 1; by default `every`.",
+}
 POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
 
 EDITS = {
@@ -52,6 +67,8 @@ def graph_schema() -> Schema:
     for name in {*properties} - {"seed"}:
         properties[name].pop("default", None)
         del properties[name]["markdownDescription"]  # it tells of that default
+    rate = definitions["Optimizer"]["properties"]
+    rate["lr"] = changing(rate["lr"])
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A graph of rlgraph",
@@ -71,19 +88,22 @@ def graph_schema() -> Schema:
 def _node_definitions() -> dict[str, Schema]:
     definitions = {
         "open": {"type": "string", "pattern": OPEN, "description": "`???`: to be given; or `${...}`."},
+        "course": COURSE,
         "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
-        "loss_kind": _choice({name: f"loss.{name}" for name in LOSSES}, "Which loss", "a loss"),
-        "node": _by_name("op", [*OPS], "op.", "custom"),
-        "loss": _by_name("kind", [*LOSSES], "loss.", "custom_loss"),
+        "node": _by_name("op", [*OPS], "op.", "custom", "op"),
         "changed": _changed(),
         "custom": _custom(),
-        "custom_loss": {"type": "object", "properties": {"kind": {}}},
+        "refill": _refill(),
     }
+    for word, known in HOOKS.items():
+        definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
+        definitions[word] = _by_name("kind", [*known], f"{word}.", f"custom_{word}", f"{word}_kind")
+        definitions[f"custom_{word}"] = {"type": "object", "properties": {"kind": {}}}
+        definitions |= {f"{word}.{name}": _hook(find(name), entry_of(name)) for name in known}
     definitions |= {f"op.{name}": _op(find(name), entry_of(name)) for name in OPS}
     spliced = [name for name in OPS if find(name).inputs and len(find(name).outputs) == 1]
-    definitions["inserted"] = _by_name("op", spliced, "inserted.", "custom")
-    definitions |= {f"inserted.{name}": _inserted(name, definitions[f"op.{name}"]) for name in spliced}
-    return definitions | {f"loss.{name}": _loss(find(name), entry_of(name)) for name in LOSSES}
+    definitions["inserted"] = _by_name("op", spliced, "inserted.", "custom", "op")
+    return definitions | {f"inserted.{name}": _inserted(name, definitions[f"op.{name}"]) for name in spliced}
 
 
 def _op(op: Op, entry: Entry) -> Schema:
@@ -91,7 +111,7 @@ def _op(op: Op, entry: Entry) -> Schema:
     properties = {"op": {}, **_model_keys(op), **_attributes(op, entry), **_edges(op)}
     attributes = op.attributes.model_fields
     required = [name for name, field in attributes.items() if field.is_required()]
-    required += ["model"] if op.engine else []
+    required += ["model"] if op.engine or op.declared.recorded else []
     return {**_document(entry), "properties": properties, "required": required, "additionalProperties": False}
 
 
@@ -102,7 +122,7 @@ def _inserted(name: str, node: Schema) -> Schema:
     return {**node, "properties": {**properties, "on": on}, "required": [*node["required"], "on"]}
 
 
-def _loss(op: Op, entry: Entry) -> Schema:
+def _hook(op: Op, entry: Entry) -> Schema:
     required = [name for name, field in op.attributes.model_fields.items() if field.is_required()]
     properties = {"kind": {}, **_attributes(op, entry)}
     return {**_document(entry), "properties": properties, "required": required, "additionalProperties": False}
@@ -112,16 +132,32 @@ def _attributes(op: Op, entry: Entry) -> dict[str, Schema]:
     schemas = attribute_schemas(op)
     made = {}
     for name, kind, default, text in entry.attributes:
-        schema = ref("loss") if name in op.hooks else opened(schemas[name])
+        schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]))
+        if name in (*STRUCTURE, op.declared.times):
+            schema = opened(schemas[name])
         made[name] = {**schema, **said(text, kind, default)}
     return made
+
+
+def _hooks(op: Op, name: str) -> Schema:
+    """A hook, or several by name; null where there may be none."""
+    one = ref(op.hooks[name].word)
+    made = {"type": "object", "additionalProperties": one} if name in op.several else one
+    if op.attributes.model_fields[name].is_required():
+        return made
+    return {"anyOf": [made, {"type": "null"}, ref("open")], "default": None}
 
 
 def _model_keys(op: Op) -> dict[str, Schema]:
     keys = {}
     if op.engine:
-        text = f"The model, by its name in `models`; it needs head {op.declared.head}."
-        text += " NAME@next is the version after its update." * (not op.declared.updates)
+        head = "" if op.copies else f"; it needs head {op.declared.head}"
+        text = f"The model, by its name in `models`{head}."
+        text += LATER * (not op.declared.updates)
+        keys["model"] = {"type": "string", "pattern": f"{MODEL}|{OPEN}", "description": text}
+    keys |= {"of": OF} if op.copies else {}
+    if op.declared.recorded:
+        text = "The model that sampled the rows, by its name in `models`."
         keys["model"] = {"type": "string", "pattern": f"{MODEL}|{OPEN}", "description": text}
     if "tokenizer" in op.handles.values():
         text = "The model whose tokenizer is used; by default that of the one trained language model."
@@ -133,9 +169,9 @@ def _edges(op: Op) -> dict[str, Schema]:
     """``in`` and ``out``, with the op's names of its columns."""
     made = {}
     ports = {port.name: port for port in op.inputs}
-    if op.hooks:
-        losses = [find(name) for name in LOSSES]
-        ports |= {port.name: port for loss in losses for port in loss.inputs if port.name != "logprobs"}
+    for kind in op.hooks.values():
+        shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
+        ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
     if ports:
         made["in"] = _columns(ports, "Which column each parameter reads, where names differ.", bool(op.hooks))
     if op.outputs:
@@ -143,7 +179,16 @@ def _edges(op: Op) -> dict[str, Schema]:
         made["out"] = _columns(outs, "Other names for the columns that it writes.", not outs)
     if not op.source:
         made["rows"] = ROWS
+    if op.declared.filters:
+        made["refill"] = REFILL
+    made |= {} if op.outputs else _cadence()
     return made if op.engine else {**made, "pool": POOL}
+
+
+def _cadence() -> dict[str, Schema]:
+    """``every`` and ``from``, of a node that writes no column."""
+    number = opened({"type": "integer", "minimum": 1})
+    return {key: {**number, "description": text} for key, text in CADENCE.items()}
 
 
 def _columns(ports: Mapping[str, Port], text: str, more: bool) -> Schema:
@@ -172,9 +217,18 @@ def _custom() -> Schema:
             "in": {**columns, "description": "Which column each parameter reads, where names differ."},
             "out": {**columns, "description": "Other names for the columns that it writes."},
             "rows": ROWS,
+            "refill": REFILL,
             "pool": POOL,
+            **_cadence(),
+            "of": OF,
         },
     }
+
+
+def _refill() -> Schema:
+    """Of a filter: true for all defaults, or a mapping."""
+    section = _told(Refill.model_json_schema())
+    return {**section, "type": ["object", "boolean", "string"], "pattern": OPEN}
 
 
 def _changed() -> Schema:
@@ -195,7 +249,7 @@ def _choice(known: Mapping[str, str], what: str, one: str) -> Schema:
     return {"description": f"{what}; `rlgraph nodes` lists them.", "anyOf": [*options, own, ref("open")]}
 
 
-def _by_name(key: str, known: list[str], prefix: str, custom: str) -> Schema:
+def _by_name(key: str, known: list[str], prefix: str, custom: str, choice: str) -> Schema:
     """A mapping whose other keys depend on one: an if/then for each of its values."""
     cases = [{"if": _where(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in known] + [
         {"if": _where(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)}
@@ -203,7 +257,7 @@ def _by_name(key: str, known: list[str], prefix: str, custom: str) -> Schema:
     return {
         "type": ["object", "string"],
         "pattern": OPEN,
-        "properties": {key: ref("op" if key == "op" else "loss_kind")},
+        "properties": {key: ref(choice)},
         "required": [key],
         "allOf": cases,
     }

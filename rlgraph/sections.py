@@ -61,11 +61,21 @@ class Serve(Section):
     )
     sync_folder: str | None = Field(
         default=None,
-        description="a folder that both pools see, through which weights reach an engine on another pool; "
-        "null: they are broadcast.",
+        description="a folder that both sides see, through which weights reach an engine on another pool, or "
+        "servers at addresses; null: they are broadcast.",
     )
     tensor_parallel: Count = Field(
         default=1, description="devices of a host that one engine spans; transformers: 1."
+    )
+    restarts: Natural = Field(
+        default=3,
+        description="of sglang: how often in a run a server that is lost is started anew, brought to its "
+        "weights and asked again; above 0, a copy of them stays in its host's memory.",
+    )
+    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(
+        default=[],
+        description="of sglang: servers that run already, as http://host:30000, in place of those that the "
+        "run would start. Their API key is taken from SGLANG_API_KEY where the workers start.",
     )
 
 
@@ -100,6 +110,10 @@ class Train(Section):
     compile: bool = Field(
         default=False, description="compile the decoder layers by torch.compile, for any batch and length."
     )
+    packing: bool = Field(
+        default=True,
+        description="lay rows end to end and read a prompt that they share once, where that is less work.",
+    )
 
 
 class ModelSection(Section):
@@ -118,6 +132,38 @@ class ModelSection(Section):
     )
     serve: Serve = Field(default=Serve(), description="the engine that generates with it.")
     train: Train = Field(default=Train(), description="the engine that trains it, and scores with it.")
+
+
+class Refill(Section):
+    """How a filter is given more rows until enough stay: what is before it is repeated with the next prompts.
+
+    ``refill: true`` is all of the defaults (dynamic sampling, DAPO, arXiv 2503.14476).
+    """
+
+    rows: Count | None = Field(
+        default=None, description="rows that an iteration has behind it, exactly; null: what one batch makes."
+    )
+    rounds: Count = Field(
+        default=10, description="how often what is before it runs in an iteration; then the run ends."
+    )
+    expected: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="the share of rows that stays: the first round asks by it, and predictions assume it; "
+        "later rounds go by what was measured in the iteration.",
+    )
+    over_sample: Annotated[float, Field(ge=1)] = Field(
+        default=1.0, description="how much more than needed, by what was measured, later rounds ask for."
+    )
+    keep: Natural = Field(
+        default=0,
+        description="iterations that a row may wait which stays and is not needed; it comes before new ones, "
+        "and is off-policy by as many versions. 0: it is dropped.",
+    )
+    policy: str | None = Field(
+        default=None,
+        description="a function in a file, as my_buffer.py:name: which of the groups that wait come now, in "
+        "which order; the others wait on. null: all, the oldest first.",
+    )
 
 
 class Pool(Section):
@@ -139,6 +185,11 @@ class Schedule(Section):
     )
     save_every: Natural = Field(default=0, description="iterations between checkpoints; 0: only at the end.")
     keep: Count = Field(default=2, description="checkpoints that stay on disk.")
+    record_every: Natural = Field(
+        default=0,
+        description="iterations from one whose columns are kept on disk to the next, from the first on, for "
+        "data.recorded and `rlgraph replay`; 0: none.",
+    )
     restarts: Natural = Field(
         default=0,
         description="how often a run whose worker or host is lost starts its workers anew and resumes. Above "

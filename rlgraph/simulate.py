@@ -7,12 +7,14 @@ the next slot is submitted when the iteration that this one ends is complete.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from rlgraph.cadence import due, share, union
 from rlgraph.plan import MOVES, Plan, Step
+from rlgraph.versions import is_older, made, since_entry, updates
 
 
 class Event(NamedTuple):
@@ -31,6 +33,7 @@ class Broken(AssertionError):
 def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[int, Step]]:
     """What is submitted in a slot, in order: iterations, from ``first`` up to ``end``, and their steps.
 
+    Iterations count from 0 here. Steps that an iteration leaves out (``Step.when``) are not submitted.
     Moves of engines belong to the slot, not to an iteration: they are made in each, so that every slot finds
     the same state.
     """
@@ -39,7 +42,7 @@ def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[in
         iteration = slot + step.lead
         if step.kind in MOVES:
             yield min(max(iteration, first), end - 1), step
-        elif first <= iteration < end:
+        elif first <= iteration < end and due(step.when, iteration + 1):
             yield iteration, step
 
 
@@ -83,7 +86,8 @@ class _Run:
     def submit(self, slot: int, step: Step, iteration: int) -> None:
         start = self.complete[slot - 1]
         for number in self.needs[step.id]:
-            start = max(start, self._end(number, step, iteration))
+            if due(self.plan.steps[number - 1].when, iteration + 1):  # it waits for no step that is left out
+                start = max(start, self._end(number, step, iteration))
         pools = self.pools[step.id]
         for pool in pools:
             start = max(start, self.free[pool])
@@ -108,9 +112,7 @@ class _Weights:
     """What version every engine holds, counted in updates from the start of the segment."""
 
     def __init__(self, plan: Plan) -> None:
-        self.updates = {
-            name: sum(step.updates and name in step.models for step in plan.steps) for name in plan.models
-        }
+        self.plan, self.entries = plan, [Counter[str]()]  # on entry to each iteration
         self.train = dict.fromkeys(plan.models, 0)
         self.serve = dict.fromkeys(plan.models, 0)
 
@@ -119,7 +121,7 @@ class _Weights:
         if step.kind in MOVES:
             return
         for model, label in step.models.items():
-            want = max(0, iteration * self.updates[model] + int(label[1:] or 0))
+            want = self._promised(model, label, iteration)
             if step.kind == "sync":
                 self._same(step, iteration, model, self.train[model], want)
                 self.serve[model] = want
@@ -127,12 +129,41 @@ class _Weights:
                 self._same(step, iteration, model, self.serve[model], want)
             else:
                 self._same(step, iteration, model, self.train[model], want)
-            self.train[model] += step.updates
+            self.train[model] += step.updated == model
+
+    def _promised(self, model: str, label: str, iteration: int) -> int:
+        if is_older(label):
+            return self._entry(max(0, iteration - int(self.plan.schedule["staleness"])))[model]
+        return self._entry(iteration)[model] + since_entry(self.plan, model, label, iteration + 1)
+
+    def _entry(self, iteration: int) -> Counter[str]:
+        while len(self.entries) <= iteration:
+            self.entries.append(self.entries[-1] + made(self.plan, len(self.entries)))
+        return self.entries[iteration]
 
     def _same(self, step: Step, iteration: int, model: str, have: int, want: int) -> None:
         if have != want:
             law = f"`{step.node}` of iteration {iteration} would read {model}@{have}, not {model}@{want}"
             raise Broken(law)
+
+
+def steady(plan: Plan) -> Plan:
+    """The plan with every step in every iteration: with ``weighed`` seconds, what it is in the long run."""
+    steps = tuple(replace(step, when=()) for step in plan.steps)
+    return replace(plan, steps=steps) if any(step.when for step in plan.steps) else plan
+
+
+def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Step -> its seconds times the part of the iterations in which it runs, or brings new weights."""
+    return {step.id: seconds[step.id] * _share(plan, step) for step in plan.steps}
+
+
+def _share(plan: Plan, step: Step) -> float:
+    if step.kind == "sync":  # which has nothing to do where no update made a new version since the last
+        made_by = [update for model in step.models for update in updates(plan, model)]
+        if made_by:
+            return min(share(step.when), share(union(update.when for update in made_by)))
+    return share(step.when)
 
 
 def period(events: Sequence[Event], iterations: int) -> float:

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+from rlgraph.cadence import words
 from rlgraph.graph import Graph, Node
 from rlgraph.plan import ColumnPlan, Plan, Step
 from rlgraph.prediction import prediction_text, step_text
@@ -32,8 +33,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
     for name, model in plan.models.items():
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
-        engines = [str(e["engine"]) for e in (model.train, model.serve) if e]
-        yield f"  model {name}: {state}, head {model.head}, held by {' and '.join(engines) or 'no engine'}"
+        by = " and ".join(str(e["engine"]) for e in (model.train, model.serve) if e) or "no engine"
+        if model.shares:
+            by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
+        rate = f", lr {model.rate}" if model.rate else ""
+        yield f"  model {name}: {state}, head {model.head}, held by {by}{rate}"
     for engine, parts in plan.away.items():
         yield f"  between iterations {' and '.join(parts)} of {engine} are off the device"
     yield ""
@@ -45,8 +49,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         yield from _steps(plan, plan.eval_steps, failed)
         yield ""
     most = max((step.lead for step in plan.steps), default=0)
+    every = int(plan.schedule["record_every"])
+    which = "every iteration" if every == 1 else f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
+    kept = f", keeping the columns of {which} in recorded/" if every else ""
     ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
-    yield f"repeat {plan.schedule['iterations']} times{ahead}"
+    yield f"repeat {plan.schedule['iterations']} times{ahead}{kept}"
     yield from _steps(plan, plan.steps, failed)
     yield ""
     if most:
@@ -56,14 +63,38 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
 
 
 def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:
+    begun = set[str]()
     for step in steps:
+        if step.region and step.region not in begun:
+            yield _repeated(plan, step.region)
+            begun.add(step.region)
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
-        for word, detail in (*_details(step, plan.columns[step.phase]), ("takes", step_text(plan, step))):
+        told = [*_details(step, plan.columns[step.phase]), ("varies", courses_text(plan, step))]
+        for word, detail in (*told, ("takes", step_text(plan, step))):
             if detail:
                 first, *rest = _wrapped(detail)
                 yield f"         {word:<8}{first}"
                 yield from (f"{'':17}{line}" for line in rest)
+
+
+def _repeated(plan: Plan, region: str) -> str:
+    """The line above the steps of a region."""
+    numbers = [step.id for step in plan.steps if step.region == region and step.kind != "collect"]
+    wanted = plan.regions[region]
+    rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
+    return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
+
+
+def courses_text(plan: Plan, step: Step) -> str:
+    """The attributes of a step that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None:
+        return ""
+    own = [f"{name}: {course}" for name, course in function.courses.items()]
+    for path, hook in function.hooks.items():
+        own += [f"{path}.{name}: {course}" for name, course in hook.courses.items()]
+    return "; ".join(own)
 
 
 def _pipelined(plan: Plan, most: int) -> Iterator[str]:
@@ -94,14 +125,18 @@ def _wrapped(detail: str) -> list[str]:
 
 
 def sentence(step: Step) -> str:
-    """One step as a line: what it does, with which model, and where.
+    """One step as a line: what it does, with which model, where, and in which iterations if not in all.
 
     Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
     """
+    return _does(step) + (f", {words(step.when)}" if step.when else "")
+
+
+def _does(step: Step) -> str:
     where = (
         f"{step.pool}[{step.devices[0]}]" if len(step.devices) == 1 else f"{step.pool}[0-{step.devices[-1]}]"
     )
-    model = "".join(f" {name}@{version}" for name, version in step.models.items())
+    model = " of".join(f" {name}@{version}" for name, version in step.models.items())
     if step.kind == "sync":
         source = f" on pool {step.source}" if step.source else ""
         return f"sync{model} from the train engine{source} to the serve engine on {where}, {PATHS[step.path]}"
@@ -112,6 +147,8 @@ def sentence(step: Step) -> str:
         return f"repeat {step.reads[0]} for each sample on {where}"
     if step.kind == "select":
         return f"select the rows of {step.reads[0]} that stay on {where}"
+    if step.kind == "collect":
+        return f"collect the rows that {step.region} keeps on {where}"
     if step.kind == "repartition":
         return f"move {', '.join(step.reads)} to {where}"
     return f"run {step.node} ({step.op}){model and ' with' + model} on {where}"
@@ -120,7 +157,7 @@ def sentence(step: Step) -> str:
 def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[str, str]]:
     written = [f"{name}: {columns[name].type}" for name in step.writes]
     if step.updates:
-        written += [f"{name}@{_next(version)}" for name, version in step.models.items()]
+        written.append(f"{step.updated}@{_next(step.models[step.updated])}")
     if step.inserted:
         yield "because", step.because
     else:
@@ -157,11 +194,12 @@ def graph_text(graph: Graph) -> str:
 
 def _node(node: Node) -> str:
     version = "" if node.version is None else "@v" + (f"{node.version:+d}" if node.version else "")
-    words = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
-    words += [f"{node.model}{version}" if node.model else "", node.layout]
+    said = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
+    said += [f"{node.model}{version}" if node.model else "", node.layout]
     edges = " ".join([*node.reads, *(("->", *node.writes) if node.writes else ())])
     after = f"after {' '.join(node.after)}" if node.after else ""
-    return ", ".join(part for part in (" ".join(filter(None, words)), edges, after) if part)
+    told = (" ".join(filter(None, said)), edges, after, words(node.when))
+    return ", ".join(part for part in told if part)
 
 
 def show_text(tree: Tree, origin: bool = False) -> str:

@@ -14,6 +14,7 @@ of ``str`` for text.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -80,6 +81,24 @@ class ColumnType:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{self.domain}{', ' + self.axis if self.axis else ''}]"
+
+    @staticmethod
+    def parse(text: str) -> ColumnType:
+        """Read a type as it prints.
+
+        Raises:
+            ValueError: it is none.
+
+        Example:
+            >>> ColumnType.parse("float32[samples, tokens]").axis
+            'tokens'
+        """
+        found = re.fullmatch(r"(\w+)\[(\w+)(?:, *(\w+))?\]", text.strip())
+        dtype, domain, axis = found.groups() if found else ("", "", None)
+        domains, axes = ("prompts", "samples"), (None, "tokens", "prompt_tokens")
+        if dtype not in DTYPES or domain not in domains or axis not in axes:
+            raise ValueError(f"{text!r} is no column type; write for example float32[samples, tokens]")
+        return ColumnType(dtype, domain, axis)
 
     @staticmethod
     def of(annotation: Any) -> ColumnType:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rlgraph.errors import Mark, Problem, nearest
 from rlgraph.source import OPEN, Tree
 
-NODE_KEYS = ("op", "model", "tokenizer", "in", "out", "rows", "pool")
+NODE_KEYS = ("op", "model", "tokenizer", "in", "out", "rows", "refill", "pool", "every", "from", "of")
 
 
 @dataclass

@@ -119,6 +119,9 @@ def workload(
     ]
     if any("/" in name for name in rows):
         assumed.append("filters keep every row")
+    for name, region in plan.regions.items():
+        if region.expected < 1:
+            assumed[-1] += f", but {name} {region.expected:.0%} (refill.expected), and one round is enough"
     return Workload(rows, prompt, max(longest, 2 * prompt), Lengths(mean, limit), tuple(assumed))
 
 
@@ -134,13 +137,21 @@ def _number(function: Function, name: str, default: float) -> float:
 
 
 def _rows(plan: Plan) -> dict[str, float]:
-    """Domain -> rows. A source that does not say its ``batch`` is taken to give 128; a filter keeps all."""
-    columns = plan.columns["train"].values()
+    """Domain -> rows. A source that does not say its ``batch`` is taken to give 128; a filter keeps all.
+
+    One with ``refill`` has the rows that it says, of as many more as are expected to go.
+    """
+    columns = plan.columns["train"]
     functions = plan.functions["train"]
-    made = {c.domain: c for c in columns if c.writer in functions} | {
-        c.domain: c for c in columns if c.parent
+    made = {c.domain: c for c in columns.values() if c.writer in functions} | {
+        c.domain: c for c in columns.values() if c.parent
     }
     rows: dict[str, float] = {}
+    for end in (step for step in plan.steps if step.kind == "collect"):
+        region = plan.regions[end.region]
+        rows[columns[end.writes[0]].domain] = region.rows
+        (source,) = (step for step in plan.steps if step.node == region.source)
+        rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
 
     def count(domain: str) -> float:
         if domain not in rows:

@@ -32,6 +32,12 @@ class Calls:
         (result,) = self._results(method, {self.cluster.call(place, method, *args)[0]: place})
         return result
 
+    def columns(self, place: Place, method: str, *args: Any, count: int) -> list[Any]:
+        """References of the ``count`` columns that a worker's method gives behind its report; as ``all``."""
+        report, *columns = self.cluster.call(place, method, *args, returns=1 + count)
+        self._results(method, {report: place})
+        return columns
+
     def _results(self, method: str, called: dict[Any, Place]) -> list[Any]:
         pending, found, limit = dict(called), {}, self.plan.schedule["timeout"]
         while pending:

@@ -5,6 +5,7 @@ A ``Part`` holds numpy arrays, which Ray maps into a reader's memory without a c
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,12 @@ def pack(value: Any, dtype: str, what: str) -> Part:
         raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
     values = flat.detach().cpu().contiguous().numpy()
     return Part(values, None if ragged is None else ragged.offsets.cpu().numpy())
+
+
+def packed(value: Any) -> Part:
+    """A column of numbers as a ``Part``, of whichever dtype it is."""
+    flat = value.values if isinstance(value, Ragged) else value
+    return pack(value, next(name for name, dtype in DTYPES.items() if dtype == flat.dtype), "what is left")
 
 
 def empty(kind: str) -> Part:
@@ -111,6 +118,32 @@ def _copied(parts: Sequence[Part], rows: Any) -> Part:
         part, place = parts[owner], row - first[owner]
         values[start:end] = part.values[part.offsets[place] : part.offsets[place + 1]]
     return Part(values, offsets)
+
+
+def save(path: str, parts: Sequence[Part]) -> None:
+    """Write parts to an ``.npz`` file; text goes as JSON in bytes."""
+    arrays = {}
+    for number, part in enumerate(parts):
+        text = isinstance(part.values, list)
+        values = np.frombuffer(json.dumps(part.values).encode(), np.uint8) if text else part.values
+        arrays[f"{number}.{'text' if text else 'values'}"] = values
+        if part.offsets is not None:
+            arrays[f"{number}.offsets"] = part.offsets
+    np.savez(path, **arrays)
+
+
+def load(path: str) -> list[Part]:
+    """The parts that ``save`` wrote, bit for bit."""
+    with np.load(path, allow_pickle=False) as file:
+        count = len({name.partition(".")[0] for name in file.files})
+        return [_loaded(file, number) for number in range(count)]
+
+
+def _loaded(file: Any, number: int) -> Part:
+    if f"{number}.text" in file:
+        return Part(json.loads(file[f"{number}.text"].tobytes()))
+    offsets = f"{number}.offsets"
+    return Part(file[f"{number}.values"], file.get(offsets))
 
 
 def concat(parts: Sequence[Part]) -> Part:

@@ -8,7 +8,8 @@ its own pool only. From then on Ray follows the references: a call starts when i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from rlgraph.errors import RunError
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime.cluster import Cluster, Place, place_text
 from rlgraph.runtime.failure import culprit, failure, is_gone
+from rlgraph.runtime.rounds import more
 from rlgraph.runtime.rows import NotYet
+from rlgraph.runtime.stream import repeated
 from rlgraph.runtime.walk import Call, Walk
 from rlgraph.text import plan_text, sentence
 
-Watch = Callable[[Step], None]
+Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
 
 
 class Driver:
@@ -34,7 +37,7 @@ class Driver:
 
     def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
-        self.waiting += steps
+        self.waiting += [(walk, step) for walk, step in steps if not repeated(step)]
         self._hand_over()
 
     def finish(self, walk: Walk) -> None:
@@ -48,7 +51,7 @@ class Driver:
         while not walk.done:
             assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
             first = self._first(walk)
-            self.watch(first[1])
+            self.watch(self._running())
             ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
             for reference in ready:
                 self._collect(reference)
@@ -60,13 +63,23 @@ class Driver:
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait
-        rest = []
-        for walk, step in self.waiting:
-            pools = {step.pool, step.source} - {""}
-            if pools & held or not self._start(walk, step):
+        rest, queue = [], deque(self.waiting)
+        while queue:
+            walk, step = queue.popleft()
+            pools = walk.holds(step)
+            if not pools & held and (begun := self._more(walk, step)):
+                queue.extendleft(reversed([*begun, (walk, step)]))
+            elif pools & held or not self._start(walk, step):
                 held |= pools
                 rest.append((walk, step))
         self.waiting = rest
+
+    def _more(self, walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
+        """Steps that come before one: those of its region's next round."""
+        try:
+            return more(walk, step)
+        except RunError as error:
+            raise self._failed(walk, step, (step.pool, 0), error) from error
 
     def _start(self, walk: Walk, step: Step) -> bool:
         """Make a step's calls, if they are known."""
@@ -75,8 +88,9 @@ class Driver:
         except NotYet:
             return False
         made = {}
+        self.watch({step.pool: step})  # where calls run in this process, none is pending while it runs
         for call in self._needed(walk, step, calls):
-            outputs = len(step.writes)
+            outputs = len(step.writes) + call.leaves
             made[call.place] = self.cluster.call(call.place, call.method, *call.args, returns=1 + outputs)
             self.pending[made[call.place][0]] = walk, step, call.place
         walk.submitted(step, made)
@@ -93,6 +107,10 @@ class Driver:
             return [replace(call, method="stay") for call in calls]
         self.sent |= versions
         return calls
+
+    def _running(self) -> dict[str, Step]:
+        """The step that each pool is at: the first of its calls that has not reported."""
+        return {place[0]: step for _, step, place in reversed(self.pending.values())}
 
     def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
         """What a walk waits for: the first of its calls, or of those that it must let pass."""

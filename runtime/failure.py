@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import RlgraphError, RunError
+from rlgraph.runtime.serve.sglang.client import ServerLostError
 
 if TYPE_CHECKING:
     from rlgraph.runtime.cluster import Cluster, Place
@@ -24,7 +25,7 @@ class StepError(RunError):
 
 
 class LostError(RunError):
-    """A worker or its host is gone, or the network between two; ``brief`` is the message without the plan."""
+    """A worker, host, server or network is gone; ``brief`` is the message without the plan."""
 
     def __init__(self, message: str, brief: str) -> None:
         super().__init__(message)
@@ -40,7 +41,7 @@ def failure(plan: str, law: str, error: Exception) -> RunError:
         error: that it ended in.
     """
     brief = f"{law}\n  {reason(error)}"
-    lost = is_gone(error) or is_broken(error)
+    lost = is_gone(error) or is_broken(error) or isinstance(_cause(error), ServerLostError)
     return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from rlgraph.plan import ModelPlan, Plan
 from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.runtime.fsdp.lora import Unadapted
 from rlgraph.runtime.meeting import Groups
 from rlgraph.runtime.serve.transformers import TransformersEngine
 
 TRAIN_ENGINES: dict[str, Callable[..., Any]] = {"fsdp": FsdpEngine}
 PLACEMENT = ("engine", "pool", "tensor_parallel", "sync_folder")  # an engine here is on one device
+SERVERS = ("restarts", "addresses")  # options of engines that run in servers
 # a step's kind -> the engine that it moves parts of, and that engine's method
 MOVES = {
     "offload": ("train", "offload"),
@@ -35,8 +37,15 @@ class Engines:
         for name, model in plan.models.items():
             self._load(name, model)
 
+        for name, model in plan.models.items():
+            if model.shares in self.train:
+                held = self.train[model.shares]
+                self.train[name] = held if plan.models[model.shares].frozen else Unadapted(held)
+
     def _load(self, name: str, model: ModelPlan) -> None:
         if model.train and model.train["pool"] in (None, self.pool):
+            self.versions[name] = 0
+        if model.train and model.train["pool"] in (None, self.pool) and not model.shares:
             engine, options = _engine(model.train, TRAIN_ENGINES)
             self.train[name] = engine(
                 model.path,
@@ -48,7 +57,6 @@ class Engines:
                 mesh=self.groups.mesh,
                 **options,
             )
-            self.versions[name] = 0
             self._put_away("offload", name)
         if model.serve and model.serve["pool"] in (None, self.pool):
             self.serve[name] = self._served(model.path, model.serve)
@@ -60,14 +68,21 @@ class Engines:
         if spec["cache_tokens"]:
             options["max_cached_tokens"] = spec["cache_tokens"]
         if spec["engine"] == "transformers":
-            return TransformersEngine(path, device=self.device, **options)
+            own = {name: value for name, value in options.items() if name not in SERVERS}
+            return TransformersEngine(path, device=self.device, **own)
         from rlgraph.runtime.serve.sglang.groups import (
             sglang_engine,
         )  # what it needs is not installed everywhere
 
         group = self.groups.mesh.get_group()
         return sglang_engine(
-            path, device=self.device, group=spec["tensor_parallel"], pool=group, logs=self.logs, **options
+            path,
+            device=self.device,
+            group=spec["tensor_parallel"],
+            pool=group,
+            logs=self.logs,
+            sync_folder=spec["sync_folder"],
+            **options,
         )
 
     def _put_away(self, kind: str, model: str) -> None:
@@ -106,14 +121,19 @@ class Engines:
         """Load the weights that ``send`` sends on another pool."""
         self.serve[model].load_weights(self.groups.links[model].receive(), version)
 
-    def save(self, folder: str) -> None:
-        """Write this rank's shards of every trained model."""
-        for name, engine in self._trained():
-            engine.save(f"{folder}/{name}")
+    def begin_save(self, folder: str) -> None:
+        """Copy this rank's shards of every model that changes, and write them in the background."""
+        for name, engine in self._changing():
+            engine.begin_save(f"{folder}/{name}")
+
+    def finish_save(self) -> None:
+        """Wait until they are written."""
+        for _, engine in self._changing():
+            engine.finish_save()
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""
-        for name, engine in self._trained():
+        for name, engine in self._changing():
             engine.load(f"{folder}/{name}")
             self.versions[name] = versions[name]
 
@@ -129,6 +149,11 @@ class Engines:
 
     def _trained(self) -> list[tuple[str, Any]]:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
+
+    def _changing(self) -> list[tuple[str, Any]]:
+        """Those that train, and frozen ones that weights are copied onto."""
+        copied = {step.updated for step in self.plan.steps if step.copied}
+        return [*self._trained(), *((name, self.train[name]) for name in copied & self.train.keys())]
 
 
 def _engine(spec: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, Any]]:

@@ -26,6 +26,22 @@ def even(rows: int, devices: int) -> Layout:
     return np.array_split(np.arange(rows), devices)
 
 
+def grouped(groups: Any, devices: int) -> Layout:
+    """Contiguous shares whose counts of groups differ by at most one.
+
+    Args:
+        groups: int64 ``[rows]``; rows that follow one another with the same number are a group.
+        devices: how many.
+
+    Example:
+        >>> [rows.tolist() for rows in grouped(np.array([4, 4, 7, 9, 9, 9]), 2)]
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    number = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
+    shares = even(int(number[-1]) + 1 if len(number) else 0, devices)
+    return [np.flatnonzero(np.isin(number, share)) for share in shares]
+
+
 def children(layout: Layout, times: int) -> Layout:
     """The layout of a domain with ``times`` rows for each row of this one."""
     return [(rows[:, None] * times + np.arange(times)).reshape(-1) for rows in layout]

@@ -49,12 +49,17 @@ def beside(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
 
 
 def times(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
-    """Seconds of each step: the longest of a device's own.
+    """Seconds of each step: the longest of a device's own, of all rounds that repeat it.
 
     Where its devices work together, from the first one's start to the last one's end. Of a sync between pools
     from the last one's start: the pool that is there first waits for the other.
     """
-    return {f"time/{item.step.node}": _seconds(plan, item) for item in ran if item.reports}
+    found: dict[str, float] = {}
+    for item in ran:
+        if item.reports:
+            name = f"time/{item.step.node}"
+            found[name] = found.get(name, 0.0) + _seconds(plan, item)
+    return found
 
 
 def _seconds(plan: Plan, item: Ran) -> float:

@@ -11,14 +11,17 @@ empties it, so that nothing is in flight at a boundary. Where no step leads, a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from rlgraph.plan import Plan
 from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.stock import Stock, Waiting
 from rlgraph.runtime.walk import Entry, Walk
 from rlgraph.simulate import slot_steps
+from rlgraph.versions import made
 
 
 @dataclass
@@ -28,6 +31,17 @@ class State:
     iteration: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)  # rows that each data source has given
+    waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
+
+    def record(self) -> dict[str, Any]:
+        """As JSON can hold it; the columns of what waits are files of their own."""
+        kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions")}
+        waiting = {name: _recorded(found.parts()) for name, found in self.waiting.items()}
+        return {**kept, "waiting": waiting}
+
+
+def _recorded(parts: Mapping[str, Stock]) -> dict[str, Any]:
+    return {kind: stock.record() for kind, stock in parts.items()}
 
 
 def stretch(
@@ -64,7 +78,8 @@ def stretch(
             if iteration not in walks:
                 entry = _entry(plan, start, iteration)
                 before = walks.get(iteration - 1)
-                walks[iteration] = Walk(plan, "train", entry, state.positions, before, keep(iteration))
+                past = state.positions, before, keep(iteration), state.waiting
+                walks[iteration] = Walk(plan, "train", entry, *past)
         driver.submit((walks[iteration], step) for iteration, step in slot_steps(plan, now, first, end))
         if now >= first:
             driver.finish(walks[now])
@@ -76,24 +91,24 @@ def lead(plan: Plan) -> int:
     return max((step.lead for step in plan.steps), default=0)
 
 
-def updates(plan: Plan) -> Counter[str]:
-    """How many versions of each model one iteration makes."""
-    return Counter(model for step in plan.steps if step.updates for model in step.models)
-
-
 def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
-    made, passed = updates(plan), iteration - start.iteration
-    versions = {model: version + passed * made[model] for model, version in start.versions.items()}
-    return Entry(iteration, versions, oldest=start.versions)
+    behind = max(start.iteration, iteration - int(plan.schedule["staleness"]))
+    return Entry(iteration, _versions(plan, start, iteration), older=_versions(plan, start, behind))
+
+
+def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
+    """The versions on entry to an iteration after ``start``."""
+    passed = range(start.iteration + 1, iteration + 1)
+    new = sum((made(plan, number) for number in passed), Counter[str]())
+    return {model: version + new[model] for model, version in start.versions.items()}
 
 
 def _complete(walks: dict[int, Walk], iteration: int, state: State) -> Walk:
     """Take an iteration out of the pipeline, and note what it leaves."""
     walk = walks.pop(iteration)
-    made = updates(walk.plan)
+    state.versions = _versions(walk.plan, walk.entry, iteration + 1)
     state.iteration = iteration + 1
-    state.versions = {model: version + made[model] for model, version in walk.entry.versions.items()}
-    state.positions = walk.positions_after()
+    state.positions, state.waiting = walk.positions_after(), walk.waiting_after()
     if follower := walks.get(iteration + 1):
-        follower.before, follower.positions = None, state.positions
+        follower.before, follower.positions, follower.waiting = None, state.positions, state.waiting
     return walk

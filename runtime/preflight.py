@@ -8,12 +8,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlgraph.catalog import load
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
+from rlgraph.nodes import OPS
+from rlgraph.nodes.agent.toolbox import check_tools
+from rlgraph.nodes.data import shown
 from rlgraph.nodes.data_pairs import load_pairs
+from rlgraph.nodes.data_recorded import check
 from rlgraph.nodes.dataset import load_examples, load_prompts
 from rlgraph.nodes.mix import pick_mixed
 from rlgraph.plan import Function, Plan
 from rlgraph.source import Tree
+from rlgraph.tool import Tool
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {
@@ -111,10 +117,32 @@ class Preflight:
             for node, function in functions.items():
                 if function.target in LOADERS:
                     self._source(phase, node, function)
+                elif function.target == OPS["data.recorded"]:
+                    self._recorded(phase, node, function)
+                elif function.target == OPS["rollout.agent"]:
+                    self._agent(phase, node, function)
+
+    def _agent(self, phase: str, node: str, function: Function) -> None:
+        """What tools read is there, and the chat template goes on behind what they answer."""
+        tokenizer, options = self.tokenizers[str(function.model)], function.attributes["template_options"]
+        try:
+            check_tools(_tools(function), tokenizer, options)
+        except RlgraphError as error:
+            self.problem("tools", f"node `{node}`: {error}", self._mark(phase, node))
+
+    def _recorded(self, phase: str, node: str, function: Function) -> None:
+        """What a run recorded has the columns that the graph takes from it, of its types."""
+        try:
+            given = function.attributes
+            check(Path(given["run"]), given["columns"] or {}, given["temperature"])
+        except RlgraphError as error:
+            self.problem("data", f"node `{node}`: {error}", self._mark(phase, node))
 
     def _source(self, phase: str, node: str, function: Function) -> None:
         mark = self._mark(phase, node)
         attributes = {n: v for n, v in function.attributes.items() if n not in NOT_LOADING}
+        if tools := _tools(function):
+            attributes["template_options"] = shown(attributes.get("template_options"), tools)
         try:
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
             weights = function.attributes.get("weights")
@@ -154,10 +182,22 @@ class Preflight:
         return (place.get("files") or place).mark
 
 
+def _tools(function: Function) -> dict[str, Tool]:
+    """The tools that a node shows or offers, by name."""
+    hooks = {path.partition("."): hook for path, hook in function.hooks.items()}
+    return {
+        name: Tool(load(hook.target, kind=Tool).body, hook.attributes, {})
+        for (attribute, _, name), hook in hooks.items()
+        if attribute == "tools"
+    }
+
+
 def _how_to_make(path: str) -> str:
     """The demo's own files can be made."""
-    if "demo_files" in Path(path).parts:
-        return "; the demo's files are made by: python -m rlgraph.runtime.demo"
-    if Path(path).parts[:2] == ("runs", "demo_sft"):
-        return "; that model is made by: rlgraph run demo_sft"
+    for folder, module in (("demo_files", "demo"), ("demo_tool_files", "demo_tools")):
+        if folder in Path(path).parts:
+            return f"; the demo's files are made by: python -m rlgraph.runtime.{module}"
+    for name in ("demo_sft", "calculator_sft"):
+        if Path(path).parts[:2] == ("runs", name):
+            return f"; that model is made by: rlgraph run {name}"
     return ""

@@ -2,6 +2,7 @@
 
 runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
+  environment.json                       by which versions, on which devices
   metrics.jsonl                          one object an iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
   tensorboard/                           the same metrics: tensorboard --logdir runs
@@ -12,6 +13,7 @@ runs/demo/
   checkpoints/restart-000101/            the same, until the next: of a run with `schedule.restarts`
   models/policy/                         the trained model, as transformers loads it
   logs/worker-0.log                      what the workers printed
+  recorded/step-000001/                  columns, of a run with `schedule.record_every`
   restarts.jsonl                         when and why the run began anew
 """
 
@@ -23,12 +25,13 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
+from rlgraph.nodes.recordfile import FOLDER, step_folder, steps_of
 from rlgraph.plan import Plan
+from rlgraph.runtime.environment import environment
 from rlgraph.runtime.pipeline import State
 from rlgraph.runtime.trackers import Tracker, open_trackers
 from rlgraph.runtime.walk import Ran
@@ -53,8 +56,8 @@ class RunDir:
         for tracker in self.trackers:
             tracker.close(failed)
         self.trackers = []
-        for unfinished in (self.path / "checkpoints" / WRITING, self.path / WRITING):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        for inside in ("checkpoints", FOLDER, ""):
+            shutil.rmtree(self.path / inside / WRITING, ignore_errors=True)
 
     @staticmethod
     def fresh(path: Path | None, graph: str) -> RunDir:
@@ -95,6 +98,17 @@ class RunDir:
         (self.path / "graph.yaml").write_text(graph, encoding="utf-8")
         (self.path / "plan.txt").write_text(plan_text(plan), encoding="utf-8")
         (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
+
+    def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
+        """Write what the run starts with; what it started with before, where it is resumed, stays under it.
+
+        Args:
+            devices: what each worker is on.
+        """
+        path = self.path / "environment.json"
+        before = [json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+        found = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def check_same(self, plan: Plan) -> None:
         """That a run was made from this graph.
@@ -173,7 +187,7 @@ class RunDir:
         """
         final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
         with (folder / "state.json").open("w", encoding="utf-8") as file:
-            json.dump(asdict(state), file)
+            json.dump(state.record(), file)
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(final, ignore_errors=True)
@@ -183,6 +197,12 @@ class RunDir:
         kept = steps[-keep:] if not lasting else steps[len(steps) - keep + 1 :]
         for old in set(before) - set(kept):
             shutil.rmtree(old)
+
+    def commit_recorded(self, folder: Path, iteration: int) -> None:
+        """Make written columns those of an iteration."""
+        final = step_folder(self.path, iteration)
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
 
     def commit_models(self, folder: Path) -> None:
         """Make what was exported the run's models."""
@@ -196,14 +216,15 @@ class RunDir:
         with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "reason": reason}) + "\n")
 
-    def restore(self) -> tuple[State, Path | None]:
-        """The last checkpoint's state and folder; without one, the start. Later metrics are dropped."""
+    def restore(self) -> tuple[dict[str, Any], Path | None]:
+        """What the last checkpoint says of the state, and its folder; without one, nothing.
+
+        Later metrics are dropped.
+        """
         found = self.checkpoints()
-        state = (
-            State(**json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))) if found else State()
-        )
-        self._truncate(state.iteration if found else -1)
-        return state, found[-1].resolve() if found else None
+        record = json.loads((found[-1] / "state.json").read_text(encoding="utf-8")) if found else {}
+        self._truncate(record["iteration"] if found else -1)
+        return record, found[-1].resolve() if found else None
 
     def _truncate(self, iteration: int) -> None:
         """Drop what was written of later iterations: they come again."""
@@ -213,6 +234,8 @@ class RunDir:
                 lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
                 kept = [line for line in lines if step(line) <= iteration]
                 path.write_text("".join(kept), encoding="utf-8")
+        for later in (path for step, path in steps_of(self.path).items() if step > iteration):
+            shutil.rmtree(later)
 
 
 def _iteration(checkpoint: Path) -> int:

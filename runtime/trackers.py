@@ -15,6 +15,7 @@ from typing import Protocol
 from rlgraph.errors import RunError
 
 Values = Mapping[str, float]
+QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
 IDS = "tracked.json"  # in a run directory: under which id each service knows the run
 
 
@@ -60,7 +61,7 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         # what an interrupted run wrote behind its checkpoint is purged from the charts too
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step, max_queue=QUEUE)
 
     def log(self, values: Values, step: int) -> None:
         """Record numbers by name; nothing once the writer's thread has ended, as on a full disk."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
+from rlgraph.nodes.recordfile import FOLDER
 from rlgraph.plan import Plan
 from rlgraph.runtime.calls import Calls, after
 from rlgraph.runtime.cluster import Cluster
@@ -16,10 +19,11 @@ from rlgraph.runtime.driver import Driver
 from rlgraph.runtime.measures import beside, metrics, performance, times
 from rlgraph.runtime.pipeline import State, lead, stretch
 from rlgraph.runtime.progress import Progress
+from rlgraph.runtime.recording import about_domain, gatherings, is_recorded, recorded_columns
 from rlgraph.runtime.rundir import RunDir
+from rlgraph.runtime.samples import excerpts, sample_columns
+from rlgraph.runtime.stock import Stock, Waiting
 from rlgraph.runtime.walk import Entry, Walk
-
-SAMPLES = 32  # rows written to a samples file
 
 
 class Training:
@@ -28,10 +32,11 @@ class Training:
     def __init__(self, plan: Plan, cluster: Cluster, folder: RunDir, progress: Progress, total: int) -> None:
         self.plan, self.cluster, self.folder = plan, cluster, folder
         self.progress, self.total = progress, total
-        self.driver, self.calls = Driver(plan, cluster, progress.step), Calls(plan, cluster)
+        self.driver, self.calls = Driver(plan, cluster, progress.steps), Calls(plan, cluster)
         # with generation ahead, a checkpoint empties the pipeline: other weights, and no overlap
         self.every_iteration = plan.schedule["restarts"] > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
+        self.saving: tuple[Path, State, bool] | None = None  # a checkpoint that is being written
 
     def run(self, resume: bool) -> None:
         """From the start, or from the last checkpoint, to the last iteration; then export the models."""
@@ -40,8 +45,10 @@ class Training:
             self._restore()
         with _stop_on_interrupt(self.progress) as stop:
             self._iterate(stop)
+        self._finish_save()
         if self.folder.saved() < self.state.iteration:
-            self._save()
+            self._begin_save()
+            self._finish_save()
         if stop:
             raise RunError(
                 f"stopped after iteration {self.state.iteration}\n"
@@ -67,8 +74,11 @@ class Training:
                 values |= self._evaluate()
             self.folder.metrics(values)
             self.progress.iteration(values)
+            self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule["save_every"], self.state.iteration):
-                self._save()
+                self._begin_save()
+            if self.every_iteration:
+                self._finish_save()  # a restart loses no more than the iteration that it happens in
         if profiled:
             self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
 
@@ -85,30 +95,38 @@ class Training:
         return iteration == self.total or bool(every and iteration % every == 0)
 
     def _kept(self, iteration: int) -> frozenset[str]:
-        """The columns that an iteration, counted from 0, keeps for its samples file."""
-        wanted = self._is_due(self.plan.schedule["save_every"], iteration + 1)
-        return frozenset(_sample_columns(self.plan, "train") if wanted else ())
+        """The columns that an iteration, counted from 0, keeps for its samples file and its record."""
+        kept = frozenset[str]()
+        if self._is_due(self.plan.schedule["save_every"], iteration + 1):
+            kept |= {*sample_columns(self.plan, "train")}
+        if is_recorded(self.plan.schedule["record_every"], iteration + 1):
+            kept |= recorded_columns(self.plan)
+        return kept
 
     def _setup(self) -> None:
         first = self.cluster.places[0]
         (_, address, _), port = (self.calls.one(first, name) for name in ("place", "free_port"))
         self.calls.all("join", str(self.folder.path.resolve()))
         self.progress.say("loading models")
+        found = zip(self.cluster.places, self.calls.all("environment"), strict=True)
+        self.folder.environment([{"pool": pool, "device": number, **on} for (pool, number), on in found])
         self.calls.all("setup", self.plan, f"tcp://{address}:{port}", place=True)
 
     def _measured(self, walk: Walk, since: float) -> dict[str, Any]:
         """The metrics line of an iteration; its timeline and samples are written on the way."""
         ran = walk.ran
         self.folder.timeline(ran, self.state.iteration)
-        if walk.keep:
+        if self._is_due(self.plan.schedule["save_every"], self.state.iteration):
             self._samples(walk)
+        if is_recorded(self.plan.schedule["record_every"], self.state.iteration):
+            self._record(walk)
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
-        values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **timed}
+        values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **walk.measured(), **timed}
         return {**values, **performance(self.plan, ran, values)}
 
     def _evaluate(self) -> dict[str, float]:
         start = time.time()
-        columns = frozenset(_sample_columns(self.plan, "eval"))
+        columns = frozenset(sample_columns(self.plan, "eval"))
         entry = Entry(self.state.iteration, self.state.versions)
         walk = Walk(self.plan, "eval", entry, self.state.positions, keep=columns)
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
@@ -127,29 +145,71 @@ class Training:
 
     def _samples(self, walk: Walk) -> None:
         self.calls.when = after(self.state.iteration)
-        names = _sample_columns(self.plan, walk.phase)
-        if names and all(walk.refs[name][0] is not None for name in names):
+        found = excerpts(walk)
+        if found:
             path = self.folder.samples(self.state.iteration, walk.phase)
-            parts = [walk.refs[name][0] for name in names]
-            labels = [name.partition("*")[0] for name in names]
-            self.calls.one((walk.pools[names[0]], 0), "write_samples", path, labels, SAMPLES, *parts)
+            columns, sources = zip(*found, strict=True)
+            # each device cuts out its rows, so that no more travels
+            parts = [
+                self.cluster.call(source.place, "select", source.rows, source.part, returns=2)[1]
+                for several in sources
+                for source in several
+            ]
+            place = (walk.pools[columns[0].column], 0)
+            self.calls.one(place, "write_samples", path, columns, *parts)
 
-    def _save(self) -> None:
-        """Write a checkpoint; it counts once all of it is on disk."""
+    def _record(self, walk: Walk) -> None:
+        """Write the columns of an iteration; they count once all of them are on disk."""
+        self.calls.when = after(self.state.iteration)
+        folder = self.folder.begin(FOLDER)
+        for domain, (columns, parts) in gatherings(walk).items():
+            place = (walk.pools[columns[0].column], 0)
+            about = about_domain(self.plan, domain, columns)
+            self.calls.one(place, "write_recorded", str(folder), about, columns, *parts)
+        self.folder.commit_recorded(folder, self.state.iteration)
+
+    def _begin_save(self) -> None:
+        """Copy a checkpoint to host memory; it is written while the next iteration runs."""
         self.progress.say("saving a checkpoint")
         self.calls.when = after(self.state.iteration)
-        lasting = self._is_due(self.plan.schedule["save_every"], self.state.iteration)
         folder = self.folder.begin("checkpoints")
-        self.calls.all("save", str(folder))
-        self.folder.commit_checkpoint(folder, self.state, self.plan.schedule["keep"], lasting)
+        self.calls.all("begin_save", str(folder))
+        first = self.cluster.places[0]
+        for name, waiting in self.state.waiting.items():
+            for kind, stock in waiting.parts().items():
+                rows = stock.gathering([*stock.columns])
+                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *rows)
+        self.saving = (
+            folder,
+            replace(self.state),
+            self._is_due(self.plan.schedule["save_every"], self.state.iteration),
+        )
+
+    def _finish_save(self) -> None:
+        """A checkpoint counts once all of it is on disk."""
+        if self.saving:
+            (folder, state, lasting), self.saving = self.saving, None
+            self.calls.when = after(state.iteration)
+            self.calls.all("finish_save")
+            self.folder.commit_checkpoint(folder, state, self.plan.schedule["keep"], lasting)
 
     def _restore(self) -> None:
-        state, folder = self.folder.restore()
+        record, folder = self.folder.restore()
         if folder:
-            self.state = state
-            self.calls.when = after(state.iteration)
-            self.calls.all("load", str(folder), state.versions)
-            self.progress.resumed(state.iteration)
+            waiting = record.pop("waiting", {})
+            self.state = State(**record)
+            self.calls.when = after(self.state.iteration)
+            self.calls.all("load", str(folder), self.state.versions)
+            for name, kinds in waiting.items():
+                files = {kind: folder / f"{name}-{kind}.npz" for kind in kinds}
+                stocks = {kind: self._stock(files[kind], stock) for kind, stock in kinds.items()}
+                self.state.waiting[name] = Waiting(**stocks)
+            self.progress.resumed(self.state.iteration)
+
+    def _stock(self, path: Path, record: Mapping[str, Any]) -> Stock:
+        """Rows that wait, as a checkpoint has them."""
+        call = self.cluster.places[0], "read_rows", str(path)
+        return Stock.recorded(record, self.calls.columns(*call, count=len(record["columns"])))
 
     def _export(self) -> None:
         self.progress.say("writing the models")
@@ -168,23 +228,10 @@ def _stop_on_interrupt(progress: Progress) -> Iterator[list[int]]:
         if stop:
             raise KeyboardInterrupt
         stop.append(number)
-        progress.say("stopping after what has begun; Ctrl-C again to stop at once")
+        progress.say("stopping after what has begun; Ctrl-C again to stop at once", stays=True)
 
     before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _sample_columns(plan: Plan, phase: str) -> list[str]:
-    """Columns that tell what the model wrote, on the same devices: text, and a number a sample."""
-    columns = plan.columns[phase]
-    steps = plan.steps if phase == "train" else plan.eval_steps
-    pools = {column: step.pool for step in steps for column in step.writes}
-    if "responses" not in columns:
-        return []
-    lies = {name: (column.domain, column.layout, pools[name]) for name, column in columns.items()}
-    same = [name for name in columns if lies[name] == lies["responses"]]
-    kinds = ("text[samples]", "float32[samples]")
-    return ["tokens", *(n for n in same if columns[n].type in kinds)] if "tokens" in same else []

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from rlgraph.cadence import due
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime import layout as layouts
 from rlgraph.runtime.cluster import Place
 from rlgraph.runtime.rows import NotYet, Rows
+from rlgraph.runtime.stock import Waiting
+from rlgraph.runtime.stream import repeated, streams
 from rlgraph.runtime.worker import Report, Scope
+from rlgraph.versions import is_older, since_entry
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Call:
     place: Place
     method: str
     args: tuple[Any, ...]
+    leaves: int = 0  # columns that it gives beside those that its step writes
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,19 @@ class Ran:
 class Entry:
     """Where a walk starts: the iteration, from 0, and the versions of the train engines before it.
 
-    ``oldest`` are those that the first iteration in flight started with: no engine serves older ones.
+    ``older`` are those that generation running ahead reads: on entry to the iteration ``schedule.staleness``
+    before it, or to the first in flight.
     """
 
     iteration: int
     versions: Mapping[str, int]
-    oldest: Mapping[str, int] = field(default_factory=dict)
+    older: Mapping[str, int] = field(default_factory=dict)
 
 
 class Walk:
     """The bookkeeping of one iteration, or of an evaluation."""
+
+    asks: int | None = None  # of a round: the rows that it asks of its source
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class Walk:
         positions: Mapping[str, int],
         before: Walk | None = None,
         keep: frozenset[str] = frozenset(),
+        waiting: Mapping[str, Waiting] | None = None,
     ) -> None:
         """Start one.
 
@@ -70,14 +79,22 @@ class Walk:
             positions: rows that each data source had given before ``before``, or before this walk.
             before: the walk of the iteration before, while that is in flight.
             keep: columns that stay in ``refs`` after their last reader.
+            waiting: of each region, what the iterations before left over.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
-        self.steps = plan.steps if phase == "train" else plan.eval_steps
+        self.waiting = waiting or {}
+        every = plan.eval_steps
+        if phase == "train":
+            every = tuple(step for step in plan.steps if due(step.when, entry.iteration + 1))
+        self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns = plan.columns[phase]
-        self.rows = Rows(plan.pools, self.steps, self.columns)
-        self.pools = {column: step.pool for step in self.steps for column in step.writes}
+        self.streams = streams(plan, every, entry.iteration)
+        self._begin([step for step in every if not repeated(step)], keep)
+
+    def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
+        self.steps, self.keep = steps, keep
+        self.rows = Rows(self.plan.pools, self.steps, self.columns)
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
-        self.keep = keep
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
@@ -90,7 +107,9 @@ class Walk:
     @property
     def ran(self) -> list[Ran]:
         """The steps in the plan's order, their devices in order."""
-        return [Ran(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
+        own = [Ran(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
+        rounds = [one for stream in self.streams.values() for one in stream.rounds]
+        return sorted([*own, *(ran for one in rounds for ran in one.ran)], key=lambda ran: ran.step.id)
 
     def calls(self, step: Step) -> list[Call]:
         """What a step is on each of its devices.
@@ -106,13 +125,17 @@ class Walk:
             parts = self.refs[column] = [None] * self.plan.pools[step.pool]
             for (_, device), references in made.items():
                 parts[device] = references[number]
+        if step.leaves:
+            self.left = {device: refs[1 + len(step.writes) :] for (_, device), refs in made.items()}
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(made)
         # pools get ahead of one another, so the last to read a column need not be the one the plan names
         for column in {*step.reads, *step.writes}:
             self.unread[column] -= 1
             if not self.unread[column] and column in self.freed:
-                del self.refs[column]
+                self.refs.pop(column, None)  # of a collect, what it read is a round's
+        if step.kind == "collect":
+            self.streams[step.region].release()
 
     def reported(self, step: Step, place: Place, report: Report) -> None:
         """A device's share of a step is done."""
@@ -122,16 +145,35 @@ class Walk:
     def positions_after(self) -> dict[str, int]:
         """Rows that each data source has given, this iteration's among them."""
         sources = [step.node for step in self.steps if step.kind == "run" and not step.reads and step.writes]
-        return {**self.positions, **{node: self._position(node) + self.rows.given(node) for node in sources}}
+        sources += [stream.region.source for stream in self.streams.values()]
+        return {**self.positions, **{node: self.position(node) + self._given(node) for node in sources}}
+
+    def waiting_after(self) -> dict[str, Waiting]:
+        """Of each region, what it leaves for the next iteration."""
+        found = {**self.waiting, **{name: stream.leaves() for name, stream in self.streams.items()}}
+        return {name: waiting for name, waiting in found.items() if waiting.parts()}
+
+    def measured(self) -> dict[str, float]:
+        """Metrics of its regions."""
+        return {name: v for stream in self.streams.values() for name, v in stream.measured().items()}
+
+    def holds(self, step: Step) -> set[str]:
+        """The pools that get nothing else while a step waits: of a collect, those of its whole region."""
+        stream = self.streams.get(step.region)
+        return stream.pools if stream else {step.pool, step.source} - {""}
 
     def versions(self, step: Step) -> dict[str, int]:
-        """The versions that a step reads: the plan counts from those on entry to the iteration."""
+        """The versions that a step reads: the plan counts from those on entry to the iteration.
+
+        An update that the iteration leaves out has made none.
+        """
         return {model: self._version(model, version) for model, version in step.models.items()}
 
     def _version(self, model: str, version: str) -> int:
-        more = int(version.removeprefix("v") or 0)
-        found = self.entry.versions.get(model, 0) + more
-        return max(found, self.entry.oldest.get(model, 0)) if more < 0 else found
+        if is_older(version):
+            return self.entry.older[model]
+        entered = self.entry.versions.get(model, 0)
+        return entered + since_entry(self.plan, model, version, self.entry.iteration + 1)
 
     def _each(self, step: Step, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Call]:
         return [Call((step.pool, device), method, arguments(device)) for device in step.devices]
@@ -140,14 +182,34 @@ class Walk:
         domain = self.columns[step.reads[0]].domain if step.reads else ""
         rows = self.rows.layout(domain, step.layout, step.pool) if domain else None
         total = self.rows.count(domain) if domain else 0
-        position, versions = self._position(step.node), self.versions(step)
+        position, versions = self.position(step.node), self.versions(step)
 
         def arguments(device: int) -> tuple[Any, ...]:
             held = () if rows is None else rows[device]
-            scope = Scope(self.phase, self.entry.iteration, held, total, position, versions)
-            return (step.node, scope, *(self._part(column, device) for column in step.reads))
+            begun = self.taken_up(step, held)
+            scope = Scope(
+                phase=self.phase,
+                iteration=self.entry.iteration,
+                rows=() if rows is None else self.numbers(domain)[held],
+                total_rows=total,
+                position=position,
+                versions=versions,
+                asks=self.asks if rows is None else None,
+                resumes=self.asks is not None,
+                begun=begun[:2],
+            )
+            return (step.node, scope, *(self._part(column, device) for column in step.reads), *begun[2:])
 
-        return self._each(step, "run", arguments)
+        leaves = 0 if self.asks is None else step.leaves
+        return [replace(call, leaves=leaves) for call in self._each(step, "run", arguments)]
+
+    def numbers(self, domain: str) -> Any:
+        """int64 ``[rows]``: what each row is numbered by."""
+        return np.arange(self.rows.count(domain))
+
+    def taken_up(self, step: Step, rows: Any) -> tuple[Any, ...]:
+        """What a step on these rows goes on with: nothing but in a round."""
+        return ()
 
     def _sync(self, step: Step) -> list[Call]:
         ((model, version),) = self.versions(step).items()
@@ -173,8 +235,16 @@ class Walk:
 
     def _repeat(self, step: Step) -> list[Call]:
         (column,), (copy,) = step.reads, step.writes
-        times = self.columns[copy].times
-        return self._each(step, "repeat", lambda device: (times, self._part(column, device)))
+        times, whole = self.columns[copy].times, self.rows.whole(self.columns[copy].domain)
+        if whole is None:
+            return self._each(step, "repeat", lambda device: (times, self._part(column, device)))
+        held = self.rows.layout(self.columns[column].domain, step.layout, step.pool)
+
+        def arguments(device: int) -> tuple[Any, ...]:
+            places = np.flatnonzero(np.isin(held[device], whole)).repeat(times)
+            return places, self._part(column, device)
+
+        return self._each(step, "select", arguments)
 
     def _repartition(self, step: Step) -> list[Call]:
         """Every device gathers its rows of the new layout from the parts that hold them, on any pool."""
@@ -200,17 +270,41 @@ class Walk:
 
         return self._each(step, "repartition", arguments)
 
+    def _collect(self, step: Step) -> list[Call]:
+        """Every device gathers its share of the rows that a region kept, from the rounds' parts."""
+        stream, domain = self.streams[step.region], self.columns[step.writes[0]].domain
+        self.rows.collected[domain] = stream.rows()
+        held = self.rows.layout(domain, step.layout, step.pool)
+        assert stream.used
+        used = stream.used
+        return self._each(step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
+
     def _part(self, column: str, device: int) -> Any:
         """The reference of a column's part on a device of the pool that wrote it."""
         if column not in self.refs:
             raise NotYet
         return self.refs[column][device]
 
-    def _position(self, node: str) -> int:
+    def position(self, node: str) -> int:
         """Rows that a data source has given before, those of iterations in flight among them."""
         if self.before is None:
             return self.positions.get(node, 0)
-        return self.before._position(node) + self.before.rows.given(node)
+        return self.before.position(node) + self.before._given(node)
+
+    def _given(self, node: str) -> int:
+        """Rows that a data source gives in this iteration."""
+        for stream in self.streams.values():
+            if stream.region.source == node:
+                return stream.prompts()
+        return self.rows.given(node)
+
+    def waits(self, region: str) -> Waiting:
+        """What the iterations before have left over; raises ``NotYet`` while they are not through."""
+        return self.waiting.get(region, Waiting()) if self.before is None else self.before._leaves(region)
+
+    def _leaves(self, region: str) -> Waiting:
+        """What is left over behind this iteration."""
+        return self.streams[region].leaves() if region in self.streams else self.waits(region)
 
 
 KINDS: dict[str, Callable[[Walk, Step], list[Call]]] = {
@@ -218,6 +312,7 @@ KINDS: dict[str, Callable[[Walk, Step], list[Call]]] = {
     "sync": Walk._sync,
     "repeat": Walk._repeat,
     "select": Walk._select,
+    "collect": Walk._collect,
     "repartition": Walk._repartition,
     **dict.fromkeys(("load", "offload", "wake", "sleep"), Walk._transition),
 }

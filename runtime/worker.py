@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -19,13 +18,16 @@ import torch.distributed as dist
 from rlgraph import catalog
 from rlgraph.engines import Context
 from rlgraph.errors import RunError
+from rlgraph.nodes.recordfile import About
 from rlgraph.plan import Function, Plan
 from rlgraph.runtime import profiling
 from rlgraph.runtime.allocator import keep_freed_memory
-from rlgraph.runtime.columns import Part, empty, gather, pack, take, unpack
+from rlgraph.runtime.columns import Part, concat, empty, gather, load, pack, packed, save, take, unpack
 from rlgraph.runtime.finite import FiniteEngine
 from rlgraph.runtime.hosted import Engines
 from rlgraph.runtime.meeting import meet
+from rlgraph.runtime.recording import Gathering, write_recorded
+from rlgraph.runtime.samples import Excerpt, write_samples
 from rlgraph.runtime.usage import Usage, usage
 from rlgraph.runtime.weights import Handover
 
@@ -40,6 +42,9 @@ class Scope:
     total_rows: int = 0
     position: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
+    asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
+    resumes: bool = False  # whether what an op leaves unfinished is taken up again
+    begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Report:
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
     used: Usage = field(default_factory=Usage)
+    whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
 
 
 class Worker:
@@ -80,6 +86,15 @@ class Worker:
     def place(self) -> tuple[str, str, str]:
         """Host, address and accelerator, by which the driver sorts workers."""
         return socket.gethostname(), _address(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    def environment(self) -> dict[str, Any]:
+        """What this worker runs on."""
+        if self.device == "cuda":
+            gpu = torch.cuda.get_device_properties(0)
+            kind: dict[str, Any] = {"name": gpu.name, "memory": gpu.total_memory}
+        else:
+            kind = {"name": "cpu", "threads": torch.get_num_threads()}
+        return {"host": socket.gethostname(), **kind}
 
     def free_port(self) -> int:
         """A port of this host that is free now."""
@@ -127,25 +142,38 @@ class Worker:
     def run(self, node: str, scope: Scope, *parts: Part) -> Any:
         """Run an op on this worker's rows: its report, then a ``Part`` for each column that it writes."""
         start = time.time()
-        function = self.plan.functions[scope.phase][node]
-        columns = dict(zip(_reads(function), parts, strict=True))
+        # an evaluation is as the iteration before it was
+        function = self.plan.functions[scope.phase][node].at(scope.iteration + (scope.phase == "train"))
+        reads = _reads(function)
+        columns = dict(zip(reads, parts[: len(reads)], strict=True))
+        begun = _gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
+        context.resumes, context.begun = scope.resumes, [unpack(part, "cpu") for part in begun if reads]
+        for name, value in function.varying.items():
+            context.record(name, value, count=1)
         result = self._call(function, columns, context, scope)
         outputs = self._outputs(node, scope.phase, function, result)
+        if begun and not reads:  # rows of a source that come again, first
+            outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
         named = {port: columns[column] for port, column in function.ins.items()}
         used = usage(self.device, catalog.load(function.target).engine, named)
-        report = Report(start, time.time(), context.metrics, used=used, **_rows(function, outputs))
-        return _flat(report, outputs)
+        rows = {**_rows(function, outputs), "whole": context.whole}
+        report = Report(start, time.time(), context.metrics, used=used, **rows)
+        return _flat(report, [*outputs, *map(packed, context.left)])
 
     def _call(self, function: Function, columns: Mapping[str, Part], context: Context, scope: Scope) -> Any:
         op = catalog.load(function.target)
         if columns and op.engine is None and not len(context.rows):
             return None  # no rows, nothing to compute
         arguments: dict[str, Any] = dict(function.attributes)
-        for name, hook in function.hooks.items():
-            arguments[name] = self._hook(op.hooks[name], function, hook, columns)
+        arguments |= {} if scope.asks is None else {"batch": scope.asks}
+        for path, hook in function.hooks.items():
+            name, _, key = path.partition(".")
+            made = self._hook(op.hooks[name], function, hook, columns)
+            arguments[name] = {**arguments.get(name, {}), key: made} if key else made
         for parameter, handle in function.handles.items():
-            arguments[parameter] = self._handle(handle, function, context, scope)
+            model = function.of if parameter == "of" else function.model
+            arguments[parameter] = self._handle(handle, model, function, context, scope)
         # what runs on no model is small, and its bodies need not think of devices
         device = self.device if op.engine == "train" else "cpu"
         for port in op.inputs:
@@ -157,20 +185,25 @@ class Worker:
         return result
 
     def _hook(self, kind: Any, function: Function, hook: Function, columns: Mapping[str, Part]) -> Any:
-        ports = {port.name for port in catalog.load(hook.target).inputs} & function.ins.keys()
+        declared = catalog.load(hook.target, kind=kind)
+        ports = {port.name for port in declared.inputs if kind.reads} & function.ins.keys()
         read = {port: unpack(columns[function.ins[port]], self.device) for port in ports - {*kind.provides}}
-        return kind(catalog.load(hook.target).body, hook.attributes, read)
+        return kind(declared.body, hook.attributes, read)
 
-    def _handle(self, handle: str, function: Function, context: Context, scope: Scope) -> Any:
+    def _handle(
+        self, handle: str, model: str | None, function: Function, context: Context, scope: Scope
+    ) -> Any:
         if handle == "context":
             return context
         if handle == "tokenizer":
             assert function.tokenizer
             return self.tokenizer(function.tokenizer)
-        assert function.model
-        engine = self.engines.at(function.model, handle, scope.versions[function.model], context.node)
+        assert model
+        engine = self.engines.at(model, handle, scope.versions[model], context.node)
+        if (rate := self.plan.models[model].rate) and catalog.load(function.target).declared.updates:
+            engine.set_rate(rate.at(scope.iteration + 1))
         on_nan = self.plan.schedule["on_nan"]
-        if on_nan == "skip" or not catalog.load(function.target).declared.updates:
+        if on_nan == "skip" or function.of or not catalog.load(function.target).declared.updates:
             return engine
         pool, device = self.at
         name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
@@ -226,37 +259,39 @@ class Worker:
             counts: for each column, how many of ``parts`` are its own.
             parts: first the parts of the first column, then of the second.
         """
-        start, at, outputs = time.time(), 0, []
-        for pick, count in zip(picks, counts, strict=True):
-            outputs.append(gather(parts[at : at + count], pick))
-            at += count
+        start = time.time()
+        outputs = _gathered(picks, counts, parts)
         return _flat(Report(start, time.time()), outputs)
+
+    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> None:
+        """Write to a file what ``repartition`` would bring together."""
+        save(path, _gathered(picks, counts, parts))
+
+    def read_rows(self, path: str) -> Any:
+        """The columns that ``write_rows`` wrote."""
+        start = time.time()
+        return _flat(Report(start, time.time()), load(path))
 
     def mean(self, *parts: Part) -> tuple[float, int]:
         """Sum and count of a column's values."""
         return sum(float(part.values.sum()) for part in parts), sum(len(part.values) for part in parts)
 
-    def write_samples(self, path: str, names: Sequence[str], limit: int, *parts: Part) -> None:
-        """Write the first rows of some columns as JSON lines; token ids as text."""
+    def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> None:
+        """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next."""
         model = next(name for name, model in self.plan.models.items() if model.head == "lm")
-        columns = {
-            name: [
-                self.tokenizer(model).decode(ids)
-                for ids in unpack(take(part, range(min(limit, len(part)))), "cpu").tolist()
-            ]
-            if part.offsets is not None
-            else list(part.values[:limit])
-            for name, part in zip(names, parts, strict=True)
-        }
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        lines = [json.dumps(row, ensure_ascii=False, default=float) for row in rows]
-        aside = Path(f"{path}.writing")
-        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        aside.replace(path)  # a worker that is killed here leaves no half of it
+        write_samples(path, self.tokenizer(model), columns, parts)
 
-    def save(self, folder: str) -> None:
-        """Write this rank's shards of every trained model."""
-        self.engines.save(folder)
+    def write_recorded(self, folder: str, about: About, columns: Sequence[Gathering], *parts: Part) -> None:
+        """Write the columns of one domain; ``parts`` are those of the first, then of the next."""
+        write_recorded(folder, about, columns, parts)
+
+    def begin_save(self, folder: str) -> None:
+        """Copy this rank's shards of every trained model, and write them in the background."""
+        self.engines.begin_save(folder)
+
+    def finish_save(self) -> None:
+        """Wait until they are written."""
+        self.engines.finish_save()
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""
@@ -280,6 +315,15 @@ class Worker:
             self.engines.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part]) -> list[Part]:
+    """A part of each column, out of those that hold its rows: see ``Worker.repartition``."""
+    found, at = [], 0
+    for pick, count in zip(picks, counts, strict=True):
+        found.append(gather(parts[at : at + count], pick))
+        at += count
+    return found
 
 
 def _timed(action: Callable[..., None], *args: Any) -> Report:

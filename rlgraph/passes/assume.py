@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.graph import Call, Graph, Node
+from rlgraph.passes.refill import aged
 from rlgraph.passes.sampling import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
 from rlgraph.passes.trace import refusal, sampler, source, writer
 
@@ -21,13 +22,14 @@ def assume(graph: Graph) -> Graph:
     Raises:
         GraphError: with every law that is broken.
     """
+    oldest = aged(graph)
     problems = [
         problem
-        for node in graph.nodes
+        for node in oldest.nodes
         if node.call
         for call in (node.call, *node.hooks.values())
         for law in call.op.declared.assumes
-        if (problem := LAWS[law](graph, node, call))
+        if (problem := LAWS[law](oldest, node, call))
     ]
     if problems:
         raise GraphError(problems)
@@ -101,6 +103,34 @@ def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
 
 
+def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Where samples without a reward are to be dropped, a filter does it; an evaluation takes them as 0."""
+    if call.attributes.get("on_error") != "drop" or graph.report:
+        return None
+    rewards, failed = (call.outs[name] for name in ("rewards", "failed"))
+    if any(reader.op.declared.filters for reader in graph.readers(failed)):
+        return None
+    readers = [reader.name for reader in graph.readers(rewards)]
+    law = f"node `{node.name}` leaves it to a filter to drop samples without a reward (on_error: drop); "
+    law += f"none reads `{failed}`"
+    into = f", in: {{failed: {failed}}}" * (failed != "failed")
+    rows = ", ".join(f"{name}.rows: judged" for name in readers)
+    remedy = f"add: {{judged: {{op: filter.judged{into}}}}}, and set: {{{rows}}}; or on_error: zero"
+    return refusal("not-dropped", law, graph, node, [], remedy)
+
+
+def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """What a loss reads was computed from the weights that its first optimizer step changes."""
+    steps = node.optimizer_steps
+    if steps == 1:
+        return None
+    law = f"node `{node.name}`: the loss {call.op.name} has the gradient of the weights before the update; "
+    law += f"it makes {steps} optimizer steps, and for all but the first that is another loss's"
+    remedy = f"set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}; for as many steps as before, "
+    remedy += f"make the batch smaller by {steps}, and `schedule.iterations` larger"
+    return refusal("one-step", law, graph, node, [], remedy)
+
+
 LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "groups": _groups,
     "sampling_logprobs": sampling_logprobs,
@@ -110,6 +140,8 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "reference": _reference,
     "critic_values": _critic_values,
     "constant_norm": _constant_norm,
+    "dropped": _dropped,
+    "one_step": _one_step,
 }
 
 

@@ -37,6 +37,7 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     same = (reader.model, reader.version) == (node.model, node.version)
     ports = [port for port, column in reader.call.ins.items() if column == node.writes[0]]
     alike = reader.call.attributes.get("temperature") == node.call.attributes["temperature"]
+    alike = alike and reader.call.courses.get("temperature") == node.call.courses.get("temperature")
     return reader if same and alike and ports == [COLUMN] and reader.optimizer_steps == 1 else None
 
 
@@ -64,7 +65,8 @@ def _twins(graph: Graph) -> tuple[str, ...]:
     for node in graph.nodes:
         if node.call and node.op.engine == "train" and not node.updates:
             attributes = sorted(node.call.attributes.items())
-            key = repr((node.call.target, node.model, node.version, node.reads, attributes))
+            weights = (node.model, node.version)
+            key = repr((node.call.target, weights, node.reads, attributes, node.call.courses))
             twin = seen.setdefault(key, node)
             if twin is not node:
                 both = f"`{twin.name}` and `{node.name}`"

@@ -105,9 +105,16 @@ class Inference:
                 remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
                 self.problem("unknown-input", law, node.mark, remedy)
         for port in ports:
-            column = node.call.ins.get(port.name, port.name)
+            column = node.call.ins.get(port.name) or self._measured(node, port)
             if column in self.writers or not port.optional or port.name in node.call.ins:
                 yield port.name, (port, column)
+
+    def _measured(self, node: Node, port: Port) -> str:
+        """The column of a parameter's name. What an update measures by is found under any name of its own."""
+        if port.name in self.writers or port.name != "rollout_logprobs" or not node.updates:
+            return port.name
+        renamed = [column for column, output in self.outputs.items() if output == port.name]
+        return renamed[0] if port.optional and len(renamed) == 1 else port.name
 
     def in_order(self) -> Iterator[Node]:
         """Writers before readers, otherwise as written (Kahn's algorithm)."""
@@ -215,7 +222,7 @@ class Inference:
 
     def _has_rows(self, node: Node, domain: Domain) -> bool:
         """Whether there is a row for each that the op declares: samples are not made of prompts by itself."""
-        if node.op.declared.makes is not None:
+        if node.op.declared.makes is not None or node.op.copies:
             return True
         wants = next((port for port in node.op.inputs if port.type.domain == "samples"), None)
         law = f"node `{node.name}` ({node.op.name})"

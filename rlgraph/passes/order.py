@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlgraph.errors import fail
 from rlgraph.graph import Graph, Node
+from rlgraph.passes.refill import collects, members
 
 
 def order(graph: Graph) -> Graph:
@@ -15,7 +16,18 @@ def order(graph: Graph) -> Graph:
     Raises:
         GraphError: nodes that wait for each other, by columns or by versions.
     """
-    return replace(graph, nodes=tuple(sequence(graph.nodes)))
+    nodes = sequence(graph.nodes)
+    for collect in collects(nodes):
+        nodes = _together(nodes, collect)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _together(nodes: Sequence[Node], collect: Node) -> list[Node]:
+    """The nodes of a region right before what collects their rows: they are repeated as one piece."""
+    region = members(nodes, collect)
+    names = {node.name for node in region}
+    at = nodes.index(collect)
+    return [*(node for node in nodes[:at] if node.name not in names), *region, *nodes[at:]]
 
 
 def needs(node: Node, writers: dict[str, str]) -> list[str]:

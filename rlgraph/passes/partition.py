@@ -33,7 +33,8 @@ def partition(graph: Graph) -> Graph:
     steps = _optimizer_steps(graph)
     for node in sequence(graph.nodes):
         layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]
-        elsewhere = [c for c in node.reads if not lies_so(graph, columns[c], layout, node.pool)]
+        fixed = node.kind != "collect"  # which takes rows from wherever they are
+        elsewhere = [c for c in node.reads if fixed and not lies_so(graph, columns[c], layout, node.pool)]
         wrong = [c for c in elsewhere if (c, layout, devices) not in moved]
         if wrong:
             place = layout if len(graph.devices) == 1 else f"{node.pool}/{layout}"
@@ -65,13 +66,14 @@ def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
 def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> str:
     if graph.devices[node.pool] == 1:
         return ONE
-    if node.kind == "repeat":
+    if node.kind in ("repeat", "collect"):
         return EVEN
     if node.kind == "select":
         (filtered,) = node.after
         return columns[graph.node(filtered).writes[0]].layout
     rows = node.op.declared.rows
-    if node.op.source or rows == "all":
+    scattered = rows == "group" and graph.ancestors(node.domain)[-1].kind == "samples"
+    if node.op.source or rows == "all" or scattered:  # a source's samples lie by row, not by group
         return ONE
     if node.op.declared.makes:
         return EVEN

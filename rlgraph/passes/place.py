@@ -45,6 +45,7 @@ def place(graph: Graph) -> Graph:
             for column in node.reads:
                 near[pools[writer[column]]] += weights[column]
             pools[node.name] = near.most_common(1)[0][0] if near else next(iter(graph.devices))
+    _copied_in_place(graph)
     _all_used(graph, pools)
     _whole_groups(graph)
     return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
@@ -52,7 +53,7 @@ def place(graph: Graph) -> Graph:
 
 def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
     """The pool that a node has to be on, if there is one."""
-    if node.kind == "select":
+    if node.kind in ("select", "collect"):
         return pools[node.after[0]]  # its filter's, which says which rows stay
     if node.call and node.op.engine:
         return graph.engines[f"{node.model}.{node.op.engine}"]
@@ -61,6 +62,17 @@ def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
         found = (graph.engines[f"{r.model}.{r.op.engine}"] for r in readers if r.call and r.op.engine)
         return next(found, "")
     return node.pool
+
+
+def _copied_in_place(graph: Graph) -> None:
+    """Weights are copied from one train engine onto another of the same pool."""
+    for node in graph.nodes:
+        pools = {name: graph.engines[f"{name}.train"] for name in (node.model, node.of) if name}
+        if node.of and len({*pools.values()}) > 1:
+            law = f"node `{node.name}` copies `{node.of}`, which trains on pool {pools[node.of]}, onto "
+            law += f"`{node.model}`, which is on pool {pools[str(node.model)]}"
+            remedy = f"put both on one: models.{node.model}.train.pool={pools[node.of]}"
+            raise fail("copy-between-pools", law, node.mark, remedy=remedy)
 
 
 def _whole_groups(graph: Graph) -> None:

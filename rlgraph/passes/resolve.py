@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlgraph.course import Course
 from rlgraph.errors import GraphError, Problem
-from rlgraph.graph import Graph, Node
+from rlgraph.graph import Call, Graph, Node
 from rlgraph.passes.trace import draw, sampler
 
 
@@ -29,13 +30,28 @@ def resolve(graph: Graph) -> Graph:
 def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
     if not (node.call and node.op.engine == "train" and "temperature" in node.call.attributes):
         return node
-    rollout, given = sampler(graph, node.domain), node.call.attributes["temperature"]
-    drawn = rollout.call.attributes.get("temperature") if rollout and rollout.call else None
-    drawn = drawn or None  # 0 is greedy: there is no distribution to match
+    rollout, given = sampler(graph, node.domain), _temperature(node.call)
+    drawn = _temperature(rollout.call) if rollout and rollout.call else None
     if rollout and given is not None and drawn is not None and given != drawn:
         law = f"node `{node.name}` scores at temperature {given}; `{rollout.name}` sampled at {drawn}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
         drawing = draw(graph, [rollout.name, node.name])
         problems.append(Problem("temperature", law, node.mark, (), remedy, drawing))
-    value = given if given is not None else drawn if drawn is not None else 1.0
-    return replace(node, call=replace(node.call, attributes={**node.call.attributes, "temperature": value}))
+    if rollout and isinstance(drawn, Course) and not all(value for _, value in drawn.points):
+        law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
+        law += "at 0 there is no distribution to score by"
+        remedy = f"let {rollout.name}.temperature stay above 0"
+        problems.append(Problem("temperature", law, node.mark, (), remedy))
+    return replace(node, call=_at(node.call, given or drawn or 1.0))
+
+
+def _temperature(call: Call) -> float | Course | None:
+    """What a call scores or samples at; None where it is open, or 0: greedy has no distribution."""
+    return call.courses.get("temperature") or call.attributes.get("temperature") or None
+
+
+def _at(call: Call, temperature: float | Course) -> Call:
+    if not isinstance(temperature, Course):
+        return replace(call, attributes={**call.attributes, "temperature": temperature})
+    courses = {**call.courses, "temperature": temperature}
+    return replace(call, attributes={**call.attributes, "temperature": temperature.most}, courses=courses)

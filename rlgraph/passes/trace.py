@@ -11,13 +11,13 @@ from rlgraph.graph import Graph, Node
 def writer(graph: Graph, column: str) -> Node:
     """The node that the user wrote behind a column, through repeats and selections."""
     node = graph.node(graph.columns[column].writer)
-    return node if node.call else writer(graph, node.reads[0])
+    return node if node.call else writer(graph, node.reads[node.writes.index(column)])
 
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
-    """The rollout that made the rows of a domain, or None where they come from data."""
+    """The rollout that made the rows of a domain, recorded or not, or None where they come from data."""
     makers = [graph.node(made.maker) for made in graph.ancestors(domain)]
-    return next((node for node in makers if node.call and node.op.engine == "serve"), None)
+    return next((n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded)), None)
 
 
 def read_from(graph: Graph, node: Node, parameter: str) -> Node | None:

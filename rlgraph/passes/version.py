@@ -24,22 +24,40 @@ def version(graph: Graph) -> Graph:
     """
     updates: dict[str, list[Node]] = defaultdict(list)
     readers: dict[str, list[Node]] = defaultdict(list)
+    graph, first = _copies(graph)
     for node in graph.nodes:
         if node.model:
             (updates if node.updates else readers)[node.model].append(node)
     changed: dict[str, Node] = {}
     for model, nodes in readers.items():
         for node in nodes:
+            if node.op.declared.recorded:  # sampled before the run, by weights of nobody knows when
+                changed[node.name] = replace(node, version=-1)
+                continue
             last = tuple(n.name for n in updates[model][-1:]) if node.reads_next else ()
             at = len(updates[model]) if node.reads_next else -len(updates[model]) * ahead(graph, node)
             changed[node.name] = replace(node, version=at, after=node.after + last)
     for model, nodes in updates.items():
-        before = tuple(n.name for n in readers[model] if not n.reads_next)
+        before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])
         for count, node in enumerate(nodes):
             changed[node.name] = replace(node, version=count, after=node.after + before)
             before = (node.name,)
     _runs_ahead(graph, updates)
     return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
+
+
+def _copies(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
+    """The graph with the versions that copies copy; by model, the copies that come before its updates."""
+    first: dict[str, list[str]] = defaultdict(list)
+    nodes = []
+    for node in graph.nodes:
+        if node.of:
+            updates = [other.name for other in graph.nodes if other.updates and other.model == node.of]
+            last = tuple(updates[-1:]) if node.of_next else ()
+            first[node.of] += [] if node.of_next else [node.name]
+            node = replace(node, of_version=len(updates) * node.of_next, after=node.after + last)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)), first
 
 
 def ahead(graph: Graph, node: Node) -> int:

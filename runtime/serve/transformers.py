@@ -51,6 +51,8 @@ class TransformersEngine:
         ValueError: the model has layers that this engine does not run.
     """
 
+    overlaps = False
+
     def __init__(
         self,
         path: str,
@@ -69,6 +71,7 @@ class TransformersEngine:
         )
         self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.model = _empty_model(path, self.device, getattr(torch, dtype))
+        self.weights = _weights(self.model)
         config = self.model.config.get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.attentions = _attentions(self.model)
@@ -89,7 +92,7 @@ class TransformersEngine:
             ValueError: a part that there is not.
         """
         if self._parts(parts, "sleep", self.away, "wake"):
-            self._asleep = [(s, s.nbytes()) for s in distinct_storages(_weights(self.model).values())]
+            self._asleep = [(s, s.nbytes()) for s in distinct_storages(self.weights.values())]
             free(storage for storage, _ in self._asleep)
             self.version, self.away = -1, frozenset({"weights"})
 
@@ -127,7 +130,7 @@ class TransformersEngine:
             ValueError: an unknown name, a wrong shape, or weights that were not given.
         """
         self._need("load_weights")
-        self.version, waiting = -1, _weights(self.model)
+        self.version, waiting = -1, dict(self.weights)
         known = frozenset(waiting)
         for name, tensor in named:
             if name not in waiting:
@@ -158,7 +161,8 @@ class TransformersEngine:
                 exceeds the model's context.
             FloatingPointError: the model's logits are NaN.
         """
-        limits = [[sampling.max_new_tokens] * len(request.seeds) for request in requests]
+        most = sampling.max_new_tokens
+        limits = [[min(r.max_new_tokens or most, most)] * len(r.seeds) for r in requests]
         return self._generate(requests, sampling, limits, self.stops)
 
     @torch.inference_mode()

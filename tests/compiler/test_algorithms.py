@@ -14,7 +14,7 @@ from rlgraph.cli import main
 from rlgraph.compose import compose
 from rlgraph.shipped import shipped_graphs
 
-NO_PAPER = ("demo", "demo_sft")
+NO_PAPER = ("demo", "demo_sft", "calculator_sft")
 
 
 def test_the_page_of_algorithms_is_current(golden: Callable[[str, str], None]) -> None:

@@ -18,7 +18,7 @@ from rlgraph.text import plan_text
 
 STEP_KEYS = {"id", "phase", "kind", "op", "node", "pool", "devices", "layout", "reads", "writes", "frees"}
 STEP_KEYS |= {"models", "inserted", "because", "after", "filters", "updates", "seconds", "bytes"}
-STEP_KEYS |= {"lead", "source", "path", "engine", "parts"}
+STEP_KEYS |= {"lead", "source", "path", "engine", "parts", "when", "region", "leaves"}
 
 
 def call(*args: str) -> Result:

@@ -15,7 +15,7 @@ from rlgraph.compose import compose
 from rlgraph.describe import describe, entry_of, find, is_loss
 from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError
-from rlgraph.nodes import LOSSES, OPS
+from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PARSERS, TOOLS
 from rlgraph.reference import SECTIONS as DOCUMENTED
 from rlgraph.reference import entry_markdown, reference
 
@@ -29,6 +29,7 @@ models:
   critic: {path: a, head: value, optimizer: {lr: 1e-5}}
   ref:    {path: a, frozen: true}
   reward: {path: a, head: value, frozen: true}
+  judge:  {path: a, frozen: true}
 schedule: {iterations: 1}
 nodes:
 """
@@ -184,14 +185,16 @@ def test_columns_are_under_one_another() -> None:
     assert max(map(len, describe("update.policy").splitlines())) <= 110
 
 
-def test_the_list_has_two_groups() -> None:
-    before, _, after = call("nodes").stdout.partition("\nlosses:\n")
-    assert [line.split()[0] for line in before.splitlines()] == ["ops:", *OPS]
-    assert [line.split()[0] for line in after.partition("\n\n")[0].splitlines()] == [*LOSSES]
+def test_the_list_is_in_groups() -> None:
+    listed, _, _ = call("nodes").stdout.partition("\n\n")
+    groups = {"ops:": OPS, "losses:": LOSSES, "loops:": LOOPS, "tools:": TOOLS, "parsers:": PARSERS}
+    expected = [name for title, known in groups.items() for name in (title, *known)]
+    assert [line.split()[0] for line in listed.splitlines()] == expected
 
 
-def test_names_are_an_op_or_a_loss() -> None:
-    assert not {*OPS} & {*LOSSES}
+def test_each_name_is_of_one_kind() -> None:
+    names = [*OPS, *(name for known in HOOKS.values() for name in known)]
+    assert len(names) == len({*names})
     assert [name for name in CATALOG if is_loss(find(name))] == [*LOSSES]
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import rlgraph
 from rlgraph.cli import main
 from rlgraph.compiler import compile_graph
+from rlgraph.errors import RunError
 from rlgraph.plan import Plan
 from rlgraph.shipped import shipped_graphs
 from rlgraph.view.dot import dot
+from rlgraph.view.drawing import Group, box, drawing
 from rlgraph.view.links import links, title, weights
 from rlgraph.view.mermaid import mermaid
 from rlgraph.view.trace import trace
@@ -52,6 +55,21 @@ def test_graphviz_reads_every_graph(name: str) -> None:
     assert len(nodes) == expected
     flows = sum(len(w.readers) + bool(w.writer) for steps in both for w in weights(steps))
     assert len(drawn["edges"]) == sum(len(links(steps)) for steps in both) + flows
+
+
+def test_regions_are_drawn_within_their_pool() -> None:
+    plan = compile_graph("dapo", ["informative.refill=true"], devices=2)
+    (pool,) = [part for part in drawing(plan) if isinstance(part, Group)]
+    (region,) = pool.regions
+    assert {step.node for step in region.steps} >= {"prompts", "rollout", "rewards", "informative"}
+    assert "update_policy" in {step.node for step in pool.steps}
+    for text in (dot(plan), mermaid(plan)):
+        assert text.count("subgraph ") == 2 and text.count(region.title) == 1
+        assert all(
+            text.count(f"{box(step)}[") + text.count(f"{box(step)} [") >= 1
+            for step in region.steps
+            if not step.inserted
+        )
 
 
 @needs_graphviz
@@ -118,7 +136,8 @@ def test_show_prints_a_tree() -> None:
         "└─ prompts (data.prompts)",
         "   └─ rollout (rollout) with policy@v  reads prompt",
     ]
-    assert len(lines) == 11  # each node once
+    assert sum("─ " in line for line in lines) == 10  # each node once
+    assert all(len(line) <= 100 for line in lines)
 
 
 def test_a_move_of_an_engine_reads_no_version() -> None:
@@ -140,3 +159,27 @@ def test_a_move_of_an_engine_reads_no_version() -> None:
 def test_the_file_s_name_says_the_form(name: str, start: str, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["plan", "grpo", "-o", str(tmp_path / name)]).exit_code == 0
     assert (tmp_path / name).read_text().startswith(start)
+
+
+@needs_graphviz
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG\r\n")])
+def test_graphviz_makes_pictures(kind: str, start: bytes, tmp_path: Path) -> None:
+    out = tmp_path / f"grpo.{kind}"
+    assert CliRunner().invoke(main, ["plan", "grpo", "--devices", "2", "-o", str(out)]).exit_code == 0
+    assert out.read_bytes().startswith(start)
+    printed = CliRunner().invoke(main, ["plan", "grpo", "--devices", "2", "--format", kind])
+    assert printed.stdout_bytes == out.read_bytes()
+    rlgraph.load("grpo").plan(devices=2).picture(tmp_path / f"api.{kind}")
+    assert (tmp_path / f"api.{kind}").read_bytes() == out.read_bytes()
+
+
+def test_without_graphviz_pictures_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = tmp_path / "grpo.png"
+    result = CliRunner().invoke(main, ["plan", "grpo", "--devices", "2", "-o", str(out)])
+    assert result.exit_code == 1 and "apt-get install graphviz" in result.stderr
+    assert not out.exists()
+    with pytest.raises(RunError, match="a picture is svg or png, and not `gif`"):
+        rlgraph.load("grpo").plan(devices=2).picture("x.gif")

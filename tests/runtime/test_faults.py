@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -63,16 +65,17 @@ def assert_gone(token: str) -> None:
         time.sleep(0.2)
 
 
-def holders(token: str) -> list[str]:
-    found = []
+def holders(token: str) -> dict[int, str]:
+    """The processes that inherited a token, with their commands."""
+    found = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 if token.encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text())
+                    found[int(process.name)] = (process / "cmdline").read_text()
             except OSError:
                 continue  # it has ended meanwhile
-    return [command for command in found if command]
+    return {pid: command for pid, command in found.items() if command}
 
 
 def with_traps(graph: str, **pools: dict[str, int]) -> str:
@@ -90,7 +93,7 @@ def with_traps(graph: str, **pools: dict[str, int]) -> str:
 
 def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight() -> None:
     gen = {"prompts": 1, "rollout": 3, "Engines.receive": 4, "Worker.mean": 5}
-    train = {"logprobs": 2, "policy": 6, "Engines.save": 7}
+    train = {"logprobs": 2, "policy": 6, "Engines.begin_save": 7}
     graph, token = with_traps(TWO, gen=gen, train=train), uuid.uuid4().hex
     schedule = "schedule={iterations: 7, restarts: 7}"
     text = rlgraph("run", graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
@@ -107,13 +110,34 @@ def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight() -
         (4, f"step 2 of iteration 5 failed on gen[0]: {SYNC}"),
         (4, "`mean` in the evaluation after iteration 5 failed on gen[0]"),
         (5, f"step 10 of iteration 6 failed on train[0]: {UPDATE}"),
-        (6, "`save` after iteration 7 failed on train[0]"),
+        (6, "`begin_save` after iteration 7 failed on train[0]"),
     ]
     assert "restart 7 of 7" in text
     inline(TWO, schedule, "eval.every=5", run_dir="b")
     assert lines("a") == lines("b")
     assert same_weights("a", "b")
     assert os.listdir("a/checkpoints") == ["step-000007"]
+
+
+def test_a_worker_lost_while_models_load_ends_the_run() -> None:
+    token = uuid.uuid4().hex
+    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
+    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
+    said = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as run:
+        assert run.stdout
+        for line in run.stdout:
+            said.append(line)
+            if line == "loading models\n":
+                (worker,) = (pid for pid, name in holders(token).items() if name.startswith("ray::Worker"))
+                os.kill(worker, signal.SIGKILL)
+    assert run.returncode == 1
+    assert re.search(
+        r"`\w+` before the first iteration failed on main\[0\]\n  its worker is gone", "".join(said)
+    )
+    assert_gone(token)
 
 
 def test_a_lost_peer_breaks_a_collective_and_is_named() -> None:

@@ -71,7 +71,7 @@ def make_model(folder: Path, texts: list[str]) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def run(graph: str, files: Path, *more: str, expect: int = 0) -> str:
+def run(graph: str, files: Path, *more: str, expect: int = 0, timeout: int = 300) -> str:
     settings = [
         f"models.policy.path={files / 'model'}",
         f"prompts.files=[{files / 'first.jsonl'}, {files / 'second.parquet'}]",
@@ -82,7 +82,7 @@ def run(graph: str, files: Path, *more: str, expect: int = 0) -> str:
         "schedule.iterations=2",
     ]
     command = [sys.executable, "-m", "rlgraph", "run", graph, *settings, *more, "--devices", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -87,10 +87,10 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
     settings = ("schedule={iterations: 3, save_every: 2}", "--run-dir", "a")
     done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "! save, after iteration 2" in done.stderr
+    assert "! finish_save, after iteration 2" in done.stderr
     assert "the disk takes no more (file too large" in done.stderr
     assert not os.listdir("a/checkpoints")
-    assert [line["step"] for line in metrics("a")] == [0, 1, 2]
+    assert [line["step"] for line in metrics("a")] == [0, 1, 2, 3], "it was written while iteration 3 ran"
     inline(ONE, settings[0], run_dir="a", resume=True)
     inline(ONE, settings[0], run_dir="b")
     assert metrics("a") == metrics("b")

@@ -25,14 +25,18 @@ TINY = {
     "schedule.save_every": "0",
     "overlong.buffer": "1",
     "update_policy.minibatches": "2",
+    "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
+WITH_TOOLS = ("calculator_sft", "calculator_tool", "search_tool")  # these want a chat template
+SEARCH = {"rollout.tools.search.corpus": "train.jsonl", "rollout.tools.search.column": "question"}
 ON_POLICY = ("dpo", "gpg", "opo", "remax", "rloo")  # no ratio: one optimizer step an iteration
 
 
 @pytest.fixture(autouse=True)
-def _folder(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(demo_files: Path, tool_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("demo_files").symlink_to(demo_files / "demo_files")
+    Path("demo_tool_files").symlink_to(tool_files / "demo_tool_files")
     row = {"question": "12+34=", "answer": "it is #### 46", "chosen": "46", "rejected": "64"}
     Path("train.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
 
@@ -49,7 +53,12 @@ def tiny(graph: str) -> list[str]:
             small[f"{source}.files"] = "[train.jsonl]"
     models = tree.items["models"].items
     given = [name for name, model in models.items() if name == "policy" or model.items["path"].value == "???"]
-    small.update({f"models.{name}.path": "demo_files/model" for name in given})
+    path = "demo_files/model"
+    if graph in WITH_TOOLS:
+        path = "demo_tool_files/model"
+        small = {key: value for key, value in small.items() if not key.endswith(".template")}
+    small.update({f"models.{name}.path": path for name in given})
+    small.update(SEARCH if graph == "search_tool" else {})
     return [f"{key}={value}" for key, value in small.items()]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlgraph import catalog
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
+from rlgraph.nodes.ragged import Ragged
 from rlgraph.runtime.run import run_graph
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -57,3 +61,77 @@ def test_its_mistakes_are_found(
     with pytest.raises(GraphError) as caught:
         compile_graph("my_grpo.yaml")
     assert said in str(caught.value)
+
+
+NEW = ("qae", "topr", "pods")
+FEW = ["models.policy.path=demo_files/model", "prompts.batch=8", "update_policy.minibatches=2"]
+
+
+@pytest.fixture
+def _new(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo_files").symlink_to(demo_files / "demo_files")
+    write_blocks("a_new_algorithm.md")
+
+
+@pytest.mark.usefixtures("_new")
+@pytest.mark.parametrize("name", NEW)
+def test_a_new_algorithm_is_twenty_lines_and_runs(name: str) -> None:
+    text = Path(f"{name}.py").read_text() + Path(f"{name}.yaml").read_text()
+    assert len([line for line in text.splitlines() if line]) <= 20
+    run_graph(f"{name}.yaml", [*FEW, "eval.every=0"], 1, steps=2, inline=True, run_dir=Path(name))
+    lines = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 2 and "update_policy/loss" in lines[-1]
+    plan = json.loads(Path(name, "plan.json").read_text())
+    assert f"{name}.py:" in json.dumps(plan["functions"]["train"])
+
+
+@pytest.mark.usefixtures("_new")
+def test_qae_by_hand() -> None:
+    op = catalog.load(str(Path("qae.py").resolve()) + ":quantile")
+    mask = Ragged.of([[False, True]] * 10, torch.bool)
+    group = torch.tensor([0] * 5 + [1] * 5)
+    rewards = torch.tensor([0.0, 0, 0, 1, 0, 1, 1, 0, 1, 1])  # of the first one is right, of the second four
+    out = op.body(rewards, group, mask, k=0.4)
+    sigma = 0.2**0.5
+    assert out.values[1::2].tolist() == pytest.approx(
+        [0, 0, 0, 1 / sigma, 0, 0, 0, -1 / sigma, 0, 0], abs=1e-4
+    )
+    assert out.values[::2].tolist() == [0] * 10
+    # the least reward that a share k does not exceed: of eight, the fourth
+    ladder = op.body(torch.arange(8.0), torch.zeros(8, dtype=torch.int64), mask.take(torch.arange(8)), k=0.4)
+    assert (ladder.values[1::2] == 0).nonzero().tolist() == [[3]]
+
+
+@pytest.mark.usefixtures("_new")
+def test_topr_by_hand() -> None:
+    op = catalog.load(str(Path("topr.py").resolve()) + ":topr")
+    old = Ragged.of([[0.0, -1.0, -1.0], [0.0, -1.0, -1.0], [0.0, -1.0]])
+    now = Ragged.of([[0.0, -1.5, -1.5], [0.0, -1.5, -1.5], [0.0, -0.5]])
+    logprobs = now.like(now.values.clone().requires_grad_())
+    advantages = Ragged.of([[0.0, 2.0, 2.0], [0.0, -2.0, -2.0], [0.0, -2.0]])
+    op.body(logprobs, old, advantages).values.sum().backward()
+    tapered = 2 * torch.tensor(-1.0).exp()  # the response is e^-1 times as likely as it was
+    expected = [
+        0,
+        -2,
+        -2,
+        0,
+        float(tapered),
+        float(tapered),
+        0,
+        2,
+    ]  # the third has become likelier: at most 1
+    assert logprobs.values.grad.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("_new")
+def test_pods_by_hand() -> None:
+    op = catalog.load(str(Path("pods.py").resolve()) + ":most_varied")
+    rewards = torch.tensor([0.5, 0.0, 1.0, 0.5, 0.4, 3.0, 3.1, 2.9])
+    group = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
+    assert op.body(rewards, group, keep=2).tolist() == [False, True, True, False, False, False, True, True]
+    assert op.body(rewards, group, keep=9).all()
+    chosen = op.body(rewards[:5], group[:5], keep=3).nonzero().squeeze(1).tolist()
+    best = max(rewards[list(c)].var(correction=0) for c in itertools.combinations(range(5), 3))
+    assert len(chosen) == 3 and rewards[chosen].var(correction=0) == pytest.approx(best)

@@ -1,0 +1,171 @@
+"""Sampling a chunk of tokens at a time, so that a round ends before its longest sample does.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.engines import Context, Generation, Request, Sampling, ServeEngine
+from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.rollout import assemble, seed
+from rlgraph.op import op
+from rlgraph.types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
+
+LEFT = 4  # columns of what is left: token ids, log-probs and versions of each sample, and whether it ended
+
+
+class PartialRollout(NamedTuple):
+    """What ``rollout.partial`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+    rollout_logprobs: float32[samples, tokens]
+    token_versions: int64[samples, tokens]
+    responses: text[samples]
+    group: int64[samples]
+    truncated: boolean[samples]
+
+
+@dataclass
+class Sample:
+    """A response so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+
+@op(makes="samples", times="n", rows="each", leaves=LEFT)
+def partial(
+    model: ServeEngine,
+    ctx: Context,
+    prompt: int64[prompts, prompt_tokens],
+    *,
+    n: Annotated[int, Field(ge=1)] = 1,
+    max_new_tokens: Annotated[int, Field(ge=1)],
+    chunk: Annotated[int, Field(ge=1)],
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    top_k: Annotated[int, Field(ge=0)] = 0,
+) -> PartialRollout:
+    """Sample as ``rollout`` does, but at most ``chunk`` tokens a round of each sample: partial rollouts.
+
+    For the steps before a filter with ``refill``. A group goes on to the next step once all its samples have
+    ended; one that has not is taken up in the next round from the tokens that it has. So the first groups to
+    end are the first to be used, and once there are enough the rest waits for the next iteration, which goes
+    on with newer weights (``refill.keep``), or is given up. First is by tokens, not by seconds: it depends on
+    nothing but the seed. Within an iteration a sample is the one that ``rollout`` draws. Outside such a
+    region it runs to the end at once.
+
+    ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
+    of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
+    round, whichever become of them. Partial rollouts: Kimi k1.5, arXiv 2501.12599.
+
+    Attributes:
+        n: responses a prompt, at least 1.
+        max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
+        chunk: the most tokens that a response gets in a round.
+        temperature: what the logits are divided by; 0 takes the most likely token.
+        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
+        top_k: how many of the most likely tokens are kept; 0 keeps all.
+
+    Example:
+        rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
+    """
+    ids = prompt.tolist()
+    made = [*_begun(ctx), *(Sample() for _ in range(n * len(ids)))][: n * len(ids)]
+    most = min(chunk, max_new_tokens) if ctx.resumes else max_new_tokens
+    rows = [row * n + k for row in ctx.rows for k in range(n)]
+    seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
+    before = sum(len(sample.tokens) for sample in made)
+    _go_on(model, ids, made, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k))
+    ctx.record("tokens/generated", sum(len(sample.tokens) for sample in made) - before, count=0)
+    groups = [made[i * n : i * n + n] for i in range(len(ids))]
+    whole = [i for i, group in enumerate(groups) if all(_ended(s, max_new_tokens) for s in group)]
+    if ctx.resumes:
+        _leave(ctx, whole, groups)
+    return _written(model, ctx, [(ids[i], ctx.rows[i], groups[i]) for i in whole])
+
+
+def _go_on(
+    model: ServeEngine,
+    ids: Sequence[list[int]],
+    made: Sequence[Sample],
+    seeds: Sequence[int],
+    longest: int,
+    sampling: Sampling,
+) -> None:
+    """Give every sample that has not ended more tokens; those of a prompt that have none yet share it."""
+    requests, owners = [], []
+    n = len(made) // len(ids) if ids else 1
+    for first in range(0, len(made), n):
+        members = [i for i in range(first, first + n) if not _ended(made[i], longest)]
+        fresh = [i for i in members if not made[i].tokens]
+        for group in (fresh, *([i] for i in members if made[i].tokens)):
+            if group:
+                done = made[group[0]].tokens
+                limit = min(sampling.max_new_tokens, longest - len(done))
+                asked = [seeds[i] for i in group]
+                requests.append(Request([*ids[first // n], *done], asked, max_new_tokens=limit))
+                owners.append(group)
+    for group, answers in zip(owners, model.generate(requests, sampling), strict=True):
+        for i, answer in zip(group, answers, strict=True):
+            _extend(made[i], answer, model.version)
+
+
+def _extend(sample: Sample, answer: Generation, version: int) -> None:
+    sample.tokens += answer.tokens
+    sample.logprobs += answer.logprobs
+    sample.versions += answer.versions or [version] * len(answer.tokens)
+    sample.stopped = answer.finish == "stop"
+
+
+def _ended(sample: Sample, longest: int) -> bool:
+    return sample.stopped or len(sample.tokens) >= longest
+
+
+def _begun(ctx: Context) -> Iterator[Sample]:
+    """The samples that an earlier round has begun."""
+    if ctx.begun:
+        ids, logprobs, versions, stopped = (column.tolist() for column in ctx.begun)
+        for fields in zip(ids, logprobs, versions, stopped, strict=True):
+            yield Sample(*fields)
+
+
+def _leave(ctx: Context, whole: Sequence[int], groups: Sequence[Sequence[Sample]]) -> None:
+    import numpy
+    import torch
+
+    done = {*whole}
+    rest = [sample for i, group in enumerate(groups) if i not in done for sample in group]
+    ctx.leave(
+        numpy.array(whole, numpy.int64),
+        Ragged.of([sample.tokens for sample in rest], torch.int64),
+        Ragged.of([sample.logprobs for sample in rest], torch.float32),
+        Ragged.of([sample.versions for sample in rest], torch.int64),
+        torch.tensor([sample.stopped for sample in rest], dtype=torch.bool),
+    )
+
+
+def _written(
+    model: ServeEngine, ctx: Context, groups: Sequence[tuple[list[int], int, Sequence[Sample]]]
+) -> PartialRollout:
+    """The columns of whole groups: (prompt ids, the prompt's number, samples)."""
+    import torch
+
+    each = [(ids, number, sample) for ids, number, members in groups for sample in members]
+    pairs = [(ids, Generation(s.tokens, s.logprobs, "stop" if s.stopped else "length")) for ids, _, s in each]
+    responses = [model.tokenizer.decode(s.tokens, skip_special_tokens=True) for _, _, s in each]
+    ctx.record("rollout/length", [len(s.tokens) for _, _, s in each])
+    ctx.record("rollout/prompt_length", [len(ids) for ids, _, _ in each])
+    ctx.record("rollout/truncated", [not s.stopped for _, _, s in each])
+    columns = assemble(pairs, responses, [int(number) for _, number, _ in each])
+    versions = Ragged.of([[-1] * len(ids) + s.versions for ids, _, s in each], torch.int64)
+    return PartialRollout(**columns._asdict(), token_versions=versions)

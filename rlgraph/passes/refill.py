@@ -1,0 +1,207 @@
+"""Make a filter with ``refill`` a region: its steps are repeated until as many rows stay as the graph wants.
+
+    prompts ─> rollout ─> rewards ─> informative     again and again, each time with the next prompts
+                  └─ tokens, rewards ──┴─> collect ─> tokens/informative: 512 rows, whatever it took
+
+One ``collect`` takes the place of the selections. The region is all that leads to it from the data source
+on; who reads its columns reads them behind the ``collect``, for only what the filter keeps leaves a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from rlgraph.errors import GraphError, Mark, Problem
+from rlgraph.graph import Graph, Node, Region
+from rlgraph.passes.trace import draw, writer
+
+
+def refill(graph: Graph) -> Graph:
+    """A ``collect`` for every filter with ``refill`` whose rows are read; an evaluation has none.
+
+    Raises:
+        GraphError: steps that read rows of the region, or that can't be repeated; or a target that no whole
+            groups make up.
+    """
+    if graph.report:
+        return graph
+    filters = [node for node in graph.nodes if node.refill and _selects(graph, node)]
+    problems = _same_source(graph, filters)
+    for node in filters if not problems else ():
+        collected = _collected(graph, node)
+        problems += _problems(collected, collected.node(f"collect:{node.name}"))
+        graph = collected
+    if problems:
+        raise GraphError(problems)
+    return graph
+
+
+def members(nodes: Sequence[Node], collect: Node) -> list[Node]:
+    """The nodes of a region, in their order: all that its ``collect`` reads of, and its filter."""
+    by_name = {node.name: node for node in nodes}
+    writers = {column: node.name for node in nodes for column in node.writes}
+    stack, found = [*collect.after, *(writers[column] for column in collect.reads)], set[str]()
+    while stack:
+        name = stack.pop()
+        if name not in found:
+            found.add(name)
+            stack += [writers[column] for column in by_name[name].reads]
+    return [node for node in nodes if node.name in found]
+
+
+def collects(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that end a region."""
+    return [node for node in nodes if node.kind == "collect"]
+
+
+def aged(graph: Graph) -> Graph:
+    """The graph as its oldest rows see it: of a region that keeps a surplus, nodes read older weights.
+
+    A row that waits for an iteration was sampled, and whatever was measured of it in the region, by the
+    weights of the iteration before.
+    """
+    older: dict[str, Node] = {}
+    for collect in collects(graph.nodes):
+        waits = graph.regions[collect.after[0]].keep
+        for node in members(graph.nodes, collect):
+            made = sum(other.updates and other.model == node.model for other in graph.nodes)
+            if node.version is not None:
+                older[node.name] = replace(node, version=node.version - waits * made)
+    return replace(graph, nodes=tuple(older.get(node.name, node) for node in graph.nodes))
+
+
+def _selects(graph: Graph, filtering: Node) -> list[Node]:
+    return [node for node in graph.nodes if node.kind == "select" and node.after == (filtering.name,)]
+
+
+def _collected(graph: Graph, filtering: Node) -> Graph:
+    selects = _selects(graph, filtering)
+    region = _region(graph, filtering)
+    tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
+    because = f"`{filtering.name}` refills: the steps from `{region.source}` on are repeated with the next "
+    because += f"{region.kind} until {region.rows} rows stay, {tries}"
+    collect = Node(
+        name=f"collect:{filtering.name}",
+        kind="collect",
+        reads=tuple(node.reads[0] for node in selects),
+        writes=tuple(node.writes[0] for node in selects),
+        domain=selects[0].domain,
+        after=(filtering.name,),
+        because=because,
+    )
+    gone = {node.name for node in selects}
+    columns = {
+        name: replace(column, writer=collect.name) if column.writer in gone else column
+        for name, column in graph.columns.items()
+    }
+    nodes = (*(node for node in graph.nodes if node.name not in gone), collect)
+    regions = {**graph.regions, filtering.name: region}
+    return replace(graph, nodes=nodes, columns=columns, regions=regions)
+
+
+def _region(graph: Graph, filtering: Node) -> Region:
+    assert filtering.refill
+    wanted, line = filtering.refill, graph.ancestors(filtering.domain)
+    source = graph.node(line[-1].maker)
+    batch = (source.call.attributes.get("batch") if source.call else None) or 0
+    times = prod(domain.times for domain in line)
+    return Region(
+        filter=filtering.name,
+        source=source.name,
+        kind=line[-1].kind,
+        rows=wanted.rows or (batch * times if isinstance(batch, int) else 0),
+        times=times,
+        rounds=wanted.rounds,
+        expected=wanted.expected,
+        over_sample=wanted.over_sample,
+        keep=wanted.keep,
+        policy=wanted.policy or "",
+    )
+
+
+def _problems(graph: Graph, collect: Node) -> list[Problem]:
+    """What keeps the steps before a ``collect`` from being repeated."""
+    region, inside = graph.regions[collect.after[0]], members(graph.nodes, collect)
+    checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead)
+    return [problem for check in checks for problem in check(graph, region, inside)]
+
+
+def _refused(kind: str, law: str, mark: Mark | None, remedy: str, drawing: str = "") -> list[Problem]:
+    return [Problem(kind, law, mark, (), remedy, drawing)]
+
+
+def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+    source = graph.node(region.source)
+    given = source.call.attributes.get("batch") if source.call else None
+    if not source.op.source or not isinstance(given, int):
+        law = f"`{region.filter}` refills from `{source.name}` ({source.op.name}), which is asked for more "
+        law += "prompts by its attribute `batch`, a number"
+        return _refused("no-batch", law, source.mark, f"set: {{{source.name}.batch: 128}}")
+    return []
+
+
+def _whole_groups(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+    filtering = graph.node(region.filter)
+    if filtering.op.declared.rows != "group" or region.rows % region.times == 0:
+        return []
+    law = f"`{region.filter}` keeps whole groups of {region.times}; {region.rows} rows are none"
+    rows = max(region.rows // region.times, 1) * region.times
+    return _refused("cut-groups", law, filtering.mark, f"set: {{{region.filter}.refill.rows: {rows}}}")
+
+
+def _read_outside(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+    """Only what the filter keeps leaves a region."""
+    names, written = {node.name for node in inside}, {column for node in inside for column in node.writes}
+    problems = []
+    for node in graph.nodes:
+        read = [column for column in node.reads if column in written]
+        if read and node.name not in names and node.kind != "collect":
+            reader = _reader(graph, node)
+            law = f"`{reader.name}` reads `{read[0]}` of all rows, and `{region.filter}` refills: only the "
+            law += "rows that it keeps are collected"
+            remedy = f"set: {{{reader.name}.rows: {region.filter}}}"
+            drawing = draw(graph, [writer(graph, read[0]).name, reader.name])
+            problems += _refused("before-refill", law, reader.mark, remedy, drawing)
+    return problems
+
+
+def _reader(graph: Graph, node: Node) -> Node:
+    """The node that the user wrote behind an inserted one."""
+    return node if node.call else _reader(graph, graph.readers(node.writes[0])[0])
+
+
+def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+    """Of the groups of a round, one step says which are finished."""
+    leaving = [node for node in inside if node.call and node.op.declared.leaves]
+    if len(leaving) < 2:
+        return []
+    first, second = leaving[:2]
+    law = f"`{first.name}` and `{second.name}` both leave groups unfinished, and `{region.filter}` refills"
+    return _refused("two-partial", law, second.mark, f"replace: {{{second.name}: {{op: rollout, ...}}}}")
+
+
+def _same_source(graph: Graph, filters: Sequence[Node]) -> list[Problem]:
+    """The steps behind a source are repeated for one filter."""
+    first: dict[str, Node] = {}
+    for node in filters:
+        source = graph.ancestors(node.domain)[-1].maker
+        other = first.setdefault(source, node)
+        if other is not node:
+            law = f"`{other.name}` and `{node.name}` both refill from `{source}`"
+            return _refused("two-regions", law, node.mark, f"set: {{{other.name}.refill: false}}")
+    return []
+
+
+def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+    """A region runs ahead of the updates as a whole, or not at all."""
+    trained = {node.model for node in graph.nodes if node.updates}
+    ahead = [node for node in inside if node.version is not None and node.version < 0]
+    for node in inside:
+        if ahead and node.model in trained and node not in ahead:
+            law = f"`{region.filter}` refills, and what it repeats runs ahead of training with "
+            law += f"`{ahead[0].name}` ({ahead[0].weights}); `{node.name}` scores by {node.weights}"
+            remedy = f"set: {{{node.name}.rows: {region.filter}}}"
+            return _refused("region-ahead", law, node.mark, remedy)
+    return []

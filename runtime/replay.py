@@ -1,0 +1,285 @@
+"""Run an iteration again, from one of its nodes on: with recorded columns, in this process, for a debugger.
+
+    recorded        prompts ─ rollout ─ rewards
+    run again                              └─ advantages ─ update_policy     with the weights of then
+
+What is before the node is taken from the run's record (``schedule.record_every``), the weights from the
+checkpoint before the iteration. Nothing of the run is changed. Each pool has one device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlgraph.compiler import compose_and_plan
+from rlgraph.errors import RunError, nearest
+from rlgraph.measured import read_metrics
+from rlgraph.nodes.recordfile import Recorded, about, read, steps_of
+from rlgraph.plan import Plan, Step
+from rlgraph.planfile import load
+from rlgraph.runtime.calls import Calls, after
+from rlgraph.runtime.cluster import InlineCluster, Value
+from rlgraph.runtime.columns import Part
+from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.measures import metrics
+from rlgraph.runtime.recording import recorded_columns
+from rlgraph.runtime.rows import Collected
+from rlgraph.runtime.rundir import RunDir
+from rlgraph.runtime.walk import Entry, Ran, Walk
+from rlgraph.runtime.worker import Report
+from rlgraph.text import sentence
+from rlgraph.versions import is_older, since_entry
+
+COPIES = ("repeat", "select", "repartition")  # steps that make copies of columns: they are made again
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A metric or a column of a step: what was recorded of it, and what it is now."""
+
+    name: str
+    recorded: str
+    now: str
+
+    @property
+    def same(self) -> bool:
+        return self.recorded == self.now
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An iteration that ran again: its steps, each with what came of it."""
+
+    title: str
+    steps: tuple[tuple[Step, tuple[Compared, ...]], ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *self._lines()]) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        every = [one for _, found in self.steps for one in found]
+        name, width = (
+            max((len(getattr(one, key)) for one in every), default=0) for key in ("name", "recorded")
+        )
+        for step, found in self.steps:
+            yield f"{step.id:>5}. {sentence(step)}"
+            for one in found:
+                told = "the same" if one.same else f"now {one.now}"
+                yield f"{'' if one.same else '*':>6} {one.name:<{name}}  {one.recorded:<{width}}  {told}"
+        other = sum(not one.same for one in every)
+        yield f"{len(every) - other} results are those of the run" + (
+            f", {other} differ (marked *)" if other else ""
+        )
+
+
+def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None) -> Replayed:
+    """Run an iteration of a run again from one of its nodes on.
+
+    Args:
+        run_dir: of the run; its graph must still be where it was, and the same.
+        iteration: counted from 1.
+        node: the first that runs; those after it in the plan run too.
+        export: a directory for the models as the iteration leaves them, as transformers loads them.
+
+    Raises:
+        RunError: there is no such run, node, record or checkpoint; the graph has changed; or a step failed.
+        GraphError: the graph is wrong now.
+    """
+    plan = _plan_again(run_dir)
+    first = _first(plan, iteration, node)
+    walk_steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
+    again = _again(walk_steps, first)
+    given = [step for step in walk_steps if step not in again]
+    _weights_are_there(plan, given, again, iteration)
+    columns = _recorded(run_dir, iteration, given, again)
+    cluster = InlineCluster(plan.pools)
+    try:
+        calls = Calls(plan, cluster)
+        _set_up(calls, cluster, plan, run_dir)
+        versions, positions = _restore(calls, plan, run_dir, iteration, again)
+        walk = Walk(plan, "train", Entry(iteration - 1, versions), positions, keep=recorded_columns(plan))
+        for step in given:
+            _give(walk, step, columns)
+        driver = Driver(plan, cluster, lambda _: None)
+        driver.submit((walk, step) for step in again)
+        driver.finish(walk)
+        if export:
+            export.mkdir(parents=True, exist_ok=True)
+            calls.all("export", str(export.resolve()))
+        return Replayed(_title(run_dir, iteration, node), _compared(walk, again, run_dir, iteration))
+    finally:
+        cluster.close()
+
+
+def _plan_again(run_dir: Path) -> Plan:
+    """The run's graph, planned for one device a pool."""
+    if not (run_dir / "plan.json").is_file():
+        raise RunError(f"{run_dir} holds no run (no plan.json)")
+    saved = load(run_dir / "plan.json")
+    assert saved.origin
+    pools = saved.origin.composed.get("pools") or {}
+    single = [f"pools.{name}.devices=1" for name in pools]
+    _, plan = compose_and_plan(saved.origin.graph, (*saved.origin.overrides, *single), 1)
+    if plan.digest != saved.digest:
+        law = f"{saved.origin.graph} is no longer the graph that {run_dir} was made from"
+        raise RunError(f"{law}\n  compare it with {run_dir}/graph.yaml: rlgraph diff")
+    return plan
+
+
+def _first(plan: Plan, iteration: int, node: str) -> Step:
+    """The step of a node, if it runs in the iteration."""
+    steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
+    names = [step.node for step in steps if step.kind == "run"]
+    if node not in names:
+        known = [step for step in plan.steps if step.node == node]
+        law = f"{plan.graph} has no node `{node}`"
+        if known:
+            law = f"`{node}` does not run in iteration {iteration}" + (
+                f", it is repeated until `{known[0].region}` has its rows" if known[0].region else ""
+            )
+        raise RunError(
+            "\n  ".join([law, f"begin with one of {', '.join(names)}", *filter(None, [nearest(node, names)])])
+        )
+    return next(step for step in steps if step.node == node)
+
+
+def _again(steps: Sequence[Step], first: Step) -> list[Step]:
+    """The steps from the first on, and before them the copies and syncs that they need."""
+    again = {step.id for step in steps if step.id >= first.id}
+    for step in reversed(steps):
+        readers = [other for other in steps if other.id in again]
+        copied = step.kind in COPIES and any({*step.writes} & {*other.reads} for other in readers)
+        synced = step.kind == "sync" and any(step.id in other.after for other in readers)
+        again |= {step.id} if copied or synced else set()
+    return [step for step in steps if step.id in again]
+
+
+def _weights_are_there(plan: Plan, given: Sequence[Step], again: Sequence[Step], iteration: int) -> None:
+    """A checkpoint has the weights on entry to the iteration, no older and no newer ones."""
+    for step in again:
+        for model, label in step.models.items():
+            made = [other for other in given if other.updated == model]
+            if is_older(label):
+                law = f"`{step.node}` reads {model}@{label}, and a checkpoint has {model}@v alone"
+                raise RunError(f"{law}\n  begin with a node behind it")
+            if made and since_entry(plan, model, label, iteration):
+                law = f"`{step.node}` reads {model}@{label}, which `{made[0].node}` makes"
+                raise RunError(f"{law}\n  begin with `{made[0].node}`")
+
+
+def _recorded(
+    run_dir: Path, iteration: int, given: Sequence[Step], again: Sequence[Step]
+) -> dict[str, Recorded]:
+    """The columns of the steps that do not run."""
+    wanted = [column for step in given if step.kind in ("run", "collect") for column in step.writes]
+    found = recorded_of(run_dir, iteration)
+    missing = [column for column in wanted if column not in found]
+    if missing:
+        known = ", ".join(map(str, steps_of(run_dir))) or "none"
+        law = f"`{again[0].node}` needs `{missing[0]}` of iteration {iteration}, which was not recorded"
+        raise RunError(f"{law}\n  recorded iterations: {known} (schedule.record_every)")
+    return found
+
+
+def recorded_of(run_dir: Path, iteration: int) -> dict[str, Recorded]:
+    """Every column that was recorded of an iteration."""
+    folder = steps_of(run_dir).get(iteration)
+    files = sorted(folder.glob("*.parquet")) if folder else []
+    return {name: column for path in files for name, column in read(path, [*about(path).types]).items()}
+
+
+def _set_up(calls: Calls, cluster: InlineCluster, plan: Plan, run_dir: Path) -> None:
+    first = cluster.places[0]
+    (_, address, _), port = (calls.one(first, name) for name in ("place", "free_port"))
+    calls.all("join", str(run_dir.resolve()))
+    calls.all("setup", plan, f"tcp://{address}:{port}", place=True)
+
+
+def _restore(
+    calls: Calls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The weights before an iteration, their versions, and where the data was."""
+    start = {name: 0 for name, model in plan.models.items() if model.train}
+    if iteration == 1:
+        return start, {}
+    found = {_number(path): path for path in RunDir(run_dir).checkpoints()}
+    changing = {step.updated for step in plan.steps} - {""}
+    if iteration - 1 not in found and any(changing & step.models.keys() for step in again):
+        known = ", ".join(str(1 + number) for number in found) or "none"
+        law = f"{run_dir} has no checkpoint {after(iteration - 1)}, with which iteration {iteration} began"
+        raise RunError(
+            f"{law}\n  with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
+        )
+    if iteration - 1 not in found:
+        return start, {}
+    folder = found[iteration - 1]
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    calls.all("load", str(folder.resolve()), state["versions"])
+    return state["versions"], state["positions"]
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
+
+
+def _give(walk: Walk, step: Step, columns: Mapping[str, Recorded]) -> None:
+    """Count a step as done, with what was recorded of it."""
+    walk.unsubmitted.discard(step.id)
+    if step.kind not in ("run", "collect"):
+        return
+    parts = [Part(columns[name].values, columns[name].offsets) for name in step.writes]
+    for name, part in zip(step.writes, parts, strict=True):
+        walk.refs[name] = [Value(part)]
+    if not parts:
+        return
+    lengths = next((part for part in parts if part.offsets is not None), parts[0]).lengths
+    kept = np.flatnonzero(parts[0].values) if step.filters else None
+    walk.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
+    if step.kind == "collect":
+        domain = walk.columns[step.writes[0]].domain
+        walk.rows.collected[domain] = Collected(lengths, np.zeros(len(lengths), np.int64))
+
+
+def _title(run_dir: Path, iteration: int, node: str) -> str:
+    weights = f"the checkpoint {after(iteration - 1)}" if iteration > 1 else "the models that it began with"
+    return f"iteration {iteration} of {run_dir}, again from `{node}`, with the weights of {weights}"
+
+
+def _compared(
+    walk: Walk, again: Sequence[Step], run_dir: Path, iteration: int
+) -> tuple[tuple[Step, tuple[Compared, ...]], ...]:
+    lines = [line for line in read_metrics(run_dir) if line["step"] == iteration]
+    before: Mapping[str, Any] = lines[0] if lines else {}
+    columns = recorded_of(run_dir, iteration)
+    found = []
+    for ran in [Ran(step, walk.rows.reports[step.id]) for step in again if step.kind == "run"]:
+        now = [Compared(n, _text(before.get(n)), _text(value)) for n, value in metrics([ran]).items()]
+        now += [_column(n, columns.get(n), walk.refs[n][0].get()) for n in ran.step.writes]
+        found.append((ran.step, tuple(now)))
+    return tuple(found)
+
+
+def _text(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.9g}"
+
+
+def _column(name: str, recorded: Recorded | None, now: Part) -> Compared:
+    """A column beside the recorded one: rows, and how many values are others, and by how much at most."""
+    if recorded is None:
+        return Compared(name, "not recorded", f"{len(now)} rows")
+    then = Part(recorded.values, recorded.offsets)
+    a, b = (f"{len(part)} rows, {len(part.values)} values" for part in (then, now))
+    if a != b or isinstance(now.values, list):
+        different = "" if a != b or list(then.values) == list(now.values) else ", others"
+        return Compared(name, a, b + different)
+    others = np.flatnonzero(then.values != now.values)
+    if not len(others):
+        return Compared(name, a, b)
+    most = np.abs(then.values.astype(float) - now.values.astype(float)).max()
+    return Compared(name, a, f"{len(others)} of them others, by {most:.3g} at most")

@@ -1,0 +1,112 @@
+"""What a run shows on a terminal: a pseudo-terminal, with a process of its own behind it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.runtime.progress import Progress
+
+HERE = Path(__file__).parent
+ONES = str(HERE / "ones.yaml")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+COLUMNS = 100
+CTRL_C = b"\x03"
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def on_a_terminal(*args: str, wait_for: str = "", then: bytes = b"") -> tuple[str, int]:
+    """Run the command line on a terminal, and type once it shows a text: what it wrote, and its exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlgraph", "run", *args],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env | {"TERM": "xterm", "COLUMNS": str(COLUMNS), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that what is typed can interrupt it
+    )
+    os.close(theirs)
+    seen, end, typed = b"", time.monotonic() + 90, not then
+    while time.monotonic() < end:
+        if not typed and re.search(wait_for.encode(), seen):
+            typed = os.write(ours, then) > 0
+        if select.select([ours], [], [], 0.2)[0]:
+            try:
+                seen += os.read(ours, 2**16)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    return seen.decode(), process.wait(timeout=60)
+
+
+def words(text: str) -> str:
+    return CONTROL.sub("", text).replace("\r", "")
+
+
+def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
+    broken = f"nodes.rewards={{op: {HERE / 'ones_ops.py'}:raises}}"
+    text, code = on_a_terminal(ONES, "--inline", "--run-dir", "a", broken)
+    table, _, after = text.partition(SHOW)
+    assert code == 1 and text.count(HIDE) == text.count(SHOW) == 1
+    assert "\x1b[2J" not in text, "the screen is never wiped"
+    shown = words(table)
+    assert re.search(r"ones +iteration 1 of 4 ", shown) and re.search(r"main +evaluate: rollout \d", shown)
+    assert re.search(r"last +loss [\d.]+ +[\d,]+ tokens/s ", shown) and re.search(
+        r"eval +accuracy \d\.\d{3}\s", shown
+    )
+    # as many lines are taken away as the table had when it was drawn last
+    last = table.rpartition("\x1b[2K")[2]
+    assert after.lstrip("\r\n").startswith("\x1b[1A\x1b[2K" * last.count("\n"))
+    said = words(after)
+    assert "ArithmeticError: the abacus broke" in said and "of iteration 2 failed on main[0]" in said
+    assert any(line.startswith("!") and "run rewards" in line for line in said.splitlines())
+    assert "iteration 1 of 4" not in said
+
+
+def test_ctrl_c_in_a_terminal_ends_the_run_in_words_and_gives_the_cursor_back() -> None:
+    settings = (ONES, "schedule.iterations=100000", "--inline", "--run-dir", "a")
+    text, code = on_a_terminal(*settings, wait_for="iteration [1-9]", then=CTRL_C)
+    assert code == 1 and text.count(HIDE) == text.count(SHOW) == 1
+    assert "continue with --resume --run-dir a" in words(text.partition(SHOW)[2])
+
+
+def test_elsewhere_it_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = compile_graph(ONES, (), 1)
+    with Progress(plan, 2, Path("[a]")) as progress:
+        progress.say("loading models")
+        for number in (1, 2):
+            progress.steps({"main": plan.steps[0]})
+            progress.iteration(
+                {"step": number, "reward/mean": 0.25, "tokens/generated": 30, "time/step": 0.1}
+            )
+        progress.evaluation(2, {"eval/accuracy": 0.5})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "run directory [a]",
+        "loading models",
+        "iteration 1/2  reward 0.250  300 tokens/s  0.10 s",
+        "iteration 2/2  reward 0.250  300 tokens/s  0.10 s",
+        "after 2 iterations: eval/accuracy 0.500",
+    ]

@@ -1,0 +1,186 @@
+"""Regions that are repeated until a filter has kept enough: targets, what waits, resume, ranks, overlap."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.columns import Part, load, save
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.stock import Held, Stock, joined
+
+GRAPH = str(Path(__file__).parent / "refilled.yaml")
+WAITING = (
+    "mixed.refill={keep: 1, expected: 0.5}",
+    "update_policy.in.old_logprobs=rollout_logprobs",
+)
+# at a checkpoint nothing is in flight, so both runs have one after the second iteration
+SPLIT = (
+    "pools={train: {devices: 1}, gen: {devices: 1}}",
+    "schedule={iterations: 4, staleness: 1, save_every: 2}",
+)
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(run_dir: str, *settings: str, devices: int = 1, **given: Any) -> None:
+    run_graph(GRAPH, settings, devices, run_dir=Path(run_dir), inline=devices == 1, **given)
+
+
+def metrics(run_dir: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+
+def same_weights(a: str, b: str) -> bool:
+    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def test_every_iteration_has_exactly_the_rows_of_one_batch() -> None:
+    run("a")
+    lines = metrics("a")
+    assert [line["rows/used"] for line in lines] == [28] * 4
+    assert [line["rows/groups"] for line in lines] == [7] * 4
+    # two in nine groups had one reward: one round was not enough, and its groups are not counted twice
+    assert all(line["mixed/rounds"] > 1 for line in lines)
+    assert all(line["mixed/stayed"] == line["mixed/kept"] < 1 for line in lines)
+    assert len({line["rows/numbers"] for line in lines}) == 4
+    state = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())
+    seen = sum(28 / line["mixed/stayed"] / 4 for line in lines)
+    assert state["positions"]["prompts"] == pytest.approx(seen) and not state["waiting"]
+    timed = json.loads(Path("a/metrics.jsonl").read_text().partition("\n")[0])
+    events = json.loads(Path("a/timeline.json").read_text().rstrip().rstrip(",") + "]")
+    first = [e["dur"] / 1e6 for e in events if e["name"] == "rollout" and e["args"]["iteration"] == 1]
+    assert len(first) == lines[0]["mixed/rounds"]
+    assert timed["time/rollout"] == pytest.approx(sum(first), abs=1e-5)
+
+
+def test_another_target_is_met_as_exactly() -> None:
+    run("a", "mixed.refill={rows: 40, expected: 0.7, over_sample: 1.3}", "counted.rows=mixed", steps=2)
+    assert [line["rows/used"] for line in metrics("a")] == [40, 40]
+
+
+def test_too_few_rows_end_the_run_with_what_to_change() -> None:
+    with pytest.raises(RunError) as caught:
+        run("a", "mixed={op: filter.mixed, min_std: 9.0, refill: {rounds: 3}}")
+    said = str(caught.value)
+    assert "`mixed` kept 0 of 84 rows (0.0%) in 3 rounds; 28 more are wanted" in said
+    assert "mixed.refill={rounds: 6, expected: 0.01}" in said
+    assert "!   6. collect the rows that mixed keeps" in said
+
+
+def test_what_is_not_needed_waits_and_comes_first() -> None:
+    run("a", *WAITING)
+    lines = metrics("a")
+    assert [line["rows/used"] for line in lines] == [28] * 4
+    assert [line["rows/groups"] for line in lines] == [7] * 4
+    for before, line in itertools.pairwise(lines):
+        assert line["mixed/waited"] * 28 == pytest.approx(before["mixed/surplus"])
+    state = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())
+    assert len(state["waiting"]["mixed"]["rows"]["made"]) == lines[-1]["mixed/surplus"]
+    assert {*state["waiting"]["mixed"]["rows"]["made"]} == {3}
+
+
+@pytest.mark.parametrize("settings", [WAITING, (*WAITING, *SPLIT)], ids=["one pool", "overlap"])
+def test_two_iterations_and_two_after_a_resume_are_four_bit_for_bit(settings: tuple[str, ...]) -> None:
+    run("four", *settings)
+    run("two", *settings, steps=2)
+    assert json.loads(Path("two/checkpoints/step-000002/state.json").read_text())["waiting"]["mixed"]["rows"][
+        "made"
+    ]
+    run("two", *settings, resume=True)
+    assert metrics("two") == metrics("four")
+    assert [line["rows/used"] for line in metrics("four")] == [28] * 4
+    assert same_weights("two", "four")
+
+
+def policy(name: str) -> tuple[str, ...]:
+    """On the command line a path is relative to the working directory."""
+    file = Path(__file__).parent / "refill_policy.py"
+    Path("refill_policy.py").write_text(file.read_text())
+    return f"mixed.refill={{keep: 2, expected: 0.5, policy: 'refill_policy.py:{name}'}}", WAITING[1]
+
+
+def test_a_policy_says_what_of_the_rest_comes_now_and_the_others_wait_on() -> None:
+    run("a", *policy("one_young"))
+    lines = metrics("a")
+    assert [line["rows/used"] for line in lines] == [28] * 4
+    assert lines[0]["mixed/surplus"] > 4
+    assert all(line["mixed/waited"] == pytest.approx(4 / 28) for line in lines[1:])
+    state = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())["waiting"]["mixed"]["rows"]
+    assert {*state["made"]} == {2, 3}  # those of the second iteration are too old by now
+    run("b", *policy("one_young"), steps=2)
+    run("b", *policy("one_young"), resume=True)
+    assert metrics("a") == metrics("b") and same_weights("a", "b")
+
+
+def test_the_policy_of_the_docs_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text()
+    (code,) = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    setting, correction = policy("shortest")
+    Path("refill_policy.py").write_text(code)
+    run("a", setting, correction, steps=3)
+    first, *later = metrics("a")
+    groups = [min(3, line["mixed/surplus"] // 4) for line in (first, *later[:1])]
+    assert [line["mixed/waited"] * 7 for line in later] == pytest.approx(groups)
+
+
+def test_a_policy_that_takes_what_is_not_there_ends_the_run() -> None:
+    with pytest.raises(
+        RunError, match=r"policy refill_policy.py:twice returned \[0, 0\]; [0-9]+ groups wait"
+    ):
+        run("a", *policy("twice"))
+
+
+def test_one_and_two_ranks_collect_the_same_rows() -> None:
+    run("one", *WAITING, steps=3)
+    run("two", *WAITING, steps=3, devices=2)
+    for left, right in zip(metrics("one"), metrics("two"), strict=True):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
+
+
+def test_a_stock_keeps_its_rows_through_joins_selections_and_a_file(tmp_path: Path) -> None:
+    def stock(*sizes: int, first: int) -> Stock:
+        count = sum(sizes)
+        numbers = np.arange(first, first + count)
+        parts = tuple(np.split(numbers, np.cumsum(sizes)[:-1]))
+        held = Held(parts, sizes, np.arange(count)[::-1])
+        return Stock(numbers, numbers, numbers, {"x": held})
+
+    def values(stock: Stock) -> list[int]:
+        (picks,), (count,), *parts = stock.gathering(["x"])
+        assert len(parts) == count
+        return list(np.concatenate(parts)[picks])
+
+    both = joined([stock(2, 0, 3, first=0), stock(4, first=10)])
+    assert values(both) == [4, 3, 2, 1, 0, 13, 12, 11, 10]
+    some = both.take(np.array([7, 0, 5]))
+    assert values(some) == [11, 4, 13] and some.lengths.tolist() == [12, 0, 10]
+    assert len(some.columns["x"].parts) == 2  # the parts that are not needed are let go
+    assert values(some.take(np.array([1]))) == [4]
+    assert values(both.take(np.array([], np.int64))) == []
+
+    parts = [
+        Part(["é", ""]),
+        Part(np.array([1.5, -0.0], np.float32)),
+        Part(np.arange(3), np.array([0, 0, 3])),
+    ]
+    save(str(tmp_path / "parts.npz"), parts)
+    text, numbers, ragged = load(str(tmp_path / "parts.npz"))
+    assert text.values == ["é", ""] and numbers.values.tobytes() == parts[1].values.tobytes()
+    assert ragged.values.tolist() == [0, 1, 2] and ragged.offsets.tolist() == [0, 0, 3]

@@ -1,0 +1,109 @@
+"""Samples files and environment.json: what the model wrote, what was computed of each token, and by what."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlgraph import __version__
+from rlgraph.runtime.columns import Part, take
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.samples import ROWS, TOKENS, Excerpt, write_samples
+
+HERE = Path(__file__).parent
+ONES = str(HERE / "ones.yaml")
+NUMBERS = ("loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages")
+FILTERED = f"""graph: filtered
+extends: {ONES}
+edits:
+  - add: {{informative: {{op: filter.mixed, min_std: 0.03}}}}
+  - set: {{advantages.rows: informative, ref_logprobs.rows: informative}}
+  - set: {{schedule.save_every: 1, prompts.batch: 12, rewards.per: 16}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def samples(run_dir: str, file: str = "step-000001.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(run_dir, "samples", file).read_text().splitlines()]
+
+
+def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on() -> None:
+    Path("filtered.yaml").write_text(FILTERED)
+    run_graph("filtered.yaml", (), 1, steps=1, inline=True, run_dir=Path("one"))
+    command = ["run", "filtered.yaml", "--steps", "1", "--devices", "2", "--run-dir", "two"]
+    subprocess.run([sys.executable, "-m", "rlgraph", *command], check=True, capture_output=True, timeout=300)
+    one, two = samples("one"), samples("two")
+    assert len(one) == len(two) == ROWS
+    for line in one:
+        assert "".join(line["pieces"]) == line["tokens"]
+        known = [line[name] for name in NUMBERS if line[name] is not None]
+        assert {len(values) for values in known} == {len(line["pieces"])}
+        wrote = "".join(p for p, mine in zip(line["pieces"], line["loss_mask"], strict=True) if mine)
+        assert re.sub(r"<[a-z|]+>", "", wrote) == line["responses"]
+        assert all(
+            value == 0
+            for value, mine in zip(line["rollout_logprobs"], line["loss_mask"], strict=True)
+            if not mine
+        )
+    dropped = [line["advantages"] is None for line in one]
+    assert any(dropped) and not all(dropped), (
+        "a row that a filter dropped has none, and the others keep theirs"
+    )
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys() and a["tokens"] == b["tokens"]
+        for name in NUMBERS:
+            assert (a[name] is None) == (b[name] is None)
+            assert a[name] == pytest.approx(b[name], abs=2e-3)
+    evaluated = samples("one", "step-000001-eval.jsonl")[0]
+    assert len(evaluated["rollout_logprobs"]) == len(evaluated["pieces"])
+    assert "old_logprobs" not in evaluated, "an evaluation computes none"
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    lengths = np.array([TOKENS + 1, 2, 3])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = Part(np.full(offsets[-1], ord("a")), offsets)
+    values = Part(np.full(offsets[-1], np.nan, np.float32), offsets)
+    # rows of two parts, the second of which has the file's first line
+    columns = [Excerpt(name, np.array([1, 0]), 2) for name in ("tokens", "old_logprobs@one")]
+    path = tmp_path / "samples.jsonl"
+    parts = [take(part, [row]) for part in (ids, values) for row in (0, 2)]
+    write_samples(str(path), Letters(), columns, parts)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {"tokens": "aaa", "pieces": ["a", "a", "a"], "old_logprobs": [None] * 3}
+    assert second == {"tokens": "a" * (TOKENS + 1)}
+
+
+def test_a_run_says_what_it_was_made_with_and_no_secret() -> None:
+    os.environ["RLGRAPH_TEST_SECRET"] = "hunter2"
+    run_graph(ONES, (), 1, steps=0, inline=True, run_dir=Path("a"))
+    run_graph(ONES, (), 1, steps=1, inline=True, run_dir=Path("a"), resume=True)
+    text = Path("a/environment.json").read_text()
+    found = json.loads(text)
+    assert found["rlgraph"] == __version__ and {"torch", "transformers", "numpy"} <= found["packages"].keys()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["command"][1:] == sys.argv[1:]
+    (device,) = found["devices"]
+    assert (device["pool"], device["device"], device["name"]) == ("main", 0, "cpu")
+    assert [earlier["devices"] for earlier in found["before"]] == [found["devices"]]
+    assert "hunter2" not in text
