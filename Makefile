@@ -26,6 +26,7 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 test: install  ## Lint, types, and all tests
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -q
+	@$(MAKE) --no-print-directory sglang
 
 # SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/serve/sglang/cpu
 SGLANG := runtime/serve/sglang/cpu
@@ -35,7 +36,7 @@ SGLANG := runtime/serve/sglang/cpu
 	.sglang/bin/pip install -q --disable-pip-version-check -e '.[run]' hypothesis pytest-timeout
 	@touch $@
 
-sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 6 minutes)
+sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 8 minutes)
 	PYTHONPATH=$(SGLANG) .sglang/bin/python -m pytest -q tests/sglang
 
 lint: install
@@ -46,8 +47,9 @@ lint: install
 check: lint  ## Lint, types, and the compiler's tests: about a minute
 	$(BIN)/pytest -q -n 2 tests/compiler
 
-bench: demo  ## Every benchmark, with its ratio (about 15 minutes)
-	@for file in $(filter-out %_ops.py %/padded.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minutes)
+	@for file in $(filter-out %_ops.py %/padded.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out %_model.py,$(wildcard benchmarks/sglang_*.py)); do echo "== $$file"; PYTHONPATH=$(SGLANG) .sglang/bin/python $$file || exit 1; done
 
 MERMAID := 11.17.2
 browser:  ## Install what the tests of pages and pictures use: on Debian, as root; else they are skipped
@@ -60,11 +62,12 @@ browser:  ## Install what the tests of pages and pictures use: on Debian, as roo
 SHOT := chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,1180
 pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: make browser)
 	mkdir -p build docs/pictures
-	$(BIN)/rlgraph plan grpo --devices 8 --format dot | dot -Tsvg -o docs/pictures/grpo.svg
+	$(BIN)/rlgraph plan grpo --devices 8 -o docs/pictures/grpo.svg
 	$(BIN)/rlgraph view grpo --cluster h100-8 -o build/grpo.html
 	$(BIN)/rlgraph view runs/demo -o build/demo.html
 	$(SHOT) --screenshot=docs/pictures/plan.png 'file://$(CURDIR)/build/grpo.html#plan'
 	$(SHOT) --screenshot=docs/pictures/demo.png 'file://$(CURDIR)/build/demo.html#run'
+	$(SHOT) --screenshot=docs/pictures/samples.png 'file://$(CURDIR)/build/demo.html#samples'
 
 clean:  ## Remove what make made
-	rm -rf .venv .sglang build dist runs demo_files *.egg-info
+	rm -rf .venv .sglang build dist runs demo_files demo_tool_files *.egg-info

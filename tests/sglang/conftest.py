@@ -1,12 +1,16 @@
-"""A real SGLang, where the interpreter that runs these tests has one (see `make sglang`)."""
+"""A real SGLang, where this interpreter has one (see `make sglang`): one server for all tests."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-HERE = "tests/sglang/"
+sys.path.insert(0, str(Path(__file__).parent))  # for fake.py
+HERE, ANYWHERE = "tests/sglang/", "test_router"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,5 +19,62 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason="no SGLang in this environment; `make sglang` makes one and runs these tests"
         )
         for item in items:
-            if item.nodeid.startswith(HERE):
+            if item.nodeid.startswith(HERE) and ANYWHERE not in item.nodeid:
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random tied model and a tokenizer."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    folder, vocabulary = tmp_path_factory.mktemp("model"), 64
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": vocabulary}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    config = Qwen2Config(**sizes, **heads, tie_word_embeddings=True, eos_token_id=1, bos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{number}": number for number in range(2, vocabulary)}
+    inner = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>").save_pretrained(
+        folder
+    )
+    return str(folder)
+
+
+@pytest.fixture
+def model(path: str) -> object:
+    """The model as transformers has it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def engine(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """With a server that all tests share."""
+    from rlgraph.runtime.serve.sglang.engine import SglangEngine
+
+    made = SglangEngine(path, logs=tmp_path_factory.mktemp("logs"), max_rows=4, restarts=100)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def awake(engine: object, model: object) -> object:
+    """The engine awake with the model's weights as version 0, whatever a test before did."""
+    if engine.paused:
+        engine.abort()
+        engine.resume()
+    if engine.away:
+        engine.wake(sorted(engine.away))
+    engine.load_weights(model.named_parameters(), 0)
+    return engine

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlgraph.runtime.demo import make
+from rlgraph.runtime.serve.sglang.server import Launch, Server
 
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"
 TWO = ONES.with_name("ones_two.yaml")
@@ -27,31 +30,80 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(files: Path, folder: Path, graph: Path, *args: str) -> list[dict[str, Any]]:
     """A run in a process of its own; its metrics."""
+    return finished(started(files, folder, graph, *args), folder)
+
+
+def started(files: Path, folder: Path, graph: Path, *args: str, **env: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rlgraph", "run", str(graph), *SGLANG, *args, "--run-dir", str(folder)]
-    env = os.environ | {"RLGRAPH_TEST_FILES": str(files)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = os.environ | {"RLGRAPH_TEST_FILES": str(files)} | env
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=given)
+
+
+def finished(process: subprocess.Popen[str], folder: Path) -> list[dict[str, Any]]:
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    return lines(folder)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_sane(lines: list[dict[str, Any]]) -> None:
-    steps = [line for line in lines if "reward/mean" in line]
-    assert len(steps) == 3
+def servers(model: Path) -> list[int]:
+    """Process ids of the servers of a model."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"sglang.launch_server" in words and str(model).encode() in words:
+                found.append(int(folder.name))
+    return found
+
+
+def assert_sane(metrics: list[dict[str, Any]], iterations: int = 3) -> None:
+    steps = [line for line in metrics if "reward/mean" in line]
+    assert len(steps) == iterations
     for line in steps:
         assert line["update_policy/grad_norm"] > 0
         # the two engines score the same tokens alike (where both do: old_logprobs may be the rollout's own)
         assert line.get("update_policy/rollout_gap_max", 0.0) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("graph", "args"),
-    [
-        (ONES, ("--inline",)),
-        (ONES, ("--devices", "2", "models.policy.serve.tensor_parallel=2")),
-        (TWO, ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")),
-    ],
-    ids=["inline", "tensor parallel 2", "two pools, one ahead"],
-)
-def test_a_run_generates_with_sglang(files: Path, tmp_path: Path, graph: Path, args: tuple[str, ...]) -> None:
-    assert_sane(run(files, tmp_path / "run", graph, *args))
-    assert [*(tmp_path / "run" / "logs").glob("sglang-*.log")]
+def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> None:
+    args = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs", "pools.gen.devices=2")
+    assert_sane(run(files, tmp_path / "run", TWO, *args))
+    assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2
+
+
+def test_a_server_killed_in_a_run(files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(files, folder, ONES, "--inline", "schedule.iterations=5")
+    while process.poll() is None and not any("reward/mean" in line for line in metrics_so_far(folder)):
+        signal.sigtimedwait([], 0.05)
+    (server,) = servers(files / "model")
+    os.killpg(server, signal.SIGKILL)
+    found = finished(process, folder)
+    assert_sane(found, 5)
+    embedded = ("models.policy.serve.engine=transformers", "--inline", "--steps", "1")
+    expected = run(files, tmp_path / "embedded", ONES, *embedded)
+    # greedy, of the same weights
+    assert found[0]["eval/accuracy"] == pytest.approx(expected[0]["eval/accuracy"], abs=1e-6)
+    (log,) = (folder / "logs").glob("sglang-*.log")
+    assert log.read_text().count("started anew") == 1
+    assert not servers(files / "model")
+
+
+def metrics_so_far(folder: Path) -> list[dict[str, Any]]:
+    return lines(folder) if (folder / "metrics.jsonl").is_file() else []
+
+
+def test_a_run_with_a_server_that_runs_already(files: Path, tmp_path: Path) -> None:
+    launch = Launch(str(files / "model"), "cpu", "float32", 1, 1 << 16, 64)
+    server = Server(launch, tmp_path / "logs", ["0"], "127.0.0.1")
+    server.wait(600)
+    args = (f"models.policy.serve.addresses=[{server.client.url}]", "--inline")
+    for folder, more in (("broadcast", ()), ("disk", (f"models.policy.serve.sync_folder={tmp_path}",))):
+        process = started(files, tmp_path / folder, ONES, *args, *more, SGLANG_API_KEY=server.client.key)
+        assert_sane(finished(process, tmp_path / folder))
+    assert server.is_alive()
+    server.close()

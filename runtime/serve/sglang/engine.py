@@ -1,18 +1,14 @@
-"""The serve engine ``sglang``: a server of its own, spoken to over HTTP, token ids in and token ids out.
+"""The serve engine ``sglang``: servers of their own, spoken to over HTTP, token ids in and token ids out.
 
-Covers what SGLang serves, over tensor parallelism of one host. The server is a process of the worker that
-leads its group (``server.py``); weights come from its memory, in buckets: through shared memory on a
-CPU, through CUDA IPC on a GPU. What the server refuses in its states is refused here first.
+Covers what SGLang serves, over tensor parallelism of one host. One engine a device: the first of a group
+starts its server and looks after it (``keeper.py``), all of them send requests to all servers of the pool
+(``calls.py``, ``router.py``). What a server refuses in its states is refused here first.
 
 Not covered: seeds. SGLang follows them only where its inference is deterministic, which needs a GPU.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,20 +19,22 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from rlgraph.engines import Generation, Request, Sampling
-from rlgraph.errors import RunError
-from rlgraph.runtime.serve.sglang.server import Address, Launch, Server
+from rlgraph.runtime.serve.sglang.calls import Ask, Calls
+from rlgraph.runtime.serve.sglang.client import PARTS, Client
+from rlgraph.runtime.serve.sglang.keeper import START, Keeper, Remotes
+from rlgraph.runtime.serve.sglang.samples import body, generation, limit
+from rlgraph.runtime.serve.sglang.server import Launch
+from rlgraph.runtime.serve.sglang.weights import Named
 from rlgraph.runtime.serve.stops import stop_ids
-from rlgraph.runtime.weights import buckets
 
-PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
-BUCKET = 2**28  # bytes of weights that travel together
-START, REPLY = 600.0, 3600.0  # seconds in which a server has to be up, and to answer a call
-
-Named = tuple[str, torch.Tensor]
+PATIENCE = 60.0  # seconds in which one of several servers that run already has to be back, once all are lost
 
 
 class SglangEngine:
-    """Generates with an SGLang server whose weights arrive by ``load_weights``.
+    """Generates with SGLang servers whose weights arrive by ``load_weights``.
+
+    ``generate`` may run in several threads at a time; meanwhile ``pause``, ``load_weights`` and ``resume``
+    bring new weights to what is in flight, and ``abort`` ends it.
 
     Example:
         engine = SglangEngine("Qwen/Qwen2.5-0.5B-Instruct", logs=Path("logs"))
@@ -47,18 +45,24 @@ class SglangEngine:
         path: a model directory or a hub name.
         device: ``cpu`` or ``cuda``.
         dtype: of weights, keys and values.
-        max_rows: samples in flight at a time; the others wait here.
-        max_cached_tokens: positions that the server's cache holds.
-        group: devices that the server spans.
+        max_rows: samples of this engine in flight on a server at a time; the others wait here.
+        max_cached_tokens: positions that the cache of a server holds.
+        group: devices that a server spans.
         devices: which: GPUs by number, or cores of a CPU for each member of the group, as ``0-1``.
         logs: where the server's log goes.
-        leader: the server of another process that this engine speaks to; it syncs and moves nothing itself.
-        pool: the process group of all who do as this engine does; they wait for one another around what the
-            leaders do to the servers.
+        restarts: how often a server that is lost is started anew, with a copy of its weights on the host.
+        host: the address of the interface that the server answers on.
+        servers: those that run already, in place of one that this engine starts.
+        leads: whether this engine syncs and moves its servers; another one does where it does not.
+        sync_folder: that servers which run already see, for weights to travel by; None: by broadcast.
+        pool: the process group of all who do as this engine does; they wait for one another around what
+            is done to servers that several of them use.
 
     Raises:
         RunError: the server does not come up: with its last lines.
     """
+
+    overlaps = True
 
     def __init__(
         self,
@@ -71,105 +75,74 @@ class SglangEngine:
         group: int = 1,
         devices: Sequence[str] = ("0",),
         logs: Path = Path("logs"),
-        leader: Address | None = None,
+        restarts: int = 3,
+        host: str = "127.0.0.1",
+        servers: Sequence[Client] = (),
+        leads: bool = True,
+        sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
     ) -> None:
-        self.path, self.max_rows, self.group, self.pool = path, max_rows, group, pool
+        self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(path)
         config = AutoConfig.from_pretrained(path).get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
         self.stops = stop_ids(path, config, self.tokenizer)
-        self.version, self.away = -1, frozenset[str]()
-        self.launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows)
-        self.log, self.devices = logs / f"sglang-{devices[0]}.log", devices
-        self.server: Server | None = None
-        self.address = leader or self._start()
+        self.version, self.away, self.paused = -1, frozenset[str](), False
+        self.keeper: Keeper | Remotes | None = None
+        patience = PATIENCE if servers else 2 * START
+        if leads and servers:
+            self.keeper = Remotes(servers, self.device, sync_folder)
+        elif leads:
+            launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows)
+            self.keeper = Keeper(launch, logs, devices, host, restarts)
+            servers = [self.keeper.client]
+        self.calls: Calls | None = None
+        if servers:
+            self.reach(servers, patience)
 
-    def _start(self) -> Address:
-        self.server = Server(self.launch, self.log, self.devices)
-        self.server.wait(START)
-        return self.server.address
+    def reach(self, servers: Sequence[Client], patience: float = 2 * START) -> None:
+        """Generate with these servers from now on.
 
-    def restart(self) -> None:
-        """A new server in the place of one that is gone: awake, and without weights until the next sync."""
-        self.close()
-        self.version, self.away = -1, frozenset[str]()
-        self.address = self._start()
+        Args:
+            servers: all that there are.
+            patience: seconds in which one of them has to be back, once all are lost.
+        """
+        if self.calls:
+            self.calls.close()
+        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, self.keeper)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
+        What was aborted comes back as far as it is, with the finish ``abort``.
+
         Raises:
-            RuntimeError: no weights were given yet, or parts of the engine are asleep.
+            RuntimeError: no weights were given yet, or the engine is paused, or parts of it are asleep.
             ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
-            RunError: the server is gone, or answered with other weights than this engine was given.
+            RunError: a server refused, or answered with other weights than this engine was given.
+            ServerLostError: no server is left.
         """
         self._check(requests, sampling)
-        return asyncio.run(self._generate(requests, sampling))
-
-    async def _generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
-        import aiohttp
-
-        free = asyncio.Semaphore(self.max_rows)
-        headers = {"Authorization": f"Bearer {self.address.key}"}
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=REPLY)
-        connector = aiohttp.TCPConnector(limit=self.max_rows)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
-
-            async def one(prompt: Sequence[int], seed: int) -> Generation:
-                async with (
-                    free,
-                    session.post(
-                        f"{self.address.url}/generate", json=self._body(prompt, seed, sampling)
-                    ) as reply,
-                ):
-                    return self._generation(reply.status, await reply.json())
-
-            made = [asyncio.ensure_future(one(r.prompt, seed)) for r in requests for seed in r.seeds]
-            try:
-                flat = iter(await asyncio.gather(*made))
-            except aiohttp.ClientError as error:
-                raise RunError(
-                    f"the SGLang server of {self.path} broke off: {error}{self._last_lines()}"
-                ) from error
-        return [[next(flat) for _ in request.seeds] for request in requests]
-
-    def _body(self, prompt: Sequence[int], seed: int, sampling: Sampling) -> dict[str, Any]:
-        settings = {
-            "max_new_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "stop_token_ids": self.stops,
-            "sampling_seed": seed & 0x7FFFFFFF,
-        }
-        return {"input_ids": list(prompt), "sampling_params": settings, "return_logprob": True}
-
-    def _generation(self, status: int, reply: dict[str, Any]) -> Generation:
-        if status != 200:
-            raise RunError(f"the SGLang server of {self.path} answered {status}: {json.dumps(reply)[:500]}")
-        meta = reply["meta_info"]
-        versions = {part["version"] for part in meta["weight_versions"]}
-        if versions != {str(self.version)}:
-            raise RunError(f"the SGLang server generated with weights {versions}, not with {self.version}")
-        logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
-        tokens = reply["output_ids"]
-        assert len(tokens) == len(logprobs), f"{len(tokens)} tokens and {len(logprobs)} log-probs"
-        return Generation(tokens, logprobs, meta["finish_reason"]["type"])
+        assert self.calls
+        asks = [
+            Ask(body(request, seed, sampling, self.stops), request.conversation, {self.version})
+            for request in requests
+            for seed in request.seeds
+        ]
+        made = map(generation, asks, self.calls.run(asks))
+        return [[next(made) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         if self.away:
-            raise RuntimeError(
-                f"{self.path}: {', '.join(sorted(self.away))} asleep; wake them before generate"
-            )
+            self._refuse(f"{', '.join(sorted(self.away))} asleep; wake them before generate")
+        if self.paused:
+            self._refuse("paused; resume before generate")
         if self.version < 0:
-            raise RuntimeError(
-                f"{self.path}: no weights yet; call load_weights or load_pretrained before generate"
-            )
+            self._refuse("no weights yet; call load_weights or load_pretrained before generate")
         for index, request in enumerate(requests):
-            whole = len(request.prompt) + sampling.max_new_tokens
+            whole = len(request.prompt) + limit(request, sampling)
             if not request.prompt:
                 raise ValueError(f"request {index}: 0 prompt tokens; it must be at least 1")
             if self.context is not None and whole > self.context:
@@ -177,77 +150,88 @@ class SglangEngine:
                     f"request {index}: {whole} tokens are more than the model's context of {self.context}"
                 )
 
+    def abort(self) -> None:
+        """End what is in flight; ``generate`` gives back what there is of it. Waits until it is."""
+        if self.calls:
+            self.calls.abort()
+
+    def pause(self) -> None:
+        """Stop generating: what is in flight waits for ``resume``, and may get new weights until then.
+
+        Raises:
+            RuntimeError: it is paused already, or parts are asleep.
+        """
+        if self.paused or self.away:
+            state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
+            self._refuse(f"{state}; it can't be paused")
+        if self.keeper:
+            self.keeper.pause()
+        self._meet()
+        self.paused = True
+
+    def resume(self) -> None:
+        """Generate again.
+
+        Raises:
+            RuntimeError: it is not paused, or has no weights.
+        """
+        if not self.paused or self.version < 0:
+            self._refuse("no weights yet" if self.paused else "not paused; it can't go on")
+        self._meet()
+        if self.keeper:
+            self.keeper.resume()
+        self.paused = False
+
     def load_weights(self, named: Iterable[Named], version: int) -> None:
         """Take every weight by its Hugging Face name, bucket by bucket. After an error ``version`` is -1.
 
         Raises:
-            RuntimeError: the weights are asleep.
-            RunError: the server refused them.
+            RuntimeError: the weights are asleep, or something is in flight and not paused.
+            RunError: a server refused them.
+            ServerLostError: a server is lost, and may not be started anew.
         """
         if "weights" in self.away:
-            raise RuntimeError(f"{self.path}: its weights are asleep; wake them before load_weights")
+            self._refuse("its weights are asleep; wake them before load_weights")
+        self._check_idle("load_weights")
+        self._meet()
         self.version = -1
         kept = ((name, t) for name, t in named if not (self.tied and name == "lm_head.weight"))
         parameters = ((name, t.to(self.dtype) if t.is_floating_point() else t) for name, t in kept)
-        if self.server:
-            self._update(parameters, version)
+        if self.keeper:
+            self.keeper.load(parameters, version)
         else:
-            deque(parameters, maxlen=0)  # the leader sends; here they are only gathered
+            deque(parameters, maxlen=0)  # another one sends; here they are only gathered
         self._meet()
+        if self.calls:
+            self.calls.promise(version)
         self.version = version
 
-    def _update(self, parameters: Iterable[Named], version: int) -> None:
-        self._post("begin_weight_update", {})
-        for bucket in buckets(parameters, BUCKET):
-            self._send(bucket, version)
-        self._post("end_weight_update", {})
-        if "kv" not in self.away:
-            self._post("flush_cache", {})
-
-    def _meet(self) -> None:
-        """Wait for all of the pool: nobody uses a server while its leader changes it."""
-        if self.pool is not None and self.group > 1:
-            dist.barrier(self.pool)
-
     def load_pretrained(self) -> None:
-        """Take the weights that lie at ``path``, as version 0."""
-        self._post("begin_weight_update", {})
-        self._post("update_weights_from_disk", {"model_path": self.path, "weight_version": "0"})
-        self._post("end_weight_update", {})
+        """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
+        assert isinstance(self.keeper, Keeper)
+        self._check_idle("load_pretrained")
+        self.keeper.load_pretrained()
         self.version = 0
 
-    def _send(self, bucket: list[Named], version: int) -> None:
-        from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
-
-        if self.device == "cpu":  # a server that did not start this process may not open its file descriptors
-            torch.multiprocessing.set_sharing_strategy("file_system")
-        flat = FlattenedTensorBucket(named_tensors=[(name, t.detach().contiguous()) for name, t in bucket])
-        held = {"flattened_tensor": flat.get_flattened_tensor(), "metadata": flat.get_metadata()}
-        text = MultiprocessingSerializer.serialize(held, output_str=True)
-        body = {
-            "serialized_named_tensors": [text] * self.group,
-            "load_format": "flattened_bucket",
-            "flush_cache": False,
-            "weight_version": str(version),
-        }
-        self._post("update_weights_from_tensor", body)
-
-    def checksums(self) -> Any:
-        """A checksum of every parameter, as the server holds it."""
-        return self._post("weights_checker", {"action": "checksum"})
+    def checksums(self) -> list[Any]:
+        """Of each server: a checksum of every parameter on each of its ranks, as it holds it."""
+        assert self.calls
+        asked = {"action": "checksum"}
+        return [client.post("weights_checker", asked)["ranks"] for client in self.calls.clients]
 
     def sleep(self, parts: Sequence[str]) -> None:
         """Release the memory of ``weights``, ``kv`` or both. Asleep weights come back by a sync alone.
 
         Raises:
-            RuntimeError: a part is asleep already.
+            RuntimeError: a part is asleep already, or something is in flight, or the engine is paused.
         """
         moved = self._moved(parts, asleep=False)
+        self._check_idle("sleep")
+        if self.paused:
+            self._refuse("paused; resume before sleep")
         self._meet()
-        for part in sorted(moved) if self.server else ():  # the cache before the weights
-            self._post("flush_cache", {})
-            self._post("release_memory_occupation", {"tags": PARTS[part]})
+        if self.keeper:
+            self.keeper.sleep(moved)
         if "weights" in moved:
             self.version = -1
         self.away |= moved
@@ -259,8 +243,8 @@ class SglangEngine:
             RuntimeError: a part is awake.
         """
         moved = self._moved(parts, asleep=True)
-        for part in sorted(moved, reverse=True) if self.server else ():
-            self._post("resume_memory_occupation", {"tags": PARTS[part]})
+        if self.keeper:
+            self.keeper.wake(moved)
         self._meet()
         self.away -= moved
 
@@ -270,33 +254,24 @@ class SglangEngine:
         wrong = moved - self.away if asleep else moved & self.away
         if unknown or wrong:
             state = "no parts of it" if unknown else "awake" if asleep else "asleep already"
-            raise RuntimeError(f"{self.path}: {', '.join(sorted(unknown or wrong))}: {state}")
+            self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
         return moved
 
-    def _post(self, call: str, body: dict[str, Any]) -> Any:
-        headers = {"Authorization": f"Bearer {self.address.key}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.address.url}/{call}", json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=REPLY) as reply:
-                text = reply.read().decode()
-        except urllib.error.HTTPError as error:
-            raise RunError(
-                f"the SGLang server of {self.path} refused {call}: {error.read().decode()[:500]}"
-            ) from error
-        except (urllib.error.URLError, OSError) as error:
-            law = f"the SGLang server of {self.path} did not answer {call}: {error}"
-            raise RunError(f"{law}{self._last_lines()}") from error
-        answer = json.loads(text) if text.startswith(("{", "[")) else text
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise RunError(
-                f"the SGLang server of {self.path} refused {call}: {answer.get('message', answer)}"
-            )
-        return answer
+    def _check_idle(self, call: str) -> None:
+        if self.calls and self.calls.asks and not self.paused:
+            self._refuse(f"{len(self.calls.asks)} samples are in flight; pause or abort them before {call}")
 
-    def _last_lines(self) -> str:
-        return self.server.last_lines() if self.server else ""
+    def _refuse(self, law: str) -> None:
+        raise RuntimeError(f"{self.path}: {law}")
+
+    def _meet(self) -> None:
+        """Wait for all of the pool: nobody uses a server while another one changes it."""
+        if self.pool is not None and self.pool.size() > 1:
+            dist.barrier(self.pool)
 
     def close(self) -> None:
-        """End the server, if this engine started it."""
-        if self.server:
-            self.server.close()
+        """End the connections, and the server, if this engine started it."""
+        if self.calls:
+            self.calls.close()
+        if self.keeper:
+            self.keeper.close()

@@ -1,24 +1,35 @@
-"""A server for each tensor-parallel group of a pool: its first device leads, the others speak to it."""
+"""A server for each tensor-parallel group of a pool, or servers that run already: who looks after which."""
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from rlgraph.runtime.serve.sglang.client import Client
 from rlgraph.runtime.serve.sglang.engine import SglangEngine
 
 
 def sglang_engine(
-    path: str, *, device: str, group: int, pool: dist.ProcessGroup, logs: Path, **options: Any
+    path: str,
+    *,
+    device: str,
+    group: int,
+    pool: dist.ProcessGroup,
+    logs: Path,
+    addresses: Sequence[str] = (),
+    **options: Any,
 ) -> SglangEngine:
-    """This device's engine: with a server where it leads a group, else with the address of its leader.
+    """This device's engine, which sends requests to all servers of the pool. Collective over the pool.
 
-    Collective over the pool. Groups are of consecutive devices: the compiler has checked that they fill the
-    pool and stay within a host.
+    Groups are of consecutive devices: the compiler has checked that they fill the pool and stay within a
+    host. The first of each starts a server. Where servers run already, the pool's first device syncs them.
 
     Args:
         path: a model directory or a hub name.
@@ -26,16 +37,30 @@ def sglang_engine(
         group: devices of one server.
         pool: the process group of the pool.
         logs: where the servers' logs go.
+        addresses: of servers that run already.
         options: as ``SglangEngine`` takes them.
     """
     index = pool.rank()
-    members = _gathered(_own_device(device, index), pool)
+    options |= {"device": device, "pool": pool}
+    if addresses:
+        key = os.environ.get("SGLANG_API_KEY", "")
+        servers = [Client(address.rstrip("/"), key) for address in addresses]
+        return SglangEngine(path, **options, servers=servers, leads=index == 0)
+    members = _gathered((socket.gethostname(), _own_device(device, index)), pool)
     first = index - index % group
-    options |= {"device": device, "group": group, "devices": members[first : first + group]}
-    options |= {"logs": logs, "pool": pool}
-    engine = SglangEngine(path, **options) if index == first else None
-    addresses = _gathered(engine.address if engine else None, pool)
-    return engine or SglangEngine(path, **options, leader=addresses[first])
+    options |= {"group": group, "devices": [device for _, device in members[first : first + group]]}
+    options |= {"logs": logs, "host": _interface({host for host, _ in members})}
+    engine = SglangEngine(path, **options, leads=index == first)
+    led = _gathered(engine.keeper.client if index == first else None, pool)
+    engine.reach([client for client in led if client])
+    return engine
+
+
+def _interface(hosts: set[str]) -> str:
+    """The address that servers of these hosts answer on."""
+    if len(hosts) == 1:
+        return "127.0.0.1"
+    return str(sys.modules["ray"].util.get_node_ip_address())  # workers of several hosts are Ray's
 
 
 def _own_device(device: str, index: int) -> str:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.serve.sglang.client import Client
 
 CPU = Path(__file__).parent / "cpu"  # on PYTHONPATH of a server without a GPU: what a CUDA build would bring
+PORTS = range(20000, 32000)  # above Ray's, below the kernel's
 LAST = 30  # lines of a log that an error shows
 PR_SET_PDEATHSIG = 1
 
@@ -43,33 +46,36 @@ class Launch:
     tokens: int
     max_rows: int
 
-    def arguments(self, host: str, port: int, key: str) -> list[str]:
-        """The command line after ``python``."""
+    def settings(self) -> dict[str, object]:
+        """Of SGLang, by its own names; true is a flag."""
         given: dict[str, object] = {
-            "model-path": self.path,
+            "model_path": self.path,
             "device": self.device,
             "dtype": self.dtype,
-            "tp-size": self.group,
-            "host": host,
-            "port": port,
-            "api-key": key,
-            "max-total-tokens": self.tokens,
-            "max-running-requests": self.max_rows,
-            "grammar-backend": "none",
-            "log-level": "warning",
+            "tp_size": self.group,
+            "max_total_tokens": self.tokens,
+            "max_running_requests": self.max_rows,
+            "grammar_backend": "none",
+            "log_level": "warning",
+            "sleep_on_idle": True,  # else it keeps a core busy while others train
         }
-        flags = ["skip-server-warmup"]
-        if self.device == "cpu":
-            given |= {
-                "attention-backend": "torch_native",
-                "sampling-backend": "pytorch",
-                "mem-fraction-static": 0.1,
-            }
-            flags += ["disable-cuda-graph", "disable-overlap-schedule"]
-        else:
-            flags += ["enable-memory-saver"]
-        options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        return ["-m", "sglang.launch_server", *options, *(f"--{flag}" for flag in flags)]
+        if self.device != "cpu":
+            return given | {"enable_memory_saver": True}
+        return given | {
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "mem_fraction_static": 0.1,
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+        }
+
+    def arguments(self, host: str, port: int, key: str) -> list[str]:
+        """The command line after ``python``."""
+        given = self.settings() | {"host": host, "port": port, "api_key": key, "skip_server_warmup": True}
+        words = ["-m", "sglang.launch_server"]
+        for name, value in given.items():
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return words
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """The server's environment: its devices, and what a memory saver and a CPU need."""
@@ -85,36 +91,30 @@ class Launch:
         return found
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server answers, and the key that it asks for."""
-
-    url: str
-    key: str
-
-
 class Server:
     """A running server. It ends with this process, however that ends."""
 
     def __init__(
-        self, launch: Launch, log: Path, devices: Sequence[str], python: str = sys.executable
+        self, launch: Launch, logs: Path, devices: Sequence[str], host: str, client: Client | None = None
     ) -> None:
         """Start it; ``wait`` says when it answers.
 
         Args:
             launch: how it runs.
-            log: the file that takes all that it prints.
+            logs: the folder of its log, which takes all that it prints and is named after host and port.
             devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0-1``.
-            python: the interpreter that has SGLang.
+            host: the address of the interface that it answers on.
+            client: of the server whose place it takes, port and key; a new one unless given.
         """
-        self.launch, self.log = launch, log
-        host = "127.0.0.1"  # its group's devices are all on this host
-        port = _free_port(host)
-        self.address = Address(f"http://{host}:{port}", secrets.token_hex(16))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as sink:
+        self.launch, self.closed = launch, False
+        self.client = client or Client(f"http://{host}:{free_port(host)}", secrets.token_hex(16))
+        port = urlsplit(self.client.url).port
+        assert port
+        self.log = logs / f"sglang-{host}-{port}.log"
+        logs.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [python, *launch.arguments(host, port, self.address.key)],
+                [sys.executable, *launch.arguments(host, port, self.client.key)],
                 env=launch.environment(os.environ, devices),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -131,11 +131,10 @@ class Server:
         """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            if self.process.poll() is not None:
-                raise RunError(
-                    f"the SGLang server of {self.launch.path} ended ({self._how()}){self.last_lines()}"
-                )
-            if _answers(f"{self.address.url}/health", self.address.key):
+            if not self.is_alive():
+                self.close()
+                raise RunError(f"{self.obituary()}{self.last_lines()}")
+            if self.client.is_healthy():
                 return
             time.sleep(0.2)
         self.close()
@@ -152,30 +151,34 @@ class Server:
         return "".join(f"\n    {line}" for line in [f"the end of {self.log}:", *lines])
 
     def close(self) -> None:
-        """End it and all that it started."""
-        if self.is_alive():
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End it and all that it started, which outlives it for a while where it alone was killed."""
+        if not self.closed:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.closed = True
         self.process.wait()
 
-    def _how(self) -> str:
-        code = self.process.returncode
-        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    def obituary(self) -> str:
+        """How it ended, or that it runs and does not answer."""
+        law = f"the SGLang server of {self.launch.path}"
+        try:
+            code = self.process.wait(1.0)  # one that was killed is not quite gone when it stops answering
+        except subprocess.TimeoutExpired:
+            return f"{law} does not answer any more"
+        return f"{law} ended ({f'exit code {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'})"
 
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def free_port(host: str) -> int:
+    """A port of an interface that is free now; ``""`` for all interfaces.
 
-
-def _answers(url: str, key: str) -> bool:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
-    try:
-        with urllib.request.urlopen(request, timeout=5) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    Not of those that the kernel gives to whoever asks for any: a server binds its own half a minute later.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            if probe.connect_ex((host or "127.0.0.1", port)):
+                return port
+    raise RunError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on {host}")

@@ -1,0 +1,97 @@
+"""Servers that run already: a real one, which another engine started, and fakes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fake import Fake
+
+from rlgraph.engines import Request, Sampling
+from rlgraph.runtime.failure import LostError, failure
+from rlgraph.runtime.serve.sglang.client import ServerLostError
+from rlgraph.runtime.serve.sglang.engine import SglangEngine
+
+pytestmark = pytest.mark.filterwarnings("default")
+REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[Fake]]:
+    made = [Fake(), Fake()]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+def reaching(path: str, folder: Path, fakes: list[Fake], rows: int = 4) -> SglangEngine:
+    return SglangEngine(path, servers=[fake.client for fake in fakes], sync_folder=str(folder), max_rows=rows)
+
+
+@pytest.mark.parametrize("way", ["broadcast", "folder"])
+def test_a_real_one_is_synced(
+    awake: SglangEngine, path: str, model: torch.nn.Module, tmp_path: Path, way: str
+) -> None:
+    weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    expected = awake.checksums()
+    awake.load_weights(((name, tensor + 1) for name, tensor in weights.items()), 2)
+    assert awake.checksums() != expected
+    folder = str(tmp_path) if way == "folder" else None
+    other = SglangEngine(path, servers=[awake.keeper.client], sync_folder=folder)
+    for version in (3, 4):
+        other.load_weights(weights.items(), version)
+        assert {*other.generate(REQUESTS[:1], Sampling(3))[0][0].versions} == {version}
+    assert other.checksums() == expected
+    other.sleep(["kv", "weights"])
+    other.wake(["weights"])
+    other.load_weights(weights.items(), 5)
+    other.wake(["kv"])
+    assert other.generate(REQUESTS[:1], Sampling(3))
+    other.close()
+    assert awake.keeper.server.is_alive() and not [*tmp_path.iterdir()]
+
+
+def test_conversations_stay_and_the_limit_holds(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    engine = reaching(path, tmp_path, fakes)
+    engine.load_weights(model.named_parameters(), 0)
+    turns = [[Request([talk], [0], conversation=f"talk {talk}") for talk in range(2, 8)] for _ in range(3)]
+    for requests in turns:
+        assert all(len(one.tokens) == 5 for (one,) in engine.generate(requests, Sampling(5)))
+    talks = [{tuple(prompt) for prompt in fake.prompts} for fake in fakes]
+    assert [len(each) for each in talks] == [3, 3] and not talks[0] & talks[1]
+    engine.generate([Request([9], range(40))], Sampling(3))
+    assert [fake.served for fake in fakes] == [29, 29] and max(fake.most for fake in fakes) == 4
+    engine.close()
+
+
+def test_what_a_lost_server_had_goes_to_another(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    fakes[0].dies_after = 6
+    engine = reaching(path, tmp_path, fakes)
+    engine.load_weights(model.named_parameters(), 0)
+    requests = [Request([first], [0, 1]) for first in range(2, 12)]
+    answers = engine.generate(requests, Sampling(20))
+    assert [[len(one.tokens) for one in many] for many in answers] == [[20, 20]] * 10
+    assert fakes[0].dead == "as it was told" and engine.calls.router.up == {1}
+    engine.load_weights(model.named_parameters(), 1)  # of those that answer
+    assert {*engine.generate(requests, Sampling(1))[9][1].versions} == {1}
+    engine.close()
+
+
+def test_no_server_is_left(path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]) -> None:
+    engine = reaching(path, tmp_path, fakes)
+    engine.load_weights(model.named_parameters(), 0)
+    engine.reach([fake.client for fake in fakes], patience=0.5)
+    for fake in fakes:
+        fake.dies_after = 2
+    with pytest.raises(ServerLostError, match="no SGLang server answers any more at http") as caught:
+        engine.generate(REQUESTS, Sampling(9))
+    assert isinstance(failure("", "", caught.value), LostError)  # so schedule.restarts starts the run anew
+    with pytest.raises(ServerLostError, match="no SGLang server answers at http"):
+        engine.load_weights(model.named_parameters(), 1)
+    engine.close()
