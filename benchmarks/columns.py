@@ -86,8 +86,8 @@ def measure(plan: Plan, cluster: Counted, copiers: Copiers, length: int, rounds:
     """Iterations and copies in turn, so that a drift of the machine meets both."""
     first = cluster.places[0]
     (place,), (port,) = (cluster.get(cluster.call(first, name)) for name in ("place", "free_port"))
-    meeting = f"tcp://{place[2]}:{port}"
-    cluster.get([cluster.call(place, "setup", plan, *place, meeting)[0] for place in cluster.places])
+    meeting = f"tcp://{place[1]}:{port}"
+    cluster.get([cluster.call(place, "setup", plan, meeting, *place)[0] for place in cluster.places])
     driver = Driver(plan, cluster, lambda step: None)
     written, read = (size * length * ROWS for size in per_token(plan))
     ours, bound, moved = [], [], []

@@ -63,8 +63,8 @@ def measure(plan: Plan, cluster: RayCluster, count: int) -> None:
     """Iterations and bare calls in turn, so that a drift of the machine meets both."""
     first = cluster.places[0]
     (place,), (port,) = (cluster.get(cluster.call(first, name)) for name in ("place", "free_port"))
-    meeting = f"tcp://{place[2]}:{port}"
-    cluster.get([cluster.call(place, "setup", plan, *place, meeting)[0] for place in cluster.places])
+    meeting = f"tcp://{place[1]}:{port}"
+    cluster.get([cluster.call(place, "setup", plan, meeting, *place)[0] for place in cluster.places])
     driver = Driver(plan, cluster, lambda step: None)
     ours, bare = [], []
     for _ in range(count + 10):
