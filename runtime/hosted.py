@@ -45,22 +45,26 @@ class Engines:
     def _load(self, name: str, model: ModelPlan) -> None:
         if model.train and model.train["pool"] in (None, self.pool):
             self.versions[name] = 0
-        if model.train and model.train["pool"] in (None, self.pool) and not model.shares:
-            engine, options = _engine(model.train, TRAIN_ENGINES)
-            self.train[name] = engine(
-                model.path,
-                head=model.head,
-                frozen=model.optimizer is None,
-                optimizer=model.optimizer,
-                seed=self.plan.seed,
-                device=self.device,
-                mesh=self.groups.mesh,
-                **options,
-            )
-            self._put_away("offload", name)
+            if not model.shares:
+                self.train[name] = self._trainer(model, model.train)
+                self._put_away("offload", name)
         if model.serve and model.serve["pool"] in (None, self.pool):
             self.serve[name] = self._served(model.path, model.serve)
             self._put_away("sleep", name)
+
+    def _trainer(self, model: ModelPlan, spec: Mapping[str, Any]) -> Any:
+        """The train engine of one model."""
+        engine, options = _engine(spec, TRAIN_ENGINES)
+        return engine(
+            model.path,
+            head=model.head,
+            frozen=model.optimizer is None,
+            optimizer=model.optimizer,
+            seed=self.plan.seed,
+            device=self.device,
+            mesh=self.groups.mesh,
+            **options,
+        )
 
     def _served(self, path: str, spec: Mapping[str, Any]) -> Any:
         """The serve engine of one model."""

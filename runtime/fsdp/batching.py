@@ -6,8 +6,9 @@ that wants a log-prob or a value, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -41,9 +42,14 @@ class MicroBatch:
 
     columns: dict[str, Any]  # tokens, loss_mask and whatever else was given, cut to these rows
     inputs: dict[str, torch.Tensor]  # of the model: input_ids int64 [lanes, width], ...
+    mask: Callable[[], torch.Tensor] | None  # of packed rows
     cells: torch.Tensor  # int64 [scored]: after which of the cells of input_ids the token is scored
     labels: torch.Tensor  # int64 [scored]
     places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """What the model is given. A mask is made for the pass: all batches' together would not fit."""
+        return {**self.inputs, "attention_mask": self.mask()} if self.mask else self.inputs
 
     def scatter(self, scores: torch.Tensor) -> Ragged:
         """Scores ``[scored]`` as a column ``[rows, tokens]``, 0 where nothing is scored."""
@@ -172,21 +178,22 @@ def micro_batches(
     """Micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
     if subset is not None:
         columns = {name: cut(column, subset) for name, column in columns.items()}
-    lengths = columns_read(scored(columns["loss_mask"]))
+    wanted = scored(columns["loss_mask"])
+    lengths = columns_read(wanted)
     beside = micro_batch_rows(lengths, budget.tokens)
     longest = [int(lengths[rows].max()) for rows in beside]
     work = sum(budget.work(len(r) * w, w / 2) for r, w in zip(beside, longest, strict=True))
-    if packed := _packed(columns, budget, work, max(longest, default=0)):
+    if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
         return [_packed_batch(columns, lanes, budget.dtype, device) for lanes in packed]
     return [_micro_batch({k: cut(column, rows) for k, column in columns.items()}, device) for rows in beside]
 
 
-def _packed(columns: Mapping[str, Any], budget: Budget, work: float, longest: int) -> list[list[Lane]]:
+def _packed(tokens: Ragged, wanted: Ragged, budget: Budget, work: float, longest: int) -> list[list[Lane]]:
     """The lanes of each micro-batch, of the width with the least work; none if that is not below ``work``."""
     best: list[list[Lane]] = []
     if budget.share is None:
         return best
-    groups = alike(columns["tokens"], spans_of(scored(columns["loss_mask"])))
+    groups = alike(tokens, spans_of(wanted))
     for width in _widths(groups, longest, budget.tokens):
         lanes = lanes_of(groups, width)
         if (needed := budget.work(len(lanes) * width, width)) < work:
@@ -248,8 +255,8 @@ def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
     input_ids = torch.zeros(len(tokens), width, dtype=torch.int64)
     read = tokens.padded()[:, :width]
     input_ids[:, : read.shape[1]] = read
-    row, place = _scored_places(wanted)
-    return _placed(columns, wanted, {"input_ids": input_ids}, row * width + place - 1, device)
+    flat, row, place = _scored_places(wanted)
+    return _placed(columns, {"input_ids": input_ids}, None, flat, row * width + place - 1, device)
 
 
 def _packed_batch(
@@ -258,29 +265,29 @@ def _packed_batch(
     """Rows end to end; the batch has them in the order in which they lie."""
     rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
     columns = {name: cut(column, rows) for name, column in columns.items()}
-    cells, wanted = cells_of(columns["tokens"], lanes), scored(columns["loss_mask"])
-    row, place = _scored_places(wanted)
+    cells = cells_of(columns["tokens"], lanes)
+    flat, row, place = _scored_places(scored(columns["loss_mask"]))
     inputs = {"input_ids": cells.input_ids, "position_ids": cells.positions}
-    inputs["attention_mask"] = cells.mask(dtype, device)
-    return _placed(columns, wanted, inputs, cells.cell(row, place - 1), device)
+    mask = partial(cells.mask, dtype, device)
+    return _placed(columns, inputs, mask, flat, cells.cell(row, place - 1), device)
 
 
-def _scored_places(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and place in it of each scored token, int64 ``[scored]`` each."""
+def _scored_places(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each scored token its place in the flat tokens, its row and its place there: int64 ``[scored]``."""
     flat = wanted.values.nonzero().squeeze(1)
     row = wanted.row_of[flat]
-    return row, flat - wanted.offsets[row]
+    return flat, row, flat - wanted.offsets[row]
 
 
 def _placed(
     columns: dict[str, Any],
-    wanted: Ragged,
     inputs: dict[str, torch.Tensor],
+    mask: Callable[[], torch.Tensor] | None,
+    places: torch.Tensor,
     cells: torch.Tensor,
     device: torch.device,
 ) -> MicroBatch:
-    places = wanted.values.nonzero().squeeze(1)
     labels = columns["tokens"].values[places]
     moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-    return MicroBatch(moved, inputs, *(tensor.to(device) for tensor in (cells, labels, places)))
+    return MicroBatch(moved, inputs, mask, *(tensor.to(device) for tensor in (cells, labels, places)))

@@ -26,7 +26,7 @@ CHUNK = 2**26  # numbers of a chunk's logits, or one token's if they are more: 2
 
 def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     """What a value head says before each scored token: float32 ``[scored]``."""
-    out: torch.Tensor = model(**batch.inputs, use_cache=False).logits
+    out: torch.Tensor = model(**batch.given(), use_cache=False).logits
     return batch.picked(out).squeeze(1).float()
 
 
@@ -71,7 +71,7 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
 
 def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
     """The hidden states ``[scored, hidden]``, and how many of them a chunk has."""
-    hidden = batch.picked(model.base_model(**batch.inputs, use_cache=False).last_hidden_state)
+    hidden = batch.picked(model.base_model(**batch.given(), use_cache=False).last_hidden_state)
     return hidden, max(1, CHUNK // model.config.get_text_config().vocab_size)
 
 
