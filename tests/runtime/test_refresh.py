@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cadenced import checkpoint, graph, ran, same, versions
 from safetensors.torch import load_file
 
 from rlgraph.runtime.run import run_graph
 
-HERE = Path(__file__).parent
-DATA = "demo_files/train.parquet"
 ONE = "set: {pools: {main: {devices: 1}}}"
+STEP = "set: {update_policy.minibatches: 1}"
 
 
 @pytest.fixture(autouse=True)
@@ -23,44 +21,9 @@ def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("demo_files").symlink_to(demo_files / "demo_files")
 
 
-def graph(*edits: str) -> str:
-    """A graph file of the demo's model and task, with a reward that any model earns some of."""
-    settings = [
-        "set: {models.policy: {path: demo_files/model, optimizer: {lr: 1e-3}}}",
-        f"replace: {{prompts: {{op: data.prompts, files: [{DATA}], batch: 4, template: plain}}}}",
-        "set: {rollout.n: 3, rollout.max_new_tokens: 6, schedule: {iterations: 4, save_every: 1, keep: 9}}",
-        f"set: {{rewards: {{op: '{HERE / 'ones_ops.py'}:ones'}}, update_policy.minibatches: 1}}",
-    ]
-    body = "".join(f"  - {edit}\n" for edit in (*settings, *edits))
-    Path("edited.yaml").write_text(f"graph: edited\nextends: grpo\nedits:\n{body}")
-    return "edited.yaml"
-
-
-def ran(path: str, run_dir: str, steps: int | None = None, resume: bool = False) -> list[dict[str, Any]]:
-    run_graph(path, (), 2, inline=True, steps=steps, run_dir=Path(run_dir), resume=resume)
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
-
-
-def versions(run_dir: str) -> list[dict[str, int]]:
-    """After each iteration."""
-    states = sorted(Path(run_dir, "checkpoints").glob("*/state.json"))
-    return [json.loads(state.read_text())["versions"] for state in states]
-
-
-def checkpoint(run_dir: str, iteration: int, model: str = "policy") -> dict[str, Any]:
-    """The weights of a model after an iteration, by their names."""
-    path = f"{run_dir}/checkpoints/step-{iteration:06d}/{model}/shard-00000-of-00001.safetensors"
-    return {n.removeprefix("model."): w for n, w in load_file(path).items() if n.startswith("model.")}
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
-
-
 def test_a_reference_is_refreshed_and_part_of_checkpoints() -> None:
     refresh = "add: {refresh: {op: update.copy, model: ref, of: policy@next, every: 2}}"
-    path = graph(ONE, refresh)
+    path = graph("grpo", STEP, ONE, refresh)
     lines = ran(path, "whole")
     gaps = [line["update_policy/kl_ref"] for line in lines]
     # in iterations 1 and 3 the reference is what the policy is, up to the engines' rounding
@@ -74,7 +37,7 @@ def test_a_reference_is_refreshed_and_part_of_checkpoints() -> None:
 
 def test_a_reference_may_follow_softly() -> None:
     refresh = "add: {refresh: {op: update.copy, model: ref, of: policy, mix: 0.25}}"
-    ran(graph(ONE, refresh), "soft", steps=2)
+    ran(graph("grpo", STEP, ONE, refresh), "soft", steps=2)
     base, first = load_file("demo_files/model/model.safetensors"), checkpoint("soft", 1)
     # `of: policy` are the weights before the update: those that the run began with, then those of iteration 1
     assert same(checkpoint("soft", 1, "ref"), base)
@@ -84,7 +47,7 @@ def test_a_reference_may_follow_softly() -> None:
 
 def test_each_rank_copies_its_shard() -> None:
     refresh = "add: {refresh: {op: update.copy, model: ref, of: policy@next}}"
-    path = graph("set: {schedule: {iterations: 1}}", refresh)
+    path = graph("grpo", STEP, "set: {schedule: {iterations: 1}}", refresh)
     run_graph(path, (), 2, run_dir=Path("two"))
     for rank in (0, 1):
         ref, policy = (

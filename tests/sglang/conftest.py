@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for fake.py
 HERE, ANYWHERE = "tests/sglang/", "test_router"
 
 
