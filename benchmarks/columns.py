@@ -13,6 +13,7 @@ makes them. The object store needs about three times that in /dev/shm, the worke
 from __future__ import annotations
 
 import argparse
+import io
 import mmap
 import multiprocessing
 import statistics
@@ -33,8 +34,9 @@ from rlgraph.runtime.demo import make
 from rlgraph.runtime.driver import Driver
 from rlgraph.runtime.walk import Entry, Walk
 
-TARGET, TARGET_BYTES, WORKERS, ROWS, WARMUP = 1.3, 2**20, 4, 512, 2
+TARGET, TARGET_BYTES, WORKERS, ROWS, WARMUP = 1.3, 2**20, 4, 512, 8
 SIZES = {"int64": 8, "float32": 4, "boolean": 1}  # bytes a token
+REFERENCE = 256  # bytes of a reference as it is pickled, with its owner's address, rounded up
 GRAPH = Path(__file__).parent / "columns.yaml"
 
 
@@ -44,13 +46,32 @@ class Counted(RayCluster):
     moved = 0
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
-        self.moved += len(cloudpickle.dumps(args))
+        self.moved += pickled(args)
         return super().call(place, method, *args, returns=returns)
 
     def get(self, references: Any) -> list[Any]:
         found = super().get(references)
-        self.moved += len(cloudpickle.dumps(found))
+        self.moved += pickled(found)
         return found
+
+
+class Counting(cloudpickle.Pickler):
+    """Counts references, and leaves them out: one that is pickled is kept by Ray until the end."""
+
+    references = 0
+
+    def persistent_id(self, value: Any) -> Any:
+        found = isinstance(value, ray.ObjectRef)
+        self.references += found
+        return 0 if found else None
+
+
+def pickled(value: Any) -> int:
+    """Bytes of a value as it is sent."""
+    buffer = io.BytesIO()
+    counting = Counting(buffer)
+    counting.dump(value)
+    return buffer.tell() + counting.references * REFERENCE
 
 
 def main() -> None:

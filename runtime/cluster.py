@@ -35,6 +35,11 @@ def numbered(text: str) -> tuple[tuple[bool, int, str], ...]:
     return tuple((word.isdigit(), int(word) if word.isdigit() else 0, word) for word in SPLIT.split(text))
 
 
+def threads_each(workers: int) -> int:
+    """Of the cores of this process, those that each of some workers has which compute on them."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
 class Cluster(Protocol):
     """The workers of all pools."""
 
@@ -76,7 +81,9 @@ class InlineCluster:
         assert set(pools.values()) == {1}, "in one process, each pool has one device"
         self.places = _places(pools)
         desk: dict[str, Handover] = {}
-        self.workers = {place: Worker(desk=desk) for place in self.places}
+        # as many threads as each has as a process of its own: sums are added up in the same order
+        threads = threads_each(len(self.places))
+        self.workers = {place: Worker(threads, desk=desk) for place in self.places}
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         try:
@@ -164,7 +171,7 @@ class RayCluster:
     def _worker(self, group: Any, index: int, log: Path) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        threads = 0 if self.gpus else max(1, len(os.sched_getaffinity(0)) // len(self.places))
+        threads = 0 if self.gpus else threads_each(len(self.places))
         bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         actor = self.ray.remote(Worker)
         gpus = 1 if self.gpus else 0

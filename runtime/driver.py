@@ -2,7 +2,8 @@
 
 Each pool gets its steps in the order given, and runs them in it. A step is handed over as soon as its calls
 are known; those of a balanced layout, say, depend on how many tokens came out. One that must wait holds up
-its own pool only. From then on Ray follows the references: a call starts when its inputs are there.
+its own pool only. From then on Ray follows the references: a call starts when its inputs are there. Moves of
+columns are no calls of their own: a worker does them with the step behind them.
 """
 
 from __future__ import annotations
@@ -10,29 +11,52 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime.cluster import Cluster, Place, place_text
-from rlgraph.runtime.failure import culprit, failure, is_gone
+from rlgraph.runtime.failure import cause, culprit, failure, is_gone
 from rlgraph.runtime.rounds import more
 from rlgraph.runtime.rows import NotYet
 from rlgraph.runtime.stream import repeated
+from rlgraph.runtime.tasks import Here, Sent, Task, Trail
 from rlgraph.runtime.walk import Call, Walk
 from rlgraph.text import plan_text, sentence
 
+CARRIES = ("repartition", "repeat", "select")  # kinds of steps that move columns
 Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
+
+
+@dataclass
+class Begun:
+    """A step that was begun: its calls, and, of those that were made, the references of what they return."""
+
+    walk: Walk
+    step: Step
+    calls: list[Call]
+    made: dict[Place, list[Any]] = field(default_factory=dict)
 
 
 class Driver:
     """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, watch: Watch) -> None:
-        self.plan, self.cluster, self.watch = plan, cluster, watch
+    def __init__(self, plan: Plan, cluster: Cluster, watch: Watch, logs: Path | None = None) -> None:
+        """One for a run.
+
+        Args:
+            plan: what is run.
+            cluster: on which.
+            watch: is told where it stands.
+            logs: of the run's directory, where workers note which task they are at.
+        """
+        self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
         self.waiting: list[tuple[Walk, Step]] = []  # in the order in which each pool will get them
-        self.pending: dict[Any, tuple[Walk, Step, Place]] = {}  # by the reference of a report
+        self.open: list[Begun] = []  # whose calls are known and not made
+        self.pending: dict[Any, tuple[Place, list[tuple[Walk, Step]]]] = {}  # by the reference of the reports
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
     def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
@@ -73,6 +97,7 @@ class Driver:
                 held |= pools
                 rest.append((walk, step))
         self.waiting = rest
+        self._send()
 
     def _more(self, walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
         """Steps that come before one: those of its region's next round."""
@@ -82,19 +107,53 @@ class Driver:
             raise self._failed(walk, step, (step.pool, 0), error) from error
 
     def _start(self, walk: Walk, step: Step) -> bool:
-        """Make a step's calls, if they are known."""
+        """Take up a step, if its calls are known; a move of columns waits for the next step that is none."""
         try:
-            calls = walk.calls(step)
+            calls = self._calls(walk, step)
         except NotYet:
             return False
-        made = {}
-        self.watch({step.pool: step})  # where calls run in this process, none is pending while it runs
-        for call in self._needed(walk, step, calls):
-            outputs = len(step.writes) + call.leaves
-            made[call.place] = self.cluster.call(call.place, call.method, *call.args, returns=1 + outputs)
-            self.pending[made[call.place][0]] = walk, step, call.place
-        walk.submitted(step, made)
+        walk.start(step)
+        self.open.append(Begun(walk, step, self._needed(walk, step, calls)))
+        if step.kind not in CARRIES:
+            self._send()
         return True
+
+    def _calls(self, walk: Walk, step: Step) -> list[Call]:
+        try:
+            return walk.calls(step)
+        except NotYet:
+            if not self.open:
+                raise
+            self._send()  # it may read what one of them makes
+            return walk.calls(step)
+
+    def _send(self) -> None:
+        """Call each worker once, for its share of all the steps that are open."""
+        shares: dict[Place, list[tuple[Begun, Call]]] = {}
+        for begun in self.open:
+            for call in begun.calls:
+                shares.setdefault(call.place, []).append((begun, call))
+        for place, share in shares.items():
+            self.watch({place[0]: share[-1][0].step})  # where calls run in this process, none is pending yet
+            self._call(place, share)
+        for begun in self.open:
+            begun.walk.submitted(begun.step, begun.made)
+        self.open = []
+
+    def _call(self, place: Place, share: list[tuple[Begun, Call]]) -> None:
+        tasks, parts = list[Task](), list[Any]()
+        for begun, call in share:
+            sent = [part for part in call.parts if not isinstance(part, Here)]
+            numbers = map(Sent, count(len(parts)))
+            given = tuple(part if isinstance(part, Here) else next(numbers) for part in call.parts)
+            keeps = (*begun.walk.keeps(begun.step), *[""] * call.leaves)
+            tasks.append(Task(call.method, call.args, given, keeps, begun.walk.drops(begun.step)))
+            parts += sent
+        returned = sum(task.returned for task in tasks)
+        reports, *made = self.cluster.call(place, "perform", tasks, *parts, returns=1 + returned)
+        self.pending[reports] = place, [(begun.walk, begun.step) for begun, _ in share]
+        for (begun, _), task in zip(share, tasks, strict=True):
+            begun.made[place], made = made[: task.returned], made[task.returned :]
 
     def _needed(self, walk: Walk, step: Step, calls: list[Call]) -> list[Call]:
         """A sync between pools that brings what is there already is none, on both of them alike."""
@@ -109,31 +168,33 @@ class Driver:
         return calls
 
     def _running(self) -> dict[str, Step]:
-        """The step that each pool is at: the first of its calls that has not reported."""
-        return {place[0]: step for _, step, place in reversed(self.pending.values())}
+        """The step that each pool is at: the last of its first call that has not reported."""
+        return {place[0]: steps[-1][1] for place, steps in reversed(self.pending.values())}
 
     def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
         """What a walk waits for: the first of its calls, or of those that it must let pass."""
-        own = (entry for entry in self.pending.values() if entry[0] is walk)
-        return next(own, None) or next(iter(self.pending.values()))
+        entries = [(*steps[-1], place) for place, steps in self.pending.values()]
+        return next((entry for entry in entries if entry[0] is walk), entries[0])
 
     def _collect(self, reference: Any) -> None:
-        walk, step, place = self.pending[reference]
+        place, steps = self.pending[reference]
         try:
-            (report,) = self.cluster.get([reference])
+            (reports,) = self.cluster.get([reference])
         except Exception as error:
-            places = {pending: entry[2] for pending, entry in self.pending.items()}
+            places = {pending: at for pending, (at, _) in self.pending.items()}
             place, first = culprit(self.cluster, places, reference, error)
-            walk, step = self._lost(place) if is_gone(first) else (walk, step)
+            walk, step = self._lost(place) if is_gone(first) else steps[getattr(cause(first), "task", -1)]
             raise self._failed(walk, step, place, first) from error
         del self.pending[reference]
-        walk.reported(step, place, report)
+        for (walk, step), report in zip(steps, reports, strict=True):
+            walk.reported(step, place, report)
 
     def _lost(self, place: Place) -> tuple[Walk, Step]:
         """Where a worker was that is gone: it fails all its calls at once, in any order."""
-        for reference, (walk, step, at) in self.pending.items():
+        for reference, (at, steps) in self.pending.items():
             if at == place and not self._has_report(reference):
-                return walk, step
+                last = Trail(self.logs, *place).last() if self.logs else len(steps)
+                return steps[min(last, len(steps) - 1)]
         raise AssertionError(f"{place_text(place)} is gone, and all its calls have reported")
 
     def _has_report(self, reference: Any) -> bool:

@@ -41,7 +41,7 @@ def failure(plan: str, law: str, error: Exception) -> RunError:
         error: that it ended in.
     """
     brief = f"{law}\n  {reason(error)}"
-    lost = is_gone(error) or is_broken(error) or isinstance(_cause(error), ServerLostError)
+    lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
     return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
 
 
@@ -73,12 +73,12 @@ def culprit(
 
 def reason(error: Exception) -> str:
     """What went wrong: a user's mistake in its own words, anything else with its traceback."""
-    cause = _cause(error)
-    if isinstance(cause, RlgraphError):
-        return str(cause)
+    found = cause(error)
+    if isinstance(found, RlgraphError):
+        return str(found)
     if is_gone(error):
         return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
-    return out_of_room(cause) + _said(error)
+    return out_of_room(found) + _said(error)
 
 
 def out_of_room(error: BaseException) -> str:
@@ -93,19 +93,19 @@ def out_of_room(error: BaseException) -> str:
 
 def is_gone(error: Exception) -> bool:
     """Whether it says that a worker has ended, or its host with the columns there; no op raises such."""
-    kind = type(_cause(error))
+    kind = type(cause(error))
     return kind.__module__.startswith("ray.") and kind.__name__ != "RayError"  # what Ray can't pickle
 
 
 def is_broken(error: Exception) -> bool:
     """Whether a collective failed: with its peer, or with the network."""
-    return not isinstance(_cause(error), RlgraphError) and COLLECTIVES in _said(error)
+    return not isinstance(cause(error), RlgraphError) and COLLECTIVES in _said(error)
 
 
-def _cause(error: Exception) -> BaseException:
+def cause(error: Exception) -> BaseException:
     """What was raised inside a worker; the error itself where it comes from elsewhere."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, BaseException) else error
+    found = getattr(error, "cause", None)
+    return found if isinstance(found, BaseException) else error
 
 
 def _said(error: Exception) -> str:

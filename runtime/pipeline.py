@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
-from rlgraph.plan import Plan
+from rlgraph.plan import Plan, Step
 from rlgraph.runtime.driver import Driver
 from rlgraph.runtime.stock import Stock, Waiting
 from rlgraph.runtime.walk import Entry, Walk
@@ -69,21 +69,29 @@ def stretch(
     ahead = lead(plan)
     start, first = Entry(state.iteration, dict(state.versions)), state.iteration
     walks: dict[int, Walk] = {}
+    early: list[tuple[int, Step]] = []  # submitted with the slot before
     for now in count(first - ahead):
         if stop:
             end = min(end, max(first, now + ahead))  # what has begun
         if now >= end:
             return
-        for iteration in range(max(first, now), min(end, now + ahead + 1)):
+        for iteration in range(max(first, now), min(end, now + ahead + 2)):
             if iteration not in walks:
                 entry = _entry(plan, start, iteration)
                 before = walks.get(iteration - 1)
                 past = state.positions, before, keep(iteration), state.waiting
                 walks[iteration] = Walk(plan, "train", entry, *past)
-        driver.submit((walks[iteration], step) for iteration, step in slot_steps(plan, now, first, end))
+        steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
+        early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
+        driver.submit((walks[iteration], step) for iteration, step in (*steps, *early))
         if now >= first:
             driver.finish(walks[now])
             yield _complete(walks, now, state)
+
+
+def _is_source(entry: tuple[int, Step]) -> bool:
+    """Whether a step needs neither weights nor columns: it may run while an iteration is written down."""
+    return entry[1].kind == "run" and not entry[1].reads and not entry[1].models
 
 
 def lead(plan: Plan) -> int:

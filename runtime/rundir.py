@@ -13,6 +13,7 @@ runs/demo/
   checkpoints/restart-000101/            the same, until the next: of a run with `schedule.restarts`
   models/policy/                         the trained model, as transformers loads it
   logs/worker-0.log                      what the workers printed
+  logs/main-0.task                       which task of its call a worker is at, for when it is lost
   recorded/step-000001/                  columns, of a run with `schedule.record_every`
   restarts.jsonl                         when and why the run began anew
 """

@@ -32,7 +32,8 @@ class Training:
     def __init__(self, plan: Plan, cluster: Cluster, folder: RunDir, progress: Progress, total: int) -> None:
         self.plan, self.cluster, self.folder = plan, cluster, folder
         self.progress, self.total = progress, total
-        self.driver, self.calls = Driver(plan, cluster, progress.steps), Calls(plan, cluster)
+        self.driver = Driver(plan, cluster, progress.steps, folder.path / "logs")
+        self.calls = Calls(plan, cluster)
         # with generation ahead, a checkpoint empties the pipeline: other weights, and no overlap
         self.every_iteration = plan.schedule["restarts"] > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})

@@ -1,7 +1,8 @@
 """One pass through the steps of a phase: where its columns are, how their rows lie, what the steps reported.
 
 A walk makes no call itself: it says which calls a step is (``calls``), and is told what came of them
-(``submitted``, ``reported``). It holds references to columns, never their rows.
+(``start``, ``submitted``, ``reported``). It holds references to columns, never their rows. A column that
+only the worker that made it reads stays there: a ``Here`` stands for each of its parts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,17 +22,22 @@ from rlgraph.runtime.cluster import Place
 from rlgraph.runtime.rows import NotYet, Rows
 from rlgraph.runtime.stock import Waiting
 from rlgraph.runtime.stream import repeated, streams
+from rlgraph.runtime.tasks import Here
 from rlgraph.runtime.worker import Report, Scope
 from rlgraph.versions import is_older, since_entry
+
+WALKS = count()
+Given = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
 
 
 @dataclass(frozen=True)
 class Call:
-    """A method of one worker, and what it is given."""
+    """A method of one worker, and what it is given: behind ``args`` the parts of columns that it reads."""
 
     place: Place
     method: str
     args: tuple[Any, ...]
+    parts: tuple[Any, ...] = ()
     leaves: int = 0  # columns that it gives beside those that its step writes
 
 
@@ -96,6 +103,7 @@ class Walk:
         self.rows = Rows(self.plan.pools, self.steps, self.columns)
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
         self.freed = {column for step in self.steps for column in step.frees} - keep
+        self.stays, self.number = staying(self.steps) & self.freed, next(WALKS)
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
 
@@ -119,14 +127,31 @@ class Walk:
         """
         return KINDS[step.kind](self, step)
 
+    def keeps(self, step: Step) -> tuple[str, ...]:
+        """For each column that a step writes, the name that its parts stay by, or nothing."""
+        return tuple(self._name(column) if column in self.stays else "" for column in step.writes)
+
+    def drops(self, step: Step) -> tuple[str, ...]:
+        """The names of parts that a step is the last to need."""
+        return tuple(self._name(column) for column in step.frees if column in self.stays)
+
+    def _name(self, column: str) -> str:
+        return f"{column} of walk {self.number}"
+
+    def start(self, step: Step) -> None:
+        """A step's calls will be made next: what stays of it may be read behind it."""
+        for column in self.stays.intersection(step.writes):
+            self.refs[column] = [Here(self._name(column))] * self.plan.pools[step.pool]
+
     def submitted(self, step: Step, made: Mapping[Place, Sequence[Any]]) -> None:
-        """A step's calls were made; the references are of its report and of each column that it writes."""
-        for number, column in enumerate(step.writes, 1):
+        """A step's calls were made; the references are of the columns that it writes and that do not stay."""
+        returned = [column for column in step.writes if column not in self.stays]
+        for number, column in enumerate(returned):
             parts = self.refs[column] = [None] * self.plan.pools[step.pool]
             for (_, device), references in made.items():
                 parts[device] = references[number]
         if step.leaves:
-            self.left = {device: refs[1 + len(step.writes) :] for (_, device), refs in made.items()}
+            self.left = {device: refs[len(returned) :] for (_, device), refs in made.items()}
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(made)
         # pools get ahead of one another, so the last to read a column need not be the one the plan names
@@ -175,8 +200,8 @@ class Walk:
         entered = self.entry.versions.get(model, 0)
         return entered + since_entry(self.plan, model, version, self.entry.iteration + 1)
 
-    def _each(self, step: Step, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Call]:
-        return [Call((step.pool, device), method, arguments(device)) for device in step.devices]
+    def _each(self, step: Step, method: str, given: Callable[[int], Given]) -> list[Call]:
+        return [Call((step.pool, device), method, *given(device)) for device in step.devices]
 
     def _run(self, step: Step) -> list[Call]:
         domain = self.columns[step.reads[0]].domain if step.reads else ""
@@ -184,7 +209,7 @@ class Walk:
         total = self.rows.count(domain) if domain else 0
         position, versions = self.position(step.node), self.versions(step)
 
-        def arguments(device: int) -> tuple[Any, ...]:
+        def given(device: int) -> Given:
             held = () if rows is None else rows[device]
             begun = self.taken_up(step, held)
             scope = Scope(
@@ -198,10 +223,11 @@ class Walk:
                 resumes=self.asks is not None,
                 begun=begun[:2],
             )
-            return (step.node, scope, *(self._part(column, device) for column in step.reads), *begun[2:])
+            parts = [self._part(column, device) for column in step.reads]
+            return (step.node, scope), (*parts, *begun[2:])
 
         leaves = 0 if self.asks is None else step.leaves
-        return [replace(call, leaves=leaves) for call in self._each(step, "run", arguments)]
+        return [replace(call, leaves=leaves) for call in self._each(step, "run", given)]
 
     def numbers(self, domain: str) -> Any:
         """int64 ``[rows]``: what each row is numbered by."""
@@ -214,37 +240,37 @@ class Walk:
     def _sync(self, step: Step) -> list[Call]:
         ((model, version),) = self.versions(step).items()
         if not step.source:
-            return self._each(step, "sync", lambda device: (model, version))
+            return self._each(step, "sync", lambda device: ((model, version), ()))
         senders = [(step.source, device) for device in range(self.plan.pools[step.source])]
         sent = [Call(place, "send", (model, version)) for place in senders]
-        return [*sent, *self._each(step, "receive", lambda device: (model, version))]
+        return [*sent, *self._each(step, "receive", lambda device: ((model, version), ()))]
 
     def _transition(self, step: Step) -> list[Call]:
         model = next(iter(step.models))
-        return self._each(step, "transition", lambda device: (step.kind, model, step.parts))
+        return self._each(step, "transition", lambda device: ((step.kind, model, step.parts), ()))
 
     def _select(self, step: Step) -> list[Call]:
         (column,), (copy,) = step.reads, step.writes
         held = self.rows.layout(self.columns[column].domain, step.layout, step.pool)
         kept = self.rows.origin(self.columns[copy].domain)
 
-        def arguments(device: int) -> tuple[Any, ...]:
-            return np.flatnonzero(np.isin(held[device], kept)), self._part(column, device)
+        def given(device: int) -> Given:
+            return (np.flatnonzero(np.isin(held[device], kept)),), (self._part(column, device),)
 
-        return self._each(step, "select", arguments)
+        return self._each(step, "select", given)
 
     def _repeat(self, step: Step) -> list[Call]:
         (column,), (copy,) = step.reads, step.writes
         times, whole = self.columns[copy].times, self.rows.whole(self.columns[copy].domain)
         if whole is None:
-            return self._each(step, "repeat", lambda device: (times, self._part(column, device)))
+            return self._each(step, "repeat", lambda device: ((times,), (self._part(column, device),)))
         held = self.rows.layout(self.columns[column].domain, step.layout, step.pool)
 
-        def arguments(device: int) -> tuple[Any, ...]:
+        def given(device: int) -> Given:
             places = np.flatnonzero(np.isin(held[device], whole)).repeat(times)
-            return places, self._part(column, device)
+            return (places,), (self._part(column, device),)
 
-        return self._each(step, "select", arguments)
+        return self._each(step, "select", given)
 
     def _repartition(self, step: Step) -> list[Call]:
         """Every device gathers its rows of the new layout from the parts that hold them, on any pool."""
@@ -255,7 +281,7 @@ class Walk:
             held = self.rows.layout(domain, self.columns[column].layout, self.pools[column])
             origin[column] = held, *layouts.where(held, self.rows.count(domain))
 
-        def arguments(device: int) -> tuple[Any, ...]:
+        def given(device: int) -> Given:
             picks, counts, parts = [], [], []
             for column, (held, owner, place) in origin.items():
                 wanted = target[device]
@@ -266,9 +292,9 @@ class Walk:
                 picks.append(shift[owner[wanted]] + place[wanted])
                 counts.append(len(sources))
                 parts += [self._part(column, source) for source in sources]
-            return (picks, counts, *parts)
+            return (picks, counts), tuple(parts)
 
-        return self._each(step, "repartition", arguments)
+        return self._each(step, "repartition", given)
 
     def _collect(self, step: Step) -> list[Call]:
         """Every device gathers its share of the rows that a region kept, from the rounds' parts."""
@@ -277,7 +303,12 @@ class Walk:
         held = self.rows.layout(domain, step.layout, step.pool)
         assert stream.used
         used = stream.used
-        return self._each(step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
+
+        def given(device: int) -> Given:
+            picks, counts, *parts = used.take(held[device]).gathering(step.reads)
+            return (picks, counts), tuple(parts)
+
+        return self._each(step, "repartition", given)
 
     def _part(self, column: str, device: int) -> Any:
         """The reference of a column's part on a device of the pool that wrote it."""
@@ -305,6 +336,20 @@ class Walk:
     def _leaves(self, region: str) -> Waiting:
         """What is left over behind this iteration."""
         return self.streams[region].leaves() if region in self.streams else self.waits(region)
+
+
+def staying(steps: Sequence[Step]) -> frozenset[str]:
+    """The columns whose every reader runs where they were made, on rows that lie as they do."""
+    writers = {column: step for step in steps for column in step.writes}
+    away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
+    return frozenset(writers.keys() - away)
+
+
+def _lies_apart(reader: Step, writer: Step | None) -> bool:
+    """Whether some part of a column is read by another worker than the one that made it."""
+    if writer is None or reader.kind not in ("run", "repeat", "select"):
+        return True
+    return (reader.pool, reader.devices) != (writer.pool, writer.devices)
 
 
 KINDS: dict[str, Callable[[Walk, Step], list[Call]]] = {

@@ -28,6 +28,7 @@ from rlgraph.runtime.hosted import Engines
 from rlgraph.runtime.meeting import meet
 from rlgraph.runtime.recording import Gathering, write_recorded
 from rlgraph.runtime.samples import Excerpt, write_samples
+from rlgraph.runtime.tasks import Sent, Task, Trail
 from rlgraph.runtime.usage import Usage, usage
 from rlgraph.runtime.weights import Handover
 
@@ -82,6 +83,9 @@ class Worker:
             keep_freed_memory()
         self.desk, self.folder = desk, ""
         self.tokenizers: dict[str, Any] = {}
+        self.kept: dict[str, Part] = {}  # parts that stay, by their names
+        self.logs = Path(log).parent if log else None
+        self.trail: Trail | None = None  # of a process of its own
 
     def place(self) -> tuple[str, str, str]:
         """Host, address and accelerator, by which the driver sorts workers."""
@@ -127,6 +131,7 @@ class Worker:
         """
         start = time.time()
         self.plan, self.at = plan, (pool, device)
+        self.trail = Trail(self.logs, pool, device) if self.logs else None
         groups = meet(plan, (pool, device), meeting, self.device, self.desk)
         self.engines = Engines(plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time())
@@ -139,11 +144,40 @@ class Worker:
             self.tokenizers[model] = AutoTokenizer.from_pretrained(self.plan.models[model].path)
         return self.tokenizers[model]
 
+    def perform(self, tasks: Sequence[Task], *parts: Part) -> Any:
+        """Carry out tasks, one after the other: their reports, then the parts that do not stay.
+
+        What one of them raises has its number among them as the attribute ``task``.
+        """
+        reports, returned = [], []
+        for number, task in enumerate(tasks):
+            if self.trail:
+                self.trail.at(number)
+            try:
+                report, made = self._perform(task, parts)
+            except Exception as error:
+                error.task = number  # type: ignore[attr-defined]
+                raise
+            reports.append(report)
+            returned += [part for name, part in zip(task.keeps, made, strict=True) if not name]
+        return _flat(reports, returned)
+
+    def _perform(self, task: Task, parts: Sequence[Part]) -> tuple[Report, Sequence[Part]]:
+        """A task's report and all that it made; what stays is kept, what nothing needs any more dropped."""
+        read = [parts[one.number] if isinstance(one, Sent) else self.kept[one.name] for one in task.parts]
+        result = getattr(self, task.method)(*task.args, *read)
+        report, *made = result if isinstance(result, tuple) else (result,)
+        self.kept |= {name: part for name, part in zip(task.keeps, made, strict=True) if name}
+        for name in task.drops:
+            del self.kept[name]
+        return report, made
+
     def run(self, node: str, scope: Scope, *parts: Part) -> Any:
         """Run an op on this worker's rows: its report, then a ``Part`` for each column that it writes."""
         start = time.time()
         # an evaluation is as the iteration before it was
-        function = self.plan.functions[scope.phase][node].at(scope.iteration + (scope.phase == "train"))
+        iteration = scope.iteration + (scope.phase == "train")
+        function = self.plan.functions[scope.phase][node].at(iteration)
         reads = _reads(function)
         columns = dict(zip(reads, parts[: len(reads)], strict=True))
         begun = _gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
@@ -311,6 +345,8 @@ class Worker:
 
     def close(self) -> None:
         """End what the engines started, and leave the process group."""
+        if self.trail:
+            self.trail.close()
         if hasattr(self, "engines"):
             self.engines.close()
         if dist.is_initialized():
@@ -341,7 +377,7 @@ def _rows(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
     return {"lengths": ragged.lengths, "kept": np.flatnonzero(outputs[0].values) if filters else None}
 
 
-def _flat(report: Report, outputs: Sequence[Part]) -> Any:
+def _flat(report: Any, outputs: Sequence[Part]) -> Any:
     return (report, *outputs) if outputs else report
 
 

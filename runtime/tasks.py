@@ -1,0 +1,75 @@
+"""What the driver asks of a worker in one call: its share of a step, or of several in a row.
+
+A column that only the worker that made it reads stays there by a name, and is dropped with its last reader.
+Any other is returned into the object store.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Here:
+    """Stands for a part that stays with the worker that made it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Stands for the part with this number among those that come along with the tasks."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step's share of a call.
+
+    Args:
+        method: of the worker; it returns a ``Report``, behind it a ``Part`` for each column that it makes.
+        args: of the method.
+        parts: that it is given behind them.
+        keeps: for each column that it makes, the name that it stays by, or nothing where it is returned.
+        drops: names of parts that nothing reads after this.
+    """
+
+    method: str
+    args: tuple[Any, ...]
+    parts: tuple[Here | Sent, ...] = ()
+    keeps: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+
+    @property
+    def returned(self) -> int:
+        """The number of parts that it returns."""
+        return self.keeps.count("")
+
+
+class Trail:
+    """Which task of its call a worker is at, in a byte of a file: what one that is gone has done last."""
+
+    def __init__(self, folder: Path, pool: str, device: int) -> None:
+        """One in a run's ``logs``, on a disk that the driver and the workers share."""
+        self.path = folder / f"{pool}-{device}.task"
+        self.file = -1
+
+    def at(self, number: int) -> None:
+        """Note that a task begins."""
+        if self.file < 0:
+            self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.pwrite(self.file, bytes([number % 256]), 0)
+
+    def last(self) -> int:
+        """The task that was noted last; 0 where none was."""
+        found = self.path.read_bytes() if self.path.is_file() else b""
+        return found[0] if found else 0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file >= 0:
+            os.close(self.file)

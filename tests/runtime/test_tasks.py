@@ -1,0 +1,90 @@
+"""Columns that stay with the worker that made them, and several tasks in a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.plan import Plan
+from rlgraph.runtime.cluster import InlineCluster
+from rlgraph.runtime.columns import Part
+from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.pipeline import State, stretch
+from rlgraph.runtime.tasks import Here, Sent, Task, Trail
+from rlgraph.runtime.walk import staying
+from rlgraph.runtime.worker import Worker
+
+ONE = str(Path(__file__).parent / "ones.yaml")
+
+
+@pytest.fixture
+def plan(demo_files: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    return compile_graph(ONE, (), 1)
+
+
+def test_what_other_workers_read_does_not_stay(plan: Plan) -> None:
+    assert plan.pools == {"main": 1}
+    steps = compile_graph(ONE, (), 2).steps
+    stays, moves = staying(steps), [step for step in steps if step.kind == "repartition"]
+    assert {"old_logprobs"} <= stays
+    assert moves and not stays & {column for step in moves for column in step.reads}
+
+
+def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
+    cluster = InlineCluster(plan.pools)
+    (worker,) = cluster.workers.values()
+    kept = []
+    perform = worker._perform
+
+    def watched(task: Task, parts: list[Part]) -> object:
+        made = perform(task, parts)
+        kept.append(len(worker.kept))
+        return made
+
+    worker._perform = watched  # type: ignore[assignment]
+    try:
+        for place in cluster.places:
+            (port,) = cluster.get(cluster.call(place, "free_port"))
+            cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{port}", *place))
+        driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
+        walks = [*stretch(plan, driver, state, 2, [], lambda iteration: frozenset())]
+    finally:
+        cluster.close()
+    assert len(walks) == 2
+    assert max(kept) > 2
+    assert not worker.kept
+
+
+def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
+    worker = Worker()
+    part = Part(np.arange(3))
+    twice = Task("repeat", (2,), (Sent(0),), keeps=("a",))
+    thrice = Task("repeat", (3,), (Here("a"),), keeps=("",), drops=("a",))
+    reports, returned = worker.perform([twice, thrice], part)
+    assert len(reports) == 2
+    assert returned.values.tolist() == np.repeat(np.arange(3), 6).tolist()
+    assert not worker.kept
+
+
+def test_an_error_says_which_task_it_is_of() -> None:
+    worker = Worker()
+    tasks = [
+        Task("repeat", (1,), (Sent(0),), keeps=("a",)),
+        Task("select", ([7],), (Here("a"),), keeps=("",)),
+    ]
+    with pytest.raises(IndexError) as raised:
+        worker.perform(tasks, Part(np.arange(3)))
+    assert raised.value.task == 1  # type: ignore[attr-defined]
+
+
+def test_a_trail_says_what_was_begun_last(tmp_path: Path) -> None:
+    trail = Trail(tmp_path, "main", 1)
+    assert Trail(tmp_path, "main", 1).last() == 0
+    for number in (0, 1, 2):
+        trail.at(number)
+    assert Trail(tmp_path, "main", 1).last() == 2
+    trail.close()
