@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 Metrics = dict[str, tuple[float, float | None]]
 
 
-@op(updates=True, when={"ref_logprobs": "kl_coef"}, assumes=("reference", "constant_norm"))
+@op(
+    updates=True,
+    when={"ref_logprobs": "kl_coef"},
+    assumes=("reference", "constant_norm"),
+    measures={"kl_coef": "kl_ref"},
+)
 def policy(
     model: TrainEngine,
     ctx: Context,
@@ -65,7 +70,8 @@ def policy(
             seq-mean-token-mean or seq-mean-token-sum-norm.
         norm: what seq-mean-token-sum-norm divides a sequence's sum by, in tokens, above 0, such as the
             rollout's max_new_tokens; null with any other.
-        kl_coef: weight of the KL to the reference, at least 0; 0 for none.
+        kl_coef: weight of the KL to the reference, at least 0; 0 for none; may be adaptive, and follows
+            ``kl_ref`` then.
         kl: its estimator: k1, k2, k3 or abs.
         entropy_coef: weight of the entropy bonus, in loss a nat; 0 for none.
 

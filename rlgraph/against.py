@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlgraph.cadence import words
+from rlgraph.controller import Controller
 from rlgraph.course import Course
 from rlgraph.plan import Plan, Step
 from rlgraph.text import sentence
@@ -200,6 +201,8 @@ def _told(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _course(fields: Mapping[str, Any]) -> str:
+    if "horizon" in fields:
+        return str(Controller(**fields))
     return str(Course(fields["shape"], tuple((at, value) for at, value in fields["points"])))
 
 

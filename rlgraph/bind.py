@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph import catalog
-from rlgraph.course import Course, op_courses, rate_course
+from rlgraph.course import Varying, op_courses, rate_course
 from rlgraph.edits import SECTIONS
 from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.graph import Call, Graph, Model, Node
@@ -311,7 +311,7 @@ def _function(
         return None
 
 
-def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> tuple[dict[str, Any], dict[str, Course]]:
+def _attributes(name: str, tree: Tree, op: Op, binder: Binder) -> tuple[dict[str, Any], dict[str, Varying]]:
     """Every attribute's value, and the courses of those that change over the iterations."""
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
     keys: tuple[str, ...]

@@ -140,6 +140,7 @@ def _declared_well(op: Op, mark: Mark) -> None:
     named += [("times", declared.times, attributes)] if declared.times else []
     named += [("when", port, ports) for port in declared.when]
     named += [("when", attribute, attributes) for attribute in declared.when.values()]
+    named += [("measures", attribute, attributes) for attribute in declared.measures]
     for word, name, known in named:
         if name not in known:
             law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"

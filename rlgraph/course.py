@@ -4,18 +4,19 @@
     kl_coef: {cosine: [0.1, 0.0], over: 100, from: 50}   0.1 up to iteration 50, 0 from 150 on
     kl_coef: {steps: {1: 0.1, 50: 0.05}}                 0.1, and from iteration 50 on 0.05
 
-Iterations count from 1, as in metrics.jsonl.
+Iterations count from 1, as in metrics.jsonl. A number that follows what is measured is a ``Controller``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rlgraph.controller import Controller, read_controller
 from rlgraph.errors import GraphError, Mark, fail
 from rlgraph.op import Op
 from rlgraph.sections import Optimizer
@@ -26,6 +27,7 @@ Shape = Literal["linear", "cosine", "steps"]
 SHAPES: tuple[Shape, ...] = ("linear", "cosine", "steps")
 STRUCTURE = ("batch", "minibatches", "epochs")  # the plan is made for one value of these
 EXAMPLE = "{linear: [0.1, 0.0], over: 100} or {steps: {1: 0.1, 50: 0.05}}"
+MEASURED = "an op of your own says it by @op(measures={'kl_coef': 'kl_ref'})"
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,14 @@ class Course:
         return f"{start} to {end} over {last - first} iterations{later}, {self.shape}"
 
 
-def op_courses(op: Op, tree: Tree, path: str, binder: Binder, what: str) -> tuple[Tree, dict[str, Course]]:
+Varying = Course | Controller
+
+
+def op_courses(op: Op, tree: Tree, path: str, binder: Binder, what: str) -> tuple[Tree, dict[str, Varying]]:
     """As ``take_courses``, of an op's attributes: those that decide the plan are one number."""
     fixed = {*STRUCTURE, op.declared.times or ""}
-    return take_courses(op.attributes, tree, path, binder, what, fixed)
+    measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
+    return take_courses(op.attributes, tree, path, binder, what, fixed, measures)
 
 
 def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | None]:
@@ -80,18 +86,25 @@ def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | N
     if given is None or not given.is_map:
         return tree, None
     fixed = {name for name in Optimizer.model_fields if name != "lr"}
-    taken, courses = take_courses(Optimizer, given, f"{path}.optimizer", binder, "", fixed)
+    taken, courses = take_courses(Optimizer, given, f"{path}.optimizer", binder, "", fixed, {})
+    rate = courses.get("lr")
     schedule = given.get("schedule")
     if courses and schedule and schedule.value != "constant":
         law = f"`{path}.optimizer` has an `lr` that changes, and `schedule: {schedule.value}`"
         binder.problem("course", law, schedule.key, remedy="remove one of the two")
-    return tree.with_item("optimizer", taken), courses.get("lr")
+    return tree.with_item("optimizer", taken), rate if isinstance(rate, Course) else None
 
 
 def take_courses(
-    record: type[BaseModel], tree: Tree, path: str, binder: Binder, what: str, fixed: Collection[str]
-) -> tuple[Tree, dict[str, Course]]:
-    """A record's values with one number for each that has a course, and the courses.
+    record: type[BaseModel],
+    tree: Tree,
+    path: str,
+    binder: Binder,
+    what: str,
+    fixed: Collection[str],
+    measures: Mapping[str, str],
+) -> tuple[Tree, dict[str, Varying]]:
+    """A record's values with one number for each that has a course or a controller, and those.
 
     Args:
         record: what the values are.
@@ -100,23 +113,43 @@ def take_courses(
         binder: where problems are noted: a course that is none, or one of its values that is not accepted.
         what: what asks for the values, as ``op rollout``.
         fixed: what is one number for the whole run.
+        measures: of what may be adaptive, the metric that it follows.
     """
-    courses = {}
+    courses: dict[str, Varying] = {}
     for name, field in record.model_fields.items():
         item, kinds = tree.get(name), {*_kinds(field.annotation)}
-        if not (item and kinds & {int, float} and {*item.items} & {*SHAPES}):
+        if not (item and kinds & {int, float} and {*item.items} & {*SHAPES, "adaptive"}):
             continue
         try:
-            leaves = _leaves(item, f"{path}.{name}", float in kinds, name in fixed)
+            if "adaptive" in item.items:
+                found = _adaptive(item, f"{path}.{name}", name, measures)
+            else:
+                found = _course(item, f"{path}.{name}", float in kinds, name in fixed)
         except GraphError as error:
             binder.problems += error.problems
-            leaves = []
-        if leaves:
-            courses[name] = Course(_shape(item), tuple((at, leaf.value) for at, leaf in leaves))
-            tree = _with_value(record, tree, name, [leaf for _, leaf in leaves], path, binder, what)
+            found = None
+        if found:
+            courses[name], leaves = found
+            tree = _with_value(record, tree, name, leaves, path, binder, what)
         else:
             tree = tree.with_item(name, replace(item, value=OPEN))
     return tree, courses
+
+
+def _adaptive(
+    item: Tree, path: str, name: str, measures: Mapping[str, str]
+) -> tuple[Varying, list[Tree]] | None:
+    """A controller, and the number that it begins with."""
+    known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
+    found = read_controller(item, path, measures.get(name), f"as {EXAMPLE}; {known}")
+    return (found[0], [found[1]]) if found else None
+
+
+def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:
+    """A course, and its numbers."""
+    leaves = _leaves(item, path, fluid, fixed)
+    course = Course(_shape(item), tuple((at, leaf.value) for at, leaf in leaves)) if leaves else None
+    return (course, [leaf for _, leaf in leaves]) if course else None
 
 
 def _with_value(

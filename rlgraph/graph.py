@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from rlgraph.cadence import Cadences
-from rlgraph.course import Course
+from rlgraph.course import Course, Varying
 from rlgraph.errors import Mark
 from rlgraph.op import Op
 from rlgraph.sections import ModelSection, Refill, Schedule
@@ -108,7 +108,7 @@ class Call:
     attributes: Mapping[str, Any]
     ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
     outs: Mapping[str, str] = field(default_factory=dict)  # the op's name -> column
-    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change over the iterations
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
 
 
 @dataclass(frozen=True)

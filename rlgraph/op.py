@@ -102,6 +102,7 @@ class Declaration:
     filters: bool = False
     leaves: int = 0
     recorded: bool = False
+    measures: Mapping[str, str] = field(default_factory=dict)
 
 
 def op(
@@ -116,6 +117,7 @@ def op(
     filters: bool = False,
     leaves: int = 0,
     recorded: bool = False,
+    measures: Mapping[str, str] | None = None,
 ) -> Callable[[Body], Body]:
     """Declare a function as an op.
 
@@ -134,12 +136,14 @@ def op(
             (``Context.leave``).
         recorded: whether its rows were sampled by its model at an earlier time; its attribute ``columns``
             names more of what it writes, with types.
+        measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
+            what the attribute follows where a graph makes it adaptive (``rlgraph/controller.py``).
     """
 
     def declare(body: Body) -> Body:
-        conditions = dict(when or {})
+        conditions, measured = dict(when or {}), dict(measures or {})
         declared = Declaration(
-            rows, makes, times, updates, head, conditions, assumes, filters, leaves, recorded
+            rows, makes, times, updates, head, conditions, assumes, filters, leaves, recorded, measured
         )
         setattr(body, "__op__", declared)  # noqa: B010
         return body

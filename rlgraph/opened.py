@@ -29,6 +29,18 @@ COURSE: Schema = {
     "additionalProperties": False,
     "oneOf": [{"required": [name]} for name in ("linear", "cosine", "steps")],
 }
+ABOVE = {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": OPEN}
+ADAPTIVE: Schema = {
+    "type": "object",
+    "description": "A number that follows the KL that its node measures (arXiv 1909.08593, section 2.2).",
+    "properties": {
+        "adaptive": {**ABOVE, "description": "What it begins with."},
+        "target": {**ABOVE, "description": "The KL that is aimed at, in the units of the metric."},
+        "horizon": {**ABOVE, "description": "In how many samples it changes by a fifth at most."},
+    },
+    "additionalProperties": False,
+    "required": ["adaptive", "target", "horizon"],
+}
 FIXED = ("type", "enum", "const", "pattern")
 
 
@@ -52,18 +64,19 @@ def opened(schema: Schema) -> Schema:
     return {**made, "type": [made["type"], "string"], "pattern": OPEN, "patternErrorMessage": accepted}
 
 
-def changing(schema: Schema) -> Schema:
-    """A value's schema that takes a course too, where it is a number.
+def changing(schema: Schema, adapts: bool = False) -> Schema:
+    """A value's schema that takes a course too, where it is a number, and a controller if it ``adapts``.
 
     Example:
         >>> changing(opened({"type": "number"}))["type"], changing(opened({"type": "boolean"}))["type"]
         (['number', 'string', 'object'], ['boolean', 'string'])
     """
     if any({"number", "integer"} & {*_types(option)} for option in schema.get("anyOf", ())):
-        return {**schema, "anyOf": [*schema["anyOf"], ref("course")]}
+        return {**schema, "anyOf": [*schema["anyOf"], ref("course"), *([ref("adaptive")] if adapts else [])]}
     if not {"number", "integer"} & {*_types(schema)}:
         return schema
-    course = {"if": {"type": "object"}, "then": ref("course")}
+    known: Schema = {"if": {"required": ["adaptive"]}, "then": ref("adaptive"), "else": ref("course")}
+    course = {"if": {"type": "object"}, "then": known if adapts else ref("course")}
     return {**schema, "type": [*_types(schema), "object"], **course}
 
 

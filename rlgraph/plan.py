@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rlgraph.cadence import Cadences, count
-from rlgraph.course import Course
+from rlgraph.controller import Controller
+from rlgraph.course import Course, Varying
 from rlgraph.graph import Call, Graph, Node, Region, label
 from rlgraph.passes.refill import collects, members
 from rlgraph.sections import Optimizer, Schedule, Serve, Train
@@ -75,17 +76,26 @@ class Function:
     ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
     outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
     handles: Mapping[str, str] = field(default_factory=dict)
-    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change over the iterations
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
     model: str | None = None
     of: str | None = None  # the model whose weights it copies onto its own
     tokenizer: str | None = None
     hooks: Mapping[str, Function] = field(default_factory=dict)
 
-    def at(self, iteration: int) -> Function:
-        """The same with the attributes that have a course as they are in an iteration, counted from 1."""
-        now = {name: course.at(iteration) for name, course in self.courses.items()}
+    def at(self, iteration: int, adapted: Mapping[str, float] | None = None) -> Function:
+        """The same with the attributes that change as they are in an iteration, counted from 1.
+
+        ``adapted`` has those that have a controller; without, they are as in the first iteration.
+        """
+        courses = {name: course for name, course in self.courses.items() if isinstance(course, Course)}
+        now = {name: course.at(iteration) for name, course in courses.items()}
         hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
-        return replace(self, attributes={**self.attributes, **now}, hooks=hooks)
+        return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
+
+    @property
+    def controllers(self) -> dict[str, Controller]:
+        """Of the attributes that follow what is measured."""
+        return {name: one for name, one in self.courses.items() if isinstance(one, Controller)}
 
     @property
     def varying(self) -> dict[str, Any]:

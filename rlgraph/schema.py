@@ -17,7 +17,7 @@ from rlgraph.course import STRUCTURE
 from rlgraph.describe import Entry, attribute_schemas, entry_of, find
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.op import Op, Port
-from rlgraph.opened import COURSE, OPEN, Schema, changing, marked_down, opened, ref, said
+from rlgraph.opened import ADAPTIVE, COURSE, OPEN, Schema, changing, marked_down, opened, ref, said
 from rlgraph.sections import GraphFile, Refill
 from rlgraph.words import default_of, in_words
 
@@ -89,6 +89,7 @@ def _node_definitions() -> dict[str, Schema]:
     definitions = {
         "open": {"type": "string", "pattern": OPEN, "description": "`???`: to be given; or `${...}`."},
         "course": COURSE,
+        "adaptive": ADAPTIVE,
         "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
         "node": _by_name("op", [*OPS], "op.", "custom", "op"),
         "changed": _changed(),
@@ -132,7 +133,8 @@ def _attributes(op: Op, entry: Entry) -> dict[str, Schema]:
     schemas = attribute_schemas(op)
     made = {}
     for name, kind, default, text in entry.attributes:
-        schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]))
+        adapts = not op.kind and name in op.declared.measures
+        schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]), adapts)
         if name in (*STRUCTURE, op.declared.times):
             schema = opened(schemas[name])
         made[name] = {**schema, **said(text, kind, default)}

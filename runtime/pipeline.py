@@ -17,6 +17,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from rlgraph.plan import Plan, Step
+from rlgraph.runtime.controls import controls_after
 from rlgraph.runtime.driver import Driver
 from rlgraph.runtime.stock import Stock, Waiting
 from rlgraph.runtime.walk import Entry, Walk
@@ -32,10 +33,11 @@ class State:
     versions: dict[str, int] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)  # rows that each data source has given
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
+    controls: dict[str, float] = field(default_factory=dict)  # adaptive numbers of the next iteration
 
     def record(self) -> dict[str, Any]:
         """As JSON can hold it; the columns of what waits are files of their own."""
-        kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions")}
+        kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
         waiting = {name: _recorded(found.parts()) for name, found in self.waiting.items()}
         return {**kept, "waiting": waiting}
 
@@ -79,7 +81,7 @@ def stretch(
             if iteration not in walks:
                 entry = _entry(plan, start, iteration)
                 before = walks.get(iteration - 1)
-                past = state.positions, before, keep(iteration), state.waiting
+                past = state.positions, before, keep(iteration), state.waiting, state.controls
                 walks[iteration] = Walk(plan, "train", entry, *past)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
@@ -117,6 +119,8 @@ def _complete(walks: dict[int, Walk], iteration: int, state: State) -> Walk:
     state.versions = _versions(walk.plan, walk.entry, iteration + 1)
     state.iteration = iteration + 1
     state.positions, state.waiting = walk.positions_after(), walk.waiting_after()
+    state.controls = controls_after(walk)
     if follower := walks.get(iteration + 1):
-        follower.before, follower.positions, follower.waiting = None, state.positions, state.waiting
+        follower.before, follower.controls = None, state.controls
+        follower.positions, follower.waiting = state.positions, state.waiting
     return walk

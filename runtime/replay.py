@@ -103,7 +103,8 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         calls = Calls(plan, cluster)
         _set_up(calls, cluster, plan, run_dir)
         versions, positions = _restore(calls, plan, run_dir, iteration, again)
-        walk = Walk(plan, "train", Entry(iteration - 1, versions), positions, keep=recorded_columns(plan))
+        past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
+        walk = Walk(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
         for step in given:
             _give(walk, step, columns)
         driver = Driver(plan, cluster, lambda _: None)
@@ -224,6 +225,18 @@ def _restore(
     return state["versions"], state["positions"]
 
 
+def _controls(plan: Plan, run_dir: Path, iteration: int) -> dict[str, float]:
+    """The adaptive numbers that the iteration had."""
+    metrics_then, functions = _metrics(run_dir, iteration), plan.functions["train"]
+    names = [f"{node}/{name}" for node, function in functions.items() for name in function.controllers]
+    return {name.replace("/", "."): metrics_then[name] for name in names if name in metrics_then}
+
+
+def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
+    """The line of an iteration in metrics.jsonl."""
+    return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
+
+
 def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
@@ -254,8 +267,7 @@ def _title(run_dir: Path, iteration: int, node: str) -> str:
 def _compared(
     walk: Walk, again: Sequence[Step], run_dir: Path, iteration: int
 ) -> tuple[tuple[Step, tuple[Compared, ...]], ...]:
-    lines = [line for line in read_metrics(run_dir) if line["step"] == iteration]
-    before: Mapping[str, Any] = lines[0] if lines else {}
+    before = _metrics(run_dir, iteration)
     columns = recorded_of(run_dir, iteration)
     found = []
     for ran in [Ran(step, walk.rows.reports[step.id]) for step in again if step.kind == "run"]:

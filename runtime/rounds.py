@@ -7,12 +7,14 @@ not finish are the first rows of the next one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rlgraph.plan import Step
 from rlgraph.runtime import layout as layouts
+from rlgraph.runtime.controls import controls
 from rlgraph.runtime.rows import NotYet
 from rlgraph.runtime.stock import Held, Stock, Waiting
 from rlgraph.runtime.stream import Stream
@@ -30,19 +32,22 @@ def more(walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
         return []
     try:
         position, waiting = walk.position(stream.region.source), walk.waits(step.region)
+        now = controls(walk, stream.steps)
     except NotYet:
         return []
     asks = stream.wants(waiting)
     if asks is None:
         return []
-    stream.rounds.append(Round(walk, stream, position + stream.asked, asks))
+    stream.rounds.append(Round(walk, stream, position + stream.asked, asks, now))
     return [(stream.rounds[-1], one) for one in stream.steps]
 
 
 class Round(Walk):
     """One pass through a region's steps."""
 
-    def __init__(self, whole: Walk, stream: Stream, position: int, asks: int) -> None:
+    def __init__(
+        self, whole: Walk, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
+    ) -> None:
         """Start one.
 
         Args:
@@ -50,9 +55,11 @@ class Round(Walk):
             stream: the rounds that it is one of.
             position: rows that the source has given before it.
             asks: new rows that it asks of the source.
+            controls: adaptive numbers of the iteration.
         """
         self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
         self.positions, self.waiting, self.streams = {stream.region.source: position}, {}, {}
+        self.controls = controls
         self.pools, self.columns = whole.pools, whole.columns
         self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
         self.source = next(step for step in stream.steps if step.node == stream.region.source)

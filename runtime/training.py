@@ -127,9 +127,9 @@ class Training:
 
     def _evaluate(self) -> dict[str, float]:
         start = time.time()
-        columns = frozenset(sample_columns(self.plan, "eval"))
-        entry = Entry(self.state.iteration, self.state.versions)
-        walk = Walk(self.plan, "eval", entry, self.state.positions, keep=columns)
+        state, columns = self.state, frozenset(sample_columns(self.plan, "eval"))
+        entry = Entry(state.iteration, state.versions)
+        walk = Walk(self.plan, "eval", entry, state.positions, keep=columns, controls=state.controls)
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.submit((walk, step) for step in self.plan.eval_steps)
         self.driver.finish(walk)

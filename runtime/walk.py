@@ -19,6 +19,7 @@ from rlgraph.cadence import due
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime import layout as layouts
 from rlgraph.runtime.cluster import Place
+from rlgraph.runtime.controls import adapted
 from rlgraph.runtime.rows import NotYet, Rows
 from rlgraph.runtime.stock import Waiting
 from rlgraph.runtime.stream import repeated, streams
@@ -76,6 +77,7 @@ class Walk:
         before: Walk | None = None,
         keep: frozenset[str] = frozenset(),
         waiting: Mapping[str, Waiting] | None = None,
+        controls: Mapping[str, float] | None = None,
     ) -> None:
         """Start one.
 
@@ -87,9 +89,10 @@ class Walk:
             before: the walk of the iteration before, while that is in flight.
             keep: columns that stay in ``refs`` after their last reader.
             waiting: of each region, what the iterations before left over.
+            controls: adaptive numbers behind the iterations before ``before``, or before this walk.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
-        self.waiting = waiting or {}
+        self.waiting, self.controls = waiting or {}, controls or {}
         every = plan.eval_steps
         if phase == "train":
             every = tuple(step for step in plan.steps if due(step.when, entry.iteration + 1))
@@ -207,7 +210,7 @@ class Walk:
         domain = self.columns[step.reads[0]].domain if step.reads else ""
         rows = self.rows.layout(domain, step.layout, step.pool) if domain else None
         total = self.rows.count(domain) if domain else 0
-        position, versions = self.position(step.node), self.versions(step)
+        position, versions, now = self.position(step.node), self.versions(step), adapted(self, step)
 
         def given(device: int) -> Given:
             held = () if rows is None else rows[device]
@@ -219,6 +222,7 @@ class Walk:
                 total_rows=total,
                 position=position,
                 versions=versions,
+                adapted=now,
                 asks=self.asks if rows is None else None,
                 resumes=self.asks is not None,
                 begun=begun[:2],

@@ -43,6 +43,7 @@ class Scope:
     total_rows: int = 0
     position: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
+    adapted: Mapping[str, float] = field(default_factory=dict)  # the op's attributes that follow a metric
     asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
     resumes: bool = False  # whether what an op leaves unfinished is taken up again
     begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
@@ -177,7 +178,7 @@ class Worker:
         start = time.time()
         # an evaluation is as the iteration before it was
         iteration = scope.iteration + (scope.phase == "train")
-        function = self.plan.functions[scope.phase][node].at(iteration)
+        function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
         reads = _reads(function)
         columns = dict(zip(reads, parts[: len(reads)], strict=True))
         begun = _gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []

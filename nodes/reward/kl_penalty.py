@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlgraph.nodes.ragged import Ragged
 
 
-@op(assumes=("reference",))
+@op(assumes=("reference",), measures={"beta": "kl/ref"})
 def kl_penalty(
     ctx: Context,
     rewards: float32[samples],
@@ -36,7 +36,8 @@ def kl_penalty(
     token.
 
     Attributes:
-        beta: what a nat of KL costs, in units of the reward, at least 0.
+        beta: what a nat of KL costs, in units of the reward, at least 0; may be adaptive, and follows
+            ``kl/ref`` then.
         kl: the estimator: k1 = lp - ref, k2 = its square / 2, k3 = exp(ref - lp) - (ref - lp) - 1, abs.
 
     Example:

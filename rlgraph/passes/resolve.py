@@ -47,7 +47,8 @@ def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
 
 def _temperature(call: Call) -> float | Course | None:
     """What a call scores or samples at; None where it is open, or 0: greedy has no distribution."""
-    return call.courses.get("temperature") or call.attributes.get("temperature") or None
+    course = call.courses.get("temperature")
+    return course if isinstance(course, Course) else call.attributes.get("temperature") or None
 
 
 def _at(call: Call, temperature: float | Course) -> Call:
