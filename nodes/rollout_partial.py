@@ -1,17 +1,19 @@
-"""Sampling a chunk of tokens at a time, so that a round ends before its longest sample does.
+"""Sampling that leaves the longest samples for later, so that a round ends before they do.
 
 Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.engines import Context, Generation, Request, Sampling, ServeEngine
+from rlgraph.engines import Context, Enough, Generation, Request, Sampling, ServeEngine
 from rlgraph.nodes.ragged import Ragged
 from rlgraph.nodes.rollout import assemble, seed
 from rlgraph.op import op
@@ -50,19 +52,23 @@ def partial(
     *,
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)],
-    chunk: Annotated[int, Field(ge=1)],
+    chunk: Annotated[int, Field(ge=1)] | None = None,
+    enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
 ) -> PartialRollout:
-    """Sample as ``rollout`` does, but at most ``chunk`` tokens a round of each sample: partial rollouts.
+    """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
 
-    For the steps before a filter with ``refill``. A group goes on to the next step once all its samples have
-    ended; one that has not is taken up in the next round from the tokens that it has. So the first groups to
-    end are the first to be used, and once there are enough the rest waits for the next iteration, which goes
-    on with newer weights (``refill.keep``), or is given up. First is by tokens, not by seconds: it depends on
-    nothing but the seed. Within an iteration a sample is the one that ``rollout`` draws. Outside such a
-    region it runs to the end at once.
+    For the steps before a filter with ``refill``. A round gives each sample at most ``chunk`` tokens, and
+    ends where a share of its groups has, ``enough``: the engine then aborts the others. A group goes on to
+    the next step once all its samples have ended; one that has not is taken up in the next round from the
+    tokens that it has. So the first groups to end are the first to be used, and once there are enough the
+    rest waits for the next iteration, which goes on with newer weights (``refill.keep``), or is given up.
+    With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
+    is by what a device has: the embedded engine gives the same each time on as many devices, servers what
+    they end first. Within an iteration a sample is the one that ``rollout`` draws. Outside such a region it
+    runs to the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
@@ -71,7 +77,8 @@ def partial(
     Attributes:
         n: responses a prompt, at least 1.
         max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
-        chunk: the most tokens that a response gets in a round.
+        chunk: the most tokens that a response gets in a round; null: all that it wants.
+        enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
@@ -81,11 +88,12 @@ def partial(
     """
     ids = prompt.tolist()
     made = [*_begun(ctx), *(Sample() for _ in range(n * len(ids)))][: n * len(ids)]
-    most = min(chunk, max_new_tokens) if ctx.resumes else max_new_tokens
+    most = min(chunk or max_new_tokens, max_new_tokens) if ctx.resumes else max_new_tokens
+    wanted = math.ceil(enough * len(ids)) if ctx.resumes else len(ids)
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in made)
-    _go_on(model, ids, made, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k))
+    _go_on(model, ids, made, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k), wanted)
     ctx.record("tokens/generated", sum(len(sample.tokens) for sample in made) - before, count=0)
     groups = [made[i * n : i * n + n] for i in range(len(ids))]
     whole = [i for i, group in enumerate(groups) if all(_ended(s, max_new_tokens) for s in group)]
@@ -101,8 +109,12 @@ def _go_on(
     seeds: Sequence[int],
     longest: int,
     sampling: Sampling,
+    wanted: int,
 ) -> None:
-    """Give every sample that has not ended more tokens; those of a prompt that have none yet share it."""
+    """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
+
+    Those of a prompt that have none yet share it.
+    """
     requests, owners = [], []
     n = len(made) // len(ids) if ids else 1
     for first in range(0, len(made), n):
@@ -115,9 +127,21 @@ def _go_on(
                 asked = [seeds[i] for i in group]
                 requests.append(Request([*ids[first // n], *done], asked, max_new_tokens=limit))
                 owners.append(group)
-    for group, answers in zip(owners, model.generate(requests, sampling), strict=True):
+    enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
+    for group, answers in zip(owners, model.generate(requests, sampling, enough), strict=True):
         for i, answer in zip(group, answers, strict=True):
             _extend(made[i], answer, model.version)
+
+
+def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
+    """Whether so many groups of ``n`` have nothing that runs; ``owners`` are the samples of each request."""
+    running = Counter(i // n for samples in owners for i in samples)
+
+    def enough(ended: Sequence[int]) -> bool:
+        running.subtract(owners[request][0] // n for request in ended)
+        return sum(not count for count in running.values()) >= wanted
+
+    return enough
 
 
 def _extend(sample: Sample, answer: Generation, version: int) -> None:

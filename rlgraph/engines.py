@@ -56,6 +56,9 @@ class Generation:
     versions: Sequence[int] = ()
 
 
+Enough = Callable[[Sequence[int]], bool]  # told of which requests samples have ended; whether that will do
+
+
 class Tokenizer(Protocol):
     """A Hugging Face tokenizer (``transformers.PreTrainedTokenizerBase``)."""
 
@@ -78,8 +81,14 @@ class ServeEngine(Protocol):
     tokenizer: Any
     overlaps: bool
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
-        """Continue each request's prompt once for each of its seeds; the order is that of the requests."""
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
+        others are aborted, and come back as far as they are.
+        """
         ...
 
 

@@ -143,7 +143,8 @@ class Stream:
         law = f"`{region.filter}` kept {self.stayed} of {self.seen} rows ({self.stayed / seen:.1%}) in "
         law += f"{len(self.rounds)} round{'s' * (len(self.rounds) > 1)}; {missing} more are wanted"
         if len(self.begun.prompts):
-            law += f", and {len(self.begun.prompts)} groups are not finished (raise `chunk` of their rollout)"
+            law += f", and {len(self.begun.prompts)} groups are not finished (raise `chunk` or `enough` of "
+            law += "their rollout)"
         share = max(self.stayed / seen, 0.01)
         more = f"more rounds, or more at a time: {region.filter}.refill="
         more += f"{{rounds: {2 * region.rounds}, expected: {share:.2g}}}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlgraph.engines import Generation, Request, Sampling
+from rlgraph.engines import Enough, Generation, Request, Sampling
 from rlgraph.runtime.serve.kv import Decode, Prefill, SlotCache
 from rlgraph.runtime.serve.sampling import draw, streams, uniform
 
@@ -60,12 +60,19 @@ class Run:
         self.logprobs = torch.zeros(samples, longest, device=engine.device)
         self.waiting = deque(_pieces(requests, limits, self.rows, longest, engine.device))
         self.live, self.width, self.aligned = 0, 0, True
+        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # of each sample
+        self.ended: list[int] = []  # samples, in the order in which they did
 
-    def finish(self) -> list[Generation]:
-        """Run every sample to its end; in the order of the samples."""
+    def finish(self, enough: Enough | None = None) -> list[Generation]:
+        """Run every sample to its end, or until there are enough that have; in the order of the samples."""
+        told = 0
         while self.live or self.waiting:
             self._admit()
             self._step()
+            if enough and len(self.ended) > told:
+                told, new = len(self.ended), self.ended[told:]
+                if enough([self.requests[sample] for sample in new]):
+                    break
         return self._generations()
 
     def _admit(self) -> None:
@@ -113,6 +120,7 @@ class Run:
         state[TOKEN], state[POSITION] = tokens, position
         ended = (position >= state[END]) | torch.isin(tokens, self.stops)
         if ended.any():
+            self.ended += (place[ended] // self.tokens.shape[1]).tolist()
             self._retire(ended.nonzero()[:, 0] + start)
 
     def _retire(self, ended: Tensor) -> None:
@@ -142,10 +150,13 @@ class Run:
         if self.logprobs.isnan().any():
             raise FloatingPointError(f"the model's logits are NaN at version {self.engine.version}")
         lengths = (self.tokens >= 0).sum(1)
-        last = self.tokens.gather(1, lengths[:, None] - 1)[:, 0]
-        stopped = torch.isin(last, self.stops).tolist()
-        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), stopped, strict=True)
-        return [Generation(t[:n], p[:n], "stop" if stop else "length") for t, p, n, stop in rows]
+        last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
+        stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
+        finishes = [
+            ("stop" if stop else "length") if i in ended else "abort" for i, stop in enumerate(stopped)
+        ]
+        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
+        return [Generation(t[:n], p[:n], finish) for t, p, n, finish in rows]
 
 
 def _pieces(

@@ -21,9 +21,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from rlgraph.engines import Generation, Request, Sampling
+from rlgraph.engines import Enough, Generation, Request, Sampling
 from rlgraph.runtime.fsdp.residency import distinct_storages, free
 from rlgraph.runtime.serve.batching import Run
+from rlgraph.runtime.serve.fused import fused
 from rlgraph.runtime.serve.kv import Decode, SlotCache
 from rlgraph.runtime.serve.stops import stop_ids
 
@@ -71,6 +72,7 @@ class TransformersEngine:
         )
         self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.model = _empty_model(path, self.device, getattr(torch, dtype))
+        self.fused = fused(self.model)
         self.weights = _weights(self.model)
         config = self.model.config.get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
@@ -152,8 +154,12 @@ class TransformersEngine:
     def close(self) -> None:
         """Nothing runs beside this process."""
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Samples run token by token beside each other, so what ``enough`` aborts is the same every time.
 
         Raises:
             RuntimeError: the weights sleep, or none were given yet.
@@ -163,17 +169,22 @@ class TransformersEngine:
         """
         most = sampling.max_new_tokens
         limits = [[min(r.max_new_tokens or most, most)] * len(r.seeds) for r in requests]
-        return self._generate(requests, sampling, limits, self.stops)
+        return self._generate(requests, sampling, limits, self.stops, enough)
 
     @torch.inference_mode()
     def _generate(
-        self, requests: Sequence[Request], sampling: Sampling, limits: Sequence[Sequence[int]], stops: Tensor
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        limits: Sequence[Sequence[int]],
+        stops: Tensor,
+        enough: Enough | None = None,
     ) -> list[list[Generation]]:
         """``generate`` with a limit a sample, and with these stop ids ``[stops]``."""
         self._check(requests, limits)
         if not any(limits):
             return [[] for _ in requests]
-        finished = iter(Run(self, requests, sampling, limits, stops).finish())
+        finished = iter(Run(self, requests, sampling, limits, stops).finish(enough))
         return [[next(finished) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
@@ -210,6 +221,9 @@ class TransformersEngine:
         padded = torch.tensor(
             [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device
         )
+        if self.fused:
+            positions = torch.arange(width, device=self.device)[None]
+            return self.fused(padded, positions, None, cache, lengths - 1)
         self._last = lengths - 1
         logits = self.model(input_ids=padded, past_key_values=cache, use_cache=True).logits[:, 0]
         self._last = None
@@ -217,11 +231,15 @@ class TransformersEngine:
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
         """Logits ``[live, vocabulary]`` after one more token ``[live]`` a row."""
+        tokens, positions, masks = tokens[:, None], target.positions[:, None], self._masks(target)
+        cache.aim(target)
+        if self.fused:
+            return self.fused(tokens, positions, masks, cache)
         return self.model(
-            input_ids=tokens[:, None],
-            position_ids=target.positions[:, None],
-            attention_mask=self._masks(target),
-            past_key_values=cache.aim(target),
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
             use_cache=True,
         ).logits[:, 0]
 
@@ -233,9 +251,10 @@ class TransformersEngine:
         if target.aligned:
             return None
         columns, positions = torch.arange(target.width, device=self.device), target.positions[:, None]
-        hidden = {"full_attention": columns > positions}
-        hidden["sliding_attention"] = hidden["full_attention"] | (columns <= positions - self.window)
-        masks = {kind: self._additive(hidden[kind]) for kind in sorted(set(self.attentions))}
+        after, masks = columns > positions, {}
+        for kind in sorted(set(self.attentions)):
+            slides = kind == "sliding_attention"
+            masks[kind] = self._additive(after | (columns <= positions - self.window) if slides else after)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _additive(self, hidden: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_ahead_of_training_a_region_is_the_same_on_one_pool_and_over_two() -> No
 
 
 def test_rounds_that_end_before_any_group_does_are_said_so() -> None:
-    with pytest.raises(RunError, match=r"14 groups are not finished \(raise `chunk` of their rollout\)"):
+    with pytest.raises(RunError, match=r"14 groups are not finished \(raise `chunk` or `enough`"):
         run(PARTIAL, "a", "rollout.chunk=1", "mixed.refill={rounds: 1, expected: 0.5}", "rollout.n=4")
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
-from rlgraph.engines import Generation, Request, Sampling
+from rlgraph.engines import Enough, Generation, Request, Sampling
 from rlgraph.runtime.serve.sglang.calls import Ask, Calls
 from rlgraph.runtime.serve.sglang.client import PARTS, Client
 from rlgraph.runtime.serve.sglang.keeper import START, Keeper, Remotes
@@ -48,7 +48,7 @@ class SglangEngine:
         max_rows: samples of this engine in flight on a server at a time; the others wait here.
         max_cached_tokens: positions that the cache of a server holds.
         group: devices that a server spans.
-        devices: which: GPUs by number, or cores of a CPU for each member of the group, as ``0-1``.
+        devices: which: GPUs by number, or cores of a CPU for each member of the group, as ``0,1``.
         logs: where the server's log goes.
         restarts: how often a server that is lost is started anew, with a copy of its weights on the host.
         host: the address of the interface that the server answers on.
@@ -106,17 +106,20 @@ class SglangEngine:
         """Generate with these servers from now on.
 
         Args:
-            servers: all that there are.
+            servers: all that there are; where several have as little to do, the first takes a request.
             patience: seconds in which one of them has to be back, once all are lost.
         """
         if self.calls:
             self.calls.close()
         self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, self.keeper)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
-        What was aborted comes back as far as it is, with the finish ``abort``.
+        What ``enough`` aborts depends on what the servers end first. What was aborted comes back as far as it
+        is, with the finish ``abort``.
 
         Raises:
             RuntimeError: no weights were given yet, or the engine is paused, or parts of it are asleep.
@@ -131,7 +134,8 @@ class SglangEngine:
             for request in requests
             for seed in request.seeds
         ]
-        made = map(generation, asks, self.calls.run(asks))
+        requested = [number for number, request in enumerate(requests) for _ in request.seeds]
+        made = map(generation, asks, self.calls.run(asks, enough, requested))
         return [[next(made) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
@@ -202,9 +206,9 @@ class SglangEngine:
         else:
             deque(parameters, maxlen=0)  # another one sends; here they are only gathered
         self._meet()
+        self.version = version
         if self.calls:
             self.calls.promise(version)
-        self.version = version
 
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
