@@ -2,23 +2,35 @@
 
     PYTHONPATH=runtime/serve/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
 
-Two SGLang servers on this host generate long and short samples in a random order, a few in flight on each at
-a time. Once our router chooses, once the servers take turns.
+Two SGLang servers on this host, each pinned to a core of its own, generate samples whose lengths nobody knows
+beforehand, so many in flight on each at a time. Once each server takes every second request, whatever it has
+to do; once our router chooses. Beside the whole time stands when each server was done.
+
+batch       samples of prompts, all of one prompt after one another, as an iteration asks for them. Samples of
+            a prompt are about as long, and some prompts take eight times as long as others. In turn, each
+            server gets half of every prompt, so there is little to gain: what decides is a long sample that
+            begins late.
+by turns    one sample a prompt of two data sets by turns, one with long answers, one with short ones, as an
+            evaluation asks for them. In turn, one server gets all that are long.
 
 Then the same conversations of several turns, once by their key and once without one: how much of the prompts
 is computed again.
 
-Covered: two servers that share the cores of one host. Not covered: GPUs, and SGLang's own router, which is a
-server of its own and sees nothing of versions and sleep.
+Covered: two servers of the same speed. Not covered: GPUs, and SGLang's own router, which is a server of its
+own and sees nothing of versions and sleep.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -31,22 +43,32 @@ from rlgraph.runtime.serve.sglang.engine import SglangEngine
 from rlgraph.runtime.serve.sglang.router import Router
 from rlgraph.runtime.serve.sglang.samples import body
 
-SHORT, LONG = 8, 128  # tokens
+SAMPLES = 8  # of a prompt
+MIDDLES, SPREAD = (12, 24, 96), 0.5  # of a prompt's samples: the median in tokens, and how its log varies
+SHORT, LONG, LONGEST = 16, 128, 192  # tokens
 
 
-class Turns(Router):
-    """Each server in turn, whatever it has to do."""
+class Watched(Router):
+    """Notes when each server was answered last."""
 
-    at = 0
+    def __init__(self, servers: int, limit: int) -> None:
+        """As a router."""
+        super().__init__(servers, limit)
+        self.last = [time.perf_counter()] * servers
 
-    def take(self, conversation: str | None = None) -> int | None:
-        """The next server; None while it is full."""
-        server = self.at % len(self.loads)
-        if self.loads[server] >= self.limit:
-            return None
-        self.at += 1
-        self.loads[server] += 1
-        return server
+    def give_back(self, server: int) -> None:
+        """As a router."""
+        super().give_back(server)
+        self.last[server] = time.perf_counter()
+
+
+def batch(prompts: int) -> list[int]:
+    """Lengths of the samples of an iteration."""
+    source, found = random.Random(0), list[int]()
+    for _ in range(prompts):
+        middle = math.log(source.choice(MIDDLES))
+        found += [min(LONGEST, 1 + int(source.lognormvariate(middle, SPREAD))) for _ in range(SAMPLES)]
+    return found
 
 
 def ask(engine: SglangEngine, tokens: Sequence[int], length: int, conversation: str | None = None) -> Ask:
@@ -56,12 +78,18 @@ def ask(engine: SglangEngine, tokens: Sequence[int], length: int, conversation: 
     return Ask(asked, conversation, {engine.version})
 
 
-def generate(engine: SglangEngine, lengths: Sequence[int]) -> float:
-    """Seconds until all samples of these lengths are there."""
-    asks = [ask(engine, [2 + index, 7, 9], length) for index, length in enumerate(lengths)]
-    start = time.perf_counter()
-    engine.calls.run(asks)
-    return time.perf_counter() - start
+def generate(engines: Sequence[SglangEngine], lengths: Sequence[int]) -> list[float]:
+    """Seconds until each server is done; several engines take the samples in turn."""
+    start, made = time.perf_counter(), []
+    with ThreadPoolExecutor(len(engines)) as pool:
+        for index, engine in enumerate(engines):
+            engine.calls.router = Watched(len(engine.calls.clients), engine.max_rows)
+            own = [*enumerate(lengths)][index :: len(engines)]
+            asks = [ask(engine, [2 + number % 4000, 7, 9], length) for number, length in own]
+            made.append(pool.submit(engine.calls.run, asks))
+    for one in made:
+        one.result()
+    return [last - start for engine in engines for last in engine.calls.router.last]
 
 
 def converse(engine: SglangEngine, talks: int, turns: int, keyed: bool) -> float:
@@ -78,48 +106,61 @@ def converse(engine: SglangEngine, talks: int, turns: int, keyed: bool) -> float
     return computed / whole
 
 
+@contextmanager
+def servers(path: str, limit: int) -> Iterator[list[SglangEngine]]:
+    """Two engines, each with a server that has a core of its own."""
+    cores, made = os.sched_getaffinity(0), list[SglangEngine]()
+    for core in sorted(cores)[:2]:
+        os.sched_setaffinity(0, {core})  # which a server inherits
+        made.append(SglangEngine(path, logs=Path(path, "logs"), devices=[str(core)], max_rows=limit))
+        made[-1].load_pretrained()
+    os.sched_setaffinity(0, cores)
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def compare(engines: Sequence[SglangEngine], both: SglangEngine, lengths: list[int], repeats: int) -> None:
+    """Print what both ways take."""
+    taken: dict[str, list[list[float]]] = {"in turn": [], "least loaded": []}
+    for repeat in range(repeats + 1):
+        for name, those in (("in turn", engines), ("least loaded", [both])):
+            made = generate(those, lengths)
+            if repeat:
+                taken[name].append(made)
+    middle = {name: statistics.median(map(max, found)) for name, found in taken.items()}
+    for name, found in taken.items():
+        each = " and ".join(f"{statistics.median(one):.2f}" for one in zip(*found, strict=True))
+        print(f"  {name:16} {middle[name]:8.2f} s   its servers {each} s")
+    print(f"  ratio            {middle['least loaded'] / middle['in turn']:8.2f}")
+
+
 @click.command()
-@click.option("--requests", default=48, show_default=True, help="One in four is long.")
-@click.option("--limit", default=4, show_default=True, help="Requests in flight on a server.")
+@click.option("--prompts", default=24, show_default=True, help="Of the batch, 8 samples each.")
+@click.option("--evaluated", default=96, show_default=True, help="Prompts of two data sets by turns.")
+@click.option("--limit", default=8, show_default=True, help="Requests in flight on a server.")
 @click.option("--repeats", default=3, show_default=True, help="Timed runs of each.")
-def main(requests: int, limit: int, repeats: int) -> None:
+def main(prompts: int, evaluated: int, limit: int, repeats: int) -> None:
     """Compare our router with servers that take turns."""
-    lengths = [LONG if index % 4 == 0 else SHORT for index in range(requests)]
-    random.Random(0).shuffle(lengths)
+    print(f"sglang {sglang.__version__}, two servers, {limit} samples in flight on each, median of {repeats}")
     with tempfile.TemporaryDirectory() as path:
         save_model(path, 128, 2)
-        engines = [
-            SglangEngine(path, logs=Path(path, "logs"), devices=[core], max_rows=limit) for core in ("0", "1")
-        ]
-        for engine in engines:
-            engine.load_pretrained()
-        both = engines[0]
-        both.reach([engine.keeper.client for engine in engines])
-        taken: dict[str, list[float]] = {"in turn": [], "least loaded": []}
-        for repeat in range(repeats + 1):
-            for name, kind in (("in turn", Turns), ("least loaded", Router)):
-                both.calls.router = kind(2, limit)
-                time_taken = generate(both, lengths)
-                if repeat:
-                    taken[name].append(time_taken)
-        both.calls.router = Router(2, 64)
-        shares = {}
-        for name, keyed in (("without a key", False), ("by conversation", True)):
-            for engine in engines:
-                engine.keeper.client.flush()
-            shares[name] = converse(both, 9, 4, keyed)
-        for engine in engines:
-            engine.close()
-    print(
-        f"sglang {sglang.__version__}, two servers, {requests} requests of {LONG} and {SHORT} tokens (1 : 3)"
-    )
-    medians = {name: statistics.median(found) for name, found in taken.items()}
-    for name, median in medians.items():
-        print(f"  {name:16} {median:8.2f} s")
-    print(f"  ratio            {medians['least loaded'] / medians['in turn']:8.2f}")
-    print("9 conversations of 4 turns: prompt tokens that were computed")
-    for name, share in shares.items():
-        print(f"  {name:16} {share:8.0%}")
+        with servers(path, limit) as engines:
+            clients = [engine.keeper.client for engine in engines]
+            both = SglangEngine(path, servers=clients, leads=False, max_rows=limit)
+            lengths = batch(prompts)
+            print(f"batch: {prompts} prompts, {SAMPLES} samples of each, {sum(lengths):,} tokens")
+            compare(engines, both, lengths, repeats)
+            lengths = [SHORT if index % 2 else LONG for index in range(evaluated)]
+            print(f"by turns: {evaluated} samples of {LONG} and {SHORT} tokens")
+            compare(engines, both, lengths, repeats)
+            both.calls.router = Router(2, 64)
+            print("9 conversations of 4 turns: prompt tokens that were computed")
+            for name, keyed in (("without a key", False), ("by conversation", True)):
+                for client in clients:
+                    client.flush()
+                print(f"  {name:16} {converse(both, 9, 4, keyed):8.0%}")
+            both.close()
 
 
 if __name__ == "__main__":

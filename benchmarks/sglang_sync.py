@@ -12,6 +12,7 @@ Covered: one server, one device. Not covered: tensor parallelism, several hosts.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -124,7 +125,9 @@ def main(hidden: int, layers: int, repeats: int) -> None:
         size = sum(tensor.nbytes for tensor in weights.values())
         print(f"sglang {sglang.__version__}, torch {torch.__version__}, {device}, median of {repeats}")
         print(f"{size / 2**20:,.0f} MiB of {dtype} in {len(weights)} tensors")
-        engine = SglangEngine(path, device, dtype, logs=Path(path, "logs"))
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # a copy takes all of them too
+        devices = [cores] if device == "cpu" else ["0"]
+        engine = SglangEngine(path, device, dtype, logs=Path(path, "logs"), devices=devices)
         compare_syncs(engine, weights, repeats)
         measure_sleep(engine, weights, repeats)
         engine.close()

@@ -129,6 +129,8 @@ class Footprint:
             return staging(size, self.plan.pools[pool], pool == (step.source or step.pool))
         if step.engine == "serve":
             assert model.serve
+            if model.serve["addresses"]:
+                return Counter()  # it is the servers' memory
             return generating(size, model.serve, slots(self.plan, step, self.work), self.work.most)
         if step.copied:
             return staging(size, self.plan.pools[pool], sends=True)

@@ -293,13 +293,15 @@ class Pricing:
             sync_seconds(size, rates, master(model)),
             sync_bytes(size, rates.devices, master(model)),
         )
+        whole = size.parameters * rates.width
+        # files are written by one device and read by all: what the host's link lets through, twice
+        files = 2 * host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()))
-            whole = size.parameters * rates.width
-            # files are written by one device and read by all: what the host's link lets through, twice
-            through = 2 * host_seconds(whole, rates) if step.path == "disk" else broadcast_seconds(size, both)
-            seconds += through
-            moved = max(moved, size.parameters * rates.width)
+            seconds += files or broadcast_seconds(size, both)
+            moved = max(moved, whole)
+        if model.serve and model.serve["addresses"]:  # of other hosts, as far as the plan knows
+            seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])
         return seconds, moved
 
     def _move(self, step: Step, grade: int) -> tuple[float, float]:

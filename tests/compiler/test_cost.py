@@ -209,6 +209,19 @@ def test_longer_texts_are_slower(node: str, option: str) -> None:
     assert short[0] < long[0] and short[1] < long[1]
 
 
+@pytest.mark.parametrize("folder", [[], ["models.policy.serve.sync_folder=/files"]])
+def test_servers_at_addresses_take_no_memory_and_get_weights_from_afar(folder: list[str]) -> None:
+    sglang, there = "models.policy.serve.engine=sglang", "models.policy.serve.addresses=[http://one:30000]"
+    near, far = on("h100-8", "grpo", sglang), on("h100-8", "grpo", sglang, there, *folder)
+    whole = size_of("Qwen/Qwen2.5-0.5B-Instruct").parameters * 4
+    link = H100.host_link / 2 if folder else H100.inter_link
+    for end, grade in ((0, BEST), (1, WORST)):
+        longer = seconds(far, "sync:policy")[end] - seconds(near, "sync:policy")[end]
+        assert longer == pytest.approx(whole / (link * ASSUMED.link[grade]), rel=1e-3)
+    assert far.peak and near.peak
+    assert near.peak["main"].parts.keys() - far.peak["main"].parts.keys() == {"serve weights", "kv cache"}
+
+
 def test_a_faster_device_is_not_slower() -> None:
     slow, fast = on("h100-8"), on("h200-8")
     for before, after in zip(slow.steps, fast.steps, strict=True):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlgraph.runtime.serve.sglang.client import Client
+from rlgraph.runtime.serve.sglang.client import FIRST, Client
 
 KEY, STEP = "a key", 0.002  # the API key, and the seconds that a token takes
 
@@ -20,14 +21,16 @@ KEY, STEP = "a key", 0.002  # the API key, and the seconds that a token takes
 class Fake:
     """A server in a thread of this process."""
 
-    def __init__(self, dies_after: int = 1 << 30) -> None:
+    def __init__(self, dies_after: int = 1 << 30, unknown: Collection[str] = ()) -> None:
         """Up.
 
         Args:
             dies_after: requests to generate after which it is gone without an answer.
+            unknown: calls that its version does not have.
         """
+        self.unknown = unknown
         self.changed = threading.Condition()
-        self.version, self.session, self.paused, self.dead = "default", False, False, ""
+        self.version, self.session, self.paused, self.dead = FIRST, False, False, ""
         self.away: set[str] = set()
         self.running: dict[str, dict[str, Any]] = {}
         self.served, self.dies_after = 0, dies_after
@@ -49,7 +52,8 @@ class Fake:
     def answer(self, call: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and content of the reply to a call."""
         with self.changed:
-            made = getattr(self, f"_{call}")(body)
+            known = call not in self.unknown and hasattr(self, f"_{call}")
+            made = getattr(self, f"_{call}")(body) if known else (404, {"detail": "Not Found"})
             self.changed.notify_all()
             return made if isinstance(made, tuple) else (200, made)
 
@@ -89,6 +93,7 @@ class Fake:
         meta = {
             "finish_reason": {"type": "abort" if made["aborted"] else "length"},
             "output_token_logprobs": [[-1.0, 7, None]] * len(versions),
+            "weight_version": versions[-1] if versions else self.version,
             "weight_versions": spans,
         }
         return {"output_ids": [7] * len(versions), "meta_info": meta}
@@ -100,6 +105,9 @@ class Fake:
 
     def _pause_generation(self, body: dict[str, Any]) -> Any:
         self.paused = True
+        if body["mode"] == "abort":
+            self._abort_request({"abort_all": True})
+            self.changed.wait_for(lambda: not self.running or self.dead)
         return {"status": "ok"}
 
     def _continue_generation(self, body: dict[str, Any]) -> Any:

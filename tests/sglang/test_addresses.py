@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from fake import Fake
 
 from rlgraph.engines import Request, Sampling
 from rlgraph.runtime.failure import LostError, failure
-from rlgraph.runtime.serve.sglang.client import ServerLostError
+from rlgraph.runtime.serve.sglang.client import FIRST, ServerLostError, UnknownError
 from rlgraph.runtime.serve.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -83,13 +85,70 @@ def test_what_a_lost_server_had_goes_to_another(
     engine.close()
 
 
+def test_one_that_was_started_anew_is_left_out_until_it_has_the_weights(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    engine = reaching(path, tmp_path, fakes)
+    engine.load_weights(model.named_parameters(), 3)
+    fakes[0].version = FIRST
+    for one in engine.generate(REQUESTS, Sampling(5)):
+        assert {*one[0].versions} == {3}
+    assert fakes[0].served and engine.calls.router.up == {1}
+    fakes[1].version = FIRST
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(engine.generate, REQUESTS, Sampling(5))
+        while engine.calls.router.up:
+            threading.Event().wait(0.01)
+        fakes[1].version = "3"
+        assert {*made.result()[0][0].versions} == {3}
+    engine.load_weights(model.named_parameters(), 4)
+    engine.reach([fake.client for fake in fakes], patience=0.5)
+    for fake in fakes:
+        fake.version = FIRST
+    law = r"with weights 4, after 0.5 s\n  http\S* has weights default\n  http\S* has weights default"
+    with pytest.raises(ServerLostError, match=law):
+        engine.generate(REQUESTS, Sampling(5))
+    engine.close()
+
+
+def test_a_version_without_sessions_is_synced_without(
+    path: str, model: torch.nn.Module, tmp_path: Path
+) -> None:
+    fake = Fake(unknown=["begin_weight_update", "end_weight_update"])
+    engine = reaching(path, tmp_path, [fake])
+    engine.load_weights(model.named_parameters(), 6)
+    assert {*engine.generate(REQUESTS[1:2], Sampling(5))[0][0].versions} == {6}
+    with pytest.raises(UnknownError, match="refused begin_weight_update: 404"):
+        fake.client.post("begin_weight_update", {})
+    engine.close()
+    fake.close()
+
+
+def test_one_that_missed_a_sync_is_left_out(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    leader = reaching(path, tmp_path, fakes)
+    follower = SglangEngine(path, servers=[fake.client for fake in fakes], leads=False, max_rows=4)
+    leader.load_weights(model.named_parameters(), 1)
+    fakes[0].version = "0"  # as if it had not answered then
+    follower.load_weights(model.named_parameters(), 1)
+    assert len(follower.generate(REQUESTS, Sampling(5))) == len(REQUESTS)
+    assert not fakes[0].served
+    fakes[0].version = "1"
+    while follower.calls.router.up != {0, 1}:
+        threading.Event().wait(0.01)
+    follower.close()
+    leader.close()
+
+
 def test_no_server_is_left(path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]) -> None:
     engine = reaching(path, tmp_path, fakes)
     engine.load_weights(model.named_parameters(), 0)
     engine.reach([fake.client for fake in fakes], patience=0.5)
     for fake in fakes:
         fake.dies_after = 2
-    with pytest.raises(ServerLostError, match="no SGLang server answers any more at http") as caught:
+    law = r"no SGLang server answers any more with weights 0, after 0.5 s\n  http\S* does not answer\n  http"
+    with pytest.raises(ServerLostError, match=law) as caught:
         engine.generate(REQUESTS, Sampling(9))
     assert isinstance(failure("", "", caught.value), LostError)  # so schedule.restarts starts the run anew
     with pytest.raises(ServerLostError, match="no SGLang server answers at http"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -19,8 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from rlgraph.engines import Generation, Request, Sampling
 from rlgraph.errors import RunError
-from rlgraph.runtime.serve.sglang.client import ServerLostError
+from rlgraph.runtime.serve.sglang.client import FIRST, ServerLostError
 from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.runtime.serve.sglang.groups import _interface
 
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
 pytestmark = pytest.mark.filterwarnings("default")
@@ -161,6 +165,36 @@ def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Mo
     assert_agrees(awake, model)
 
 
+@pytest.mark.parametrize("longest", [3, 3000], ids=["answered", "running"])
+def test_a_request_of_another_before_a_new_server_has_its_weights(
+    awake: SglangEngine,
+    path: str,
+    model: torch.nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    longest: int,
+) -> None:
+    follower = SglangEngine(path, servers=[awake.keeper.client], leads=False)
+    for engine in (awake, follower):
+        engine.load_weights(((name, tensor + 0.1) for name, tensor in model.named_parameters()), 5)
+    sums, restore, made = awake.checksums(), awake.keeper._restore, []
+    with ThreadPoolExecutor(1) as pool:
+
+        def late() -> None:
+            assert awake.keeper.client.version() == FIRST and follower.calls.router.up
+            made.append(pool.submit(follower.generate, ENDLESS[:1], Sampling(longest, 0.0)))
+            while not (follower.calls.flying if longest > 3 else not follower.calls.router.up):
+                threading.Event().wait(0.01)
+            restore()
+
+        monkeypatch.setattr(awake.keeper, "_restore", late)
+        kill(awake)
+        while not made:
+            threading.Event().wait(0.01)
+        ((one,),) = made[0].result()
+    assert {*one.versions} == {5} and len(one.tokens) == longest and awake.checksums() == sums
+    follower.close()
+
+
 def aborted(engine: SglangEngine, model: torch.nn.Module, seconds: float) -> int:
     """How many samples have tokens that are aborted after a while; four at most are in flight at a time."""
     with generating(engine, ENDLESS, Sampling(3000, 0.0)) as made:
@@ -213,6 +247,21 @@ def test_a_server_that_does_not_come_up_ends_with_its_last_lines(tmp_path: Path,
         (tmp_path / "model" / name).write_text(Path(path, name).read_text())
     with pytest.raises(RunError, match=r"ended \(.*\)\n    the end of .*sglang-.*.log"):
         SglangEngine(str(tmp_path / "model"), logs=tmp_path)
+
+
+def test_it_answers_on_its_interface_alone(awake: SglangEngine) -> None:
+    port = urlsplit(awake.keeper.client.url).port
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+    with socket.socket() as other:  # the loopback network has more addresses than one
+        assert other.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
+
+
+def test_a_pool_of_several_hosts_answers_where_ray_knows_them() -> None:
+    import ray
+
+    assert _interface({"one"}) == "127.0.0.1"
+    assert _interface({"one", "two"}) == ray.util.get_node_ip_address()
 
 
 def test_nothing_is_left_behind(path: str, tmp_path: Path) -> None:

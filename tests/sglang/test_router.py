@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.runtime.serve.sglang import router as module
+from rlgraph.runtime.serve.sglang.client import Client
+from rlgraph.runtime.serve.sglang.groups import _from
 from rlgraph.runtime.serve.sglang.router import Router
 
 ASKS = st.lists(st.one_of(st.none(), st.sampled_from("abcdef")), max_size=60)
@@ -23,6 +25,12 @@ def test_the_one_with_the_least_to_do() -> None:
     router.give_back(1)
     router.give_back(1)
     assert [router.take() for _ in range(3)] == [1, 1, 0]
+
+
+def test_those_who_count_their_own_alone_begin_apart() -> None:
+    servers = [Client(f"http://{name}:30000") for name in ("one", "two", "three")]
+    assert [_from(index, servers)[0] for index in range(4)] == [*servers, servers[0]]
+    assert all({*_from(index, servers)} == {*servers} for index in range(4))
 
 
 def test_a_conversation_stays() -> None:

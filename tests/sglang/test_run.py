@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_residency import SMALL, tight
 
+from rlgraph.plan import Target
 from rlgraph.runtime.demo import make
+from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.serve.sglang.server import Launch, Server
 
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"
@@ -73,6 +76,30 @@ def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> Non
     args = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs", "pools.gen.devices=2")
     assert_sane(run(files, tmp_path / "run", TWO, *args))
     assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2
+
+
+def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(files))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlgraph.memory.PREFILL", 1)  # as in test_residency
+    settings = (*SGLANG, *SMALL)
+    target = Target(tight(str(ONES), *settings))
+    run_graph(str(ONES), settings, 1, run_dir=Path("run"), inline=True, target=target)
+    steps = json.loads(Path("run/plan.json").read_text())["steps"]
+    order = [(step["kind"], step["parts"]) for step in steps if step["kind"] in ("wake", "sync", "sleep")]
+    assert order == [("wake", ["weights"]), ("sync", []), ("wake", ["kv"]), ("sleep", ["kv", "weights"])]
+    assert {"load", "offload"} <= {step["kind"] for step in steps}
+    assert_sane(lines(Path("run")))
+
+
+def test_what_is_left_unfinished_goes_on_with_newer_weights(files: Path, tmp_path: Path) -> None:
+    found = run(files, tmp_path / "run", ONES.with_name("partial.yaml"), "--inline")
+    assert [line["rows/used"] for line in found] == [14] * 3
+    assert found[0]["versions/mixed"] == 0
+    for line in found[1:]:
+        assert line["update_policy/grad_norm"] > 0
+        assert line["versions/mixed"] <= line["mixed/waited"] and 0 <= line["versions/age"] <= 1
+    assert any(line["versions/mixed"] for line in found)
 
 
 def test_a_server_killed_in_a_run(files: Path, tmp_path: Path) -> None:

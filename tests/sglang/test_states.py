@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rlgraph.engines import Generation, Request, Sampling
 from rlgraph.errors import RunError
-from rlgraph.runtime.serve.sglang.client import PARTS, Client
+from rlgraph.runtime.serve.sglang.client import PARTS, Client, UnknownError
 from rlgraph.runtime.serve.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -73,6 +73,11 @@ def test_an_update_needs_a_session(client: Client) -> None:
     client.end_update()
 
 
+def test_a_call_of_another_version_is_told_from_one_that_is_refused(client: Client) -> None:
+    with pytest.raises(UnknownError, match="404"):
+        client.post("begin_weight_updates", {})
+
+
 def test_the_key_is_asked_for(client: Client) -> None:
     with pytest.raises(RunError, match="401"):
         Client(client.url, "another").post("flush_cache", {})
@@ -94,6 +99,23 @@ def test_the_cache_is_flushed_when_idle_or_paused(any_engine: SglangEngine, clie
             any_engine.abort()
         assert {one.finish for (one,) in made.result()} == {"abort"}
     client.flush()
+
+
+def test_what_is_held_comes_back_and_what_comes_waits(any_engine: SglangEngine, client: Client) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(any_engine.generate, REQUESTS[:1], Sampling(LONG, 0.0))
+        in_flight(any_engine)
+        client.hold()
+        try:
+            with pytest.raises(RunError, match="aborted a request"):
+                made.result()
+            later = pool.submit(any_engine.generate, REQUESTS, Sampling(2, 0.0))
+            in_flight(any_engine)
+            client.flush(paused=True)  # nothing runs
+            assert not later.done()
+        finally:
+            client.resume()
+        assert {len(one.tokens) for (one,) in later.result()} == {2}
 
 
 def test_the_version_is_that_of_the_last_sync(

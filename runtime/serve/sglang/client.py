@@ -9,18 +9,24 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.errors import RunError
 
 PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
+FIRST = "default"  # what SGLang calls the weights that a server starts with
 REPLY, GLANCE = 3600.0, 5.0  # seconds in which a call has to be answered, and a look at the server
 LOST = (OSError, http.client.HTTPException)  # no connection, or one that ended amid an answer
 
 
 class ServerLostError(RunError):
     """A server does not answer any more."""
+
+
+class UnknownError(RunError):
+    """A server's version does not know a call."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Client:
 
         Raises:
             RunError: the server refused it.
+            UnknownError: its version does not know it.
             ServerLostError: it did not answer.
         """
         headers = self.headers | {"Content-Type": "application/json"}
@@ -48,7 +55,8 @@ class Client:
             text = _text(request, REPLY)
         except urllib.error.HTTPError as error:
             law = f"the SGLang server at {self.url} refused {call}"
-            raise RunError(f"{law}: {error.code} {error.read().decode()[:500]}") from error
+            kind = UnknownError if error.code == 404 else RunError
+            raise kind(f"{law}: {error.code} {error.read().decode()[:500]}") from error
         except LOST as error:
             raise ServerLostError(
                 f"the SGLang server at {self.url} did not answer {call}: {error}"
@@ -114,14 +122,23 @@ class Client:
         """Stop generating; what runs gives up its keys and values, and waits."""
         self.post("pause_generation", {"mode": "retract"})
 
+    def hold(self) -> None:
+        """Stop generating; what runs comes back as far as it is, what comes waits."""
+        self.post("pause_generation", {"mode": "abort"})
+
     def resume(self) -> None:
         """Generate again."""
         self.post("continue_generation", {})
 
     def begin_update(self) -> None:
-        """Open a session of weight updates; one that another left open is closed first."""
+        """Open a session of weight updates; one that another left open is closed first.
+
+        A version of SGLang without sessions needs none.
+        """
         try:
             self.post("begin_weight_update", {})
+        except UnknownError:
+            return
         except ServerLostError:
             raise
         except RunError:
@@ -130,7 +147,8 @@ class Client:
 
     def end_update(self) -> None:
         """Close the session."""
-        self.post("end_weight_update", {})
+        with suppress(UnknownError):
+            self.post("end_weight_update", {})
 
     def local_address(self) -> str:
         """The address of this host on the way to the server."""

@@ -44,7 +44,7 @@ def sglang_engine(
     options |= {"device": device, "pool": pool}
     if addresses:
         key = os.environ.get("SGLANG_API_KEY", "")
-        servers = [Client(address.rstrip("/"), key) for address in addresses]
+        servers = _from(index, [Client(address.rstrip("/"), key) for address in addresses])
         return SglangEngine(path, **options, servers=servers, leads=index == 0)
     members = _gathered((socket.gethostname(), _own_device(device, index)), pool)
     first = index - index % group
@@ -52,8 +52,14 @@ def sglang_engine(
     options |= {"logs": logs, "host": _interface({host for host, _ in members})}
     engine = SglangEngine(path, **options, leads=index == first)
     led = _gathered(engine.keeper.client if index == first else None, pool)
-    engine.reach([client for client in led if client])
+    engine.reach(_from(index // group, [client for client in led if client]))
     return engine
+
+
+def _from(index: int, servers: Sequence[Client]) -> list[Client]:
+    """The servers in turn, from a device's own on: each counts its own requests, so they begin apart."""
+    at = index % len(servers)
+    return [*servers[at:], *servers[:at]]
 
 
 def _interface(hosts: set[str]) -> str:
@@ -64,10 +70,11 @@ def _interface(hosts: set[str]) -> str:
 
 
 def _own_device(device: str, index: int) -> str:
-    """What a server calls the device of this process: a GPU's number, or a core."""
+    """What a server calls the device of this process: a GPU's number, or as many cores as torch uses here."""
     if device == "cpu":
-        cores = sorted(os.sched_getaffinity(0))
-        return str(cores[index % len(cores)])
+        cores, count = sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+        own = {cores[(index * count + each) % len(cores)] for each in range(count)}
+        return ",".join(map(str, sorted(own)))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     current = torch.cuda.current_device()
     return visible[current] if current < len(visible) and visible[current] else str(current)

@@ -175,12 +175,14 @@ class Keeper:
             done = self._tried(self._restore)
 
     def _restore(self) -> None:
+        self.client.hold()  # so that nobody gets tokens of the weights that it started with, or of a mixture
         paused, self.paused = self.paused, False  # until it has its weights
         try:
             if self.bring:
                 self.bring()
         finally:
             self.paused = paused
+        self.client.resume()
         if self.away:
             self.client.release(self.away)
         if self.paused:

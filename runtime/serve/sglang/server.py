@@ -83,6 +83,8 @@ class Launch:
         if self.device == "cpu":
             found["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
             found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
+            # a thread a core: more wait for one another at the end of every operation
+            found["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
         else:
             # expandable segments break the memory saver
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
@@ -102,7 +104,7 @@ class Server:
         Args:
             launch: how it runs.
             logs: the folder of its log, which takes all that it prints and is named after host and port.
-            devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0-1``.
+            devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0,1``.
             host: the address of the interface that it answers on.
             client: of the server whose place it takes, port and key; a new one unless given.
         """
