@@ -130,6 +130,8 @@ class RayCluster:
     def _start_ray(self, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # the memory of a column is free for the next at once, not up to a second later
+        os.environ.setdefault("RAY_free_objects_batch_size", "1")
         import ray
 
         self.ray, devices = ray, len(self.places)
