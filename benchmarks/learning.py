@@ -21,14 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import reward_model
+
 from rlgraph import __version__
 from rlgraph.compiler import compile_graph
 from rlgraph.compose import compose
 from rlgraph.shipped import shipped_graphs
 
 START, TEACHER = Path("runs/demo_sft/models/policy"), Path("runs/demo/models/policy")
+REWARD = Path("runs/reward_model")  # made here where it is not there
 FILES = Path("demo_files")
-ELSEWHERE = ("demo", "demo_sft", "sft", "dpo", "rm_ppo")  # no RL, other data, or a reward model of their own
+ELSEWHERE = ("demo", "demo_sft", "sft", "dpo")  # no RL, or other data
 MARGIN = 0.1  # what every seed has to gain
 PROMPTS = f"{{op: data.prompts, files: [{FILES}/train.parquet], batch: 32, template: plain}}"
 OPTIMIZER = "{lr: 2e-4, schedule: linear, warmup_steps: 5}"
@@ -38,6 +41,7 @@ EVAL = f"{{nodes: {{{HELD_OUT}, held_out: {{op: reward.exact}}}}, report: {{accu
 FITTING = {
     "models.critic": "models.critic.optimizer.lr=1e-3",
     "models.teacher": f"models.teacher.path={TEACHER}",
+    "models.reward": f"models.reward.path={REWARD}",
     "nodes.overlong": "overlong.buffer=2",
     "nodes.formatted": "formatted.pattern='[0-9]+'",
 }
@@ -58,8 +62,10 @@ which is best.
 | graph | seeds | before | after: mean | least | most | least gain | margin |
 |---|---|---|---|---|---|---|---|
 {table}
-`distill` learns from the model that the demo ends with. Not here: `sft`, `demo_sft` and `dpo`, which learn
-from given answers; `rm_ppo`, which needs a reward model; and graphs whose samples have several turns.
+`distill` learns from the model that the demo ends with; `rm_ppo` from a reward model that
+`benchmarks/reward_model.py` makes of it, trained to tell right answers from wrong ones: it reads no answers.
+Not here: `sft`, `demo_sft` and `dpo`, which learn from given answers, and graphs whose samples have several
+turns.
 """
 
 
@@ -92,6 +98,9 @@ def main() -> None:
     options = parser.parse_args()
     if not (START.is_dir() and TEACHER.is_dir()):
         sys.exit(f"there is no {START} or {TEACHER}: run `make demo` first, and this from the same folder")
+    if "rm_ppo" in options.graphs.split(",") and not REWARD.is_dir():
+        share = reward_model.make(TEACHER, START, FILES, REWARD)
+        print(f"  {REWARD} tells {share:.3f} of held-out answers right from wrong")
     wanted = [(name, seed) for seed in range(options.seeds) for name in options.graphs.split(",")]
     done = read(options.results)
     with ThreadPoolExecutor(options.jobs) as pool:
