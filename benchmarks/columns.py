@@ -4,10 +4,12 @@
 
 The ops compute nothing, they read every page of what they are given: an iteration is the columns' way from
 the op that writes them, over the moves from layout to layout, to those that read them. The bound in the same
-run is four processes that copy into shared memory what the plan's ops read, each byte once a reader. Both
-reuse memory that they have touched before. What passes through the driver is what it pickles for a call and
-what it gets back. The rows are those of graphs/ppo.yaml, 128 prompts x 4 samples, and as long as ``--mib``
-makes them. The object store needs about three times that in /dev/shm, the workers as much again.
+run is four processes that copy into shared memory what the plan's ops read, each byte once a reader: as many
+bytes as the ops write, to a place of its own for each reader. Both reuse memory that they have touched
+before, and weights are synced as in any iteration. What passes through the driver is what it pickles for a
+call and what it gets back. The rows are those of graphs/ppo.yaml, 128 prompts x 4 samples, and as long as
+``--mib`` makes them. The object store needs about twice that in /dev/shm, the workers as much again, and the
+bound four times as much.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rlgraph.plan import Plan
 from rlgraph.runtime.cluster import Place, RayCluster
 from rlgraph.runtime.demo import make
 from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.walk import Entry, Walk
+from rlgraph.runtime.pipeline import State, stretch
 
 TARGET, TARGET_BYTES, WORKERS, ROWS, WARMUP = 1.3, 2**20, 4, 512, 8
 SIZES = {"int64": 8, "float32": 4, "boolean": 1}  # bytes a token
@@ -86,7 +88,7 @@ def main() -> None:
         length = options.mib * 2**20 // written // ROWS
         plan = compile_graph(str(GRAPH), [*models, f"rollout.tokens={length}"], devices=WORKERS)
         rounds = options.iterations + WARMUP
-        copiers = Copiers(per_token(plan)[1] * length * ROWS, rounds)  # before Ray has threads: it forks
+        copiers = Copiers(*(size * length * ROWS for size in per_token(plan)), rounds)  # forks: before Ray
         cluster = Counted(plan.pools, gpus=False, address=None, logs=Path(folder), timeout=600)
         try:
             measure(plan, cluster, copiers, length, rounds)
@@ -112,11 +114,12 @@ def measure(plan: Plan, cluster: Counted, copiers: Copiers, length: int, rounds:
     driver = Driver(plan, cluster, lambda step: None)
     written, read = (size * length * ROWS for size in per_token(plan))
     ours, bound, moved = [], [], []
-    for iteration in range(rounds):
-        cluster.moved = 0
-        ours.append(walk(plan, driver, iteration))
+    state, start = State(versions=dict.fromkeys(plan.models, 0)), time.perf_counter()
+    for _ in stretch(plan, driver, state, rounds, [], lambda iteration: frozenset()):
+        ours.append(time.perf_counter() - start)
         moved.append(cluster.moved)
         bound.append(copiers.seconds())
+        cluster.moved, start = 0, time.perf_counter()
     mine, floor = (statistics.median(times[WARMUP:]) for times in (ours, bound))
     print(f"ray {ray.__version__}, {WORKERS} workers, {ROWS} samples of {length:,} tokens on average")
     print(f"  columns written        {written / 2**20:8.0f} MiB, read by ops {read / 2**20:.0f} MiB")
@@ -126,24 +129,14 @@ def measure(plan: Plan, cluster: Counted, copiers: Copiers, length: int, rounds:
     print(f"  ratio                  {mine / floor:8.2f}  (target: at most {TARGET})")
 
 
-def walk(plan: Plan, driver: Driver, iteration: int) -> float:
-    """Seconds of an iteration."""
-    start = time.perf_counter()
-    versions = dict.fromkeys(plan.models, iteration)
-    one = Walk(plan, "train", Entry(iteration, versions), positions={})
-    driver.submit((one, step) for step in plan.steps)
-    driver.finish(one)
-    return time.perf_counter() - start
-
-
 class Copiers:
-    """As many processes as workers, which copy ``size`` bytes in all into shared memory, time and again."""
+    """As many processes as workers, which copy ``written`` bytes to ``read`` bytes of shared memory."""
 
-    def __init__(self, size: int, times: int) -> None:
+    def __init__(self, written: int, read: int, times: int) -> None:
         context = multiprocessing.get_context("fork")
         self.ready, self.done = context.Barrier(WORKERS + 1), context.Barrier(WORKERS + 1)
         for _ in range(WORKERS):
-            arguments = (size // WORKERS, times, self.ready, self.done)
+            arguments = (written // WORKERS, read // WORKERS, times, self.ready, self.done)
             context.Process(target=copy, args=arguments, daemon=True).start()
 
     def seconds(self) -> float:
@@ -154,17 +147,16 @@ class Copiers:
         return time.perf_counter() - start
 
 
-def copy(size: int, times: int, ready: Barrier, done: Barrier) -> None:
-    """Copy ``size`` bytes into shared memory, in pieces of about a column's size, ``times`` times."""
-    piece = min(size, 2**26)
-    source = numpy.ones(piece, numpy.uint8)
-    target = numpy.frombuffer(mmap.mmap(-1, piece), numpy.uint8)  # anonymous and shared: shared memory
-    target[:] = source
+def copy(written: int, read: int, times: int, ready: Barrier, done: Barrier) -> None:
+    """Copy ``written`` bytes over and over to ``read`` bytes of shared memory; all that ``times`` times."""
+    source = numpy.ones(written, numpy.uint8)
+    target = numpy.frombuffer(mmap.mmap(-1, read), numpy.uint8)  # anonymous and shared: shared memory
+    target[:] = 1
     for _ in range(times):
         ready.wait()
-        for start in range(0, size, piece):
-            count = min(piece, size - start)
-            target[:count] = source[:count]
+        for start in range(0, read, written):
+            count = min(written, read - start)
+            target[start : start + count] = source[:count]
         done.wait()
 
 
