@@ -18,7 +18,7 @@ from rlgraph.runtime.controls import controls
 from rlgraph.runtime.rows import NotYet
 from rlgraph.runtime.stock import Held, Stock, Waiting
 from rlgraph.runtime.stream import Stream
-from rlgraph.runtime.walk import Walk
+from rlgraph.runtime.walk import Given, Walk
 
 
 def more(walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
@@ -114,7 +114,7 @@ class Round(Walk):
         above, whole = self.numbers(parent), self.rows.whole(domain)
         return layouts.children([above if whole is None else above[whole]], times)[0]
 
-    def taken_up(self, step: Step, rows: Any) -> tuple[Any, ...]:
+    def taken_up(self, step: Step, rows: Any) -> Given:
         """What an earlier round left for a step on these rows: see ``Worker.run``."""
         if step is self.source and len(self.begun.prompts):
             return self.begun.prompts.gathering(step.writes)
@@ -122,7 +122,7 @@ class Round(Walk):
             times = self.columns[step.writes[0]].times
             begun = layouts.children([rows[rows < len(self.begun.prompts)]], times)[0]
             return self.begun.samples.take(begun).gathering([*self.begun.samples.columns])
-        return ()
+        return (), ()
 
     def _whole(self, domain: str) -> str:
         return self._whole(self.rows.above(domain)) if domain in self.rows.filters else domain

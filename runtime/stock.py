@@ -63,11 +63,11 @@ class Stock:
         each = zip(self.prompts[starts], ages, np.subtract(ends, starts), tokens, strict=True)
         return [Group(*(int(number) for number in group)) for group in each]
 
-    def gathering(self, columns: Sequence[str]) -> tuple[Any, ...]:
-        """What ``Worker.repartition`` is given to bring these columns of all rows together."""
+    def gathering(self, columns: Sequence[str]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments and parts by which ``Worker.repartition`` brings these columns of all rows together."""
         held = [self.columns[name] for name in columns]
         picks, counts = [one.places for one in held], [len(one.parts) for one in held]
-        return (picks, counts, *(part for one in held for part in one.parts))
+        return (picks, counts), tuple(part for one in held for part in one.parts)
 
     def record(self) -> dict[str, list[Any]]:
         """As JSON can hold it: the columns by their names alone."""

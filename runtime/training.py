@@ -178,8 +178,8 @@ class Training:
         first = self.cluster.places[0]
         for name, waiting in self.state.waiting.items():
             for kind, stock in waiting.parts().items():
-                rows = stock.gathering([*stock.columns])
-                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *rows)
+                how, rows = stock.gathering([*stock.columns])
+                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *rows)
         self.saving = (
             folder,
             replace(self.state),

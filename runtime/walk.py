@@ -214,7 +214,7 @@ class Walk:
 
         def given(device: int) -> Given:
             held = () if rows is None else rows[device]
-            begun = self.taken_up(step, held)
+            begun, left = self.taken_up(step, held)
             scope = Scope(
                 phase=self.phase,
                 iteration=self.entry.iteration,
@@ -225,10 +225,10 @@ class Walk:
                 adapted=now,
                 asks=self.asks if rows is None else None,
                 resumes=self.asks is not None,
-                begun=begun[:2],
+                begun=begun,
             )
             parts = [self._part(column, device) for column in step.reads]
-            return (step.node, scope), (*parts, *begun[2:])
+            return (step.node, scope), (*parts, *left)
 
         leaves = 0 if self.asks is None else step.leaves
         return [replace(call, leaves=leaves) for call in self._each(step, "run", given)]
@@ -237,9 +237,9 @@ class Walk:
         """int64 ``[rows]``: what each row is numbered by."""
         return np.arange(self.rows.count(domain))
 
-    def taken_up(self, step: Step, rows: Any) -> tuple[Any, ...]:
+    def taken_up(self, step: Step, rows: Any) -> Given:
         """What a step on these rows goes on with: nothing but in a round."""
-        return ()
+        return (), ()
 
     def _sync(self, step: Step) -> list[Call]:
         ((model, version),) = self.versions(step).items()
@@ -307,12 +307,7 @@ class Walk:
         held = self.rows.layout(domain, step.layout, step.pool)
         assert stream.used
         used = stream.used
-
-        def given(device: int) -> Given:
-            picks, counts, *parts = used.take(held[device]).gathering(step.reads)
-            return (picks, counts), tuple(parts)
-
-        return self._each(step, "repartition", given)
+        return self._each(step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
 
     def _part(self, column: str, device: int) -> Any:
         """The reference of a column's part on a device of the pool that wrote it."""

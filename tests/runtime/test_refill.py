@@ -163,7 +163,7 @@ def test_a_stock_keeps_its_rows_through_joins_selections_and_a_file(tmp_path: Pa
         return Stock(numbers, numbers, numbers, {"x": held})
 
     def values(stock: Stock) -> list[int]:
-        (picks,), (count,), *parts = stock.gathering(["x"])
+        ((picks,), (count,)), parts = stock.gathering(["x"])
         assert len(parts) == count
         return list(np.concatenate(parts)[picks])
 

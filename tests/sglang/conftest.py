@@ -47,6 +47,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
+def fakes() -> Iterator[object]:
+    """Two servers that keep SGLang's rules and compute nothing."""
+    from fake import Fake
+
+    made = [Fake(), Fake()]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
 def model(path: str) -> object:
     """The model as transformers has it."""
     import torch

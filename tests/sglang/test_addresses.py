@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,14 +17,6 @@ from rlgraph.runtime.serve.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[Fake]]:
-    made = [Fake(), Fake()]
-    yield made
-    for fake in made:
-        fake.close()
 
 
 def reaching(path: str, folder: Path, fakes: list[Fake], rows: int = 4) -> SglangEngine:

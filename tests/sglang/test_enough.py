@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,6 @@ from rlgraph.runtime.serve.sglang.engine import SglangEngine
 pytestmark = pytest.mark.filterwarnings("default")
 LONG = 2000
 REQUESTS = [Request([5 + i, 6], [2 * i, 2 * i + 1], max_new_tokens=3 if i < 2 else LONG) for i in range(5)]
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[Fake]]:
-    made = [Fake(), Fake()]
-    yield made
-    for fake in made:
-        fake.close()
 
 
 def four(told: list[int]) -> Enough:
