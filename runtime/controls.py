@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlgraph.cadence import due
 from rlgraph.controller import Controller
+from rlgraph.errors import RunError
 from rlgraph.plan import Step
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def adapted(walk: Walk, step: Step) -> dict[str, float]:
 
     Raises:
         NotYet: the iteration before has not measured what they follow.
+        RunError: no iteration has: the op does not record that metric.
     """
     controllers = walk.plan.functions[walk.phase][step.node].controllers
     return {name: _value(walk, step, name, one) for name, one in controllers.items()}
@@ -56,19 +58,30 @@ def _value(walk: Walk, step: Step, name: str, controller: Controller) -> float:
 def _next(walk: Walk, step: Step, name: str, controller: Controller) -> float:
     """The number in the iteration after a walk."""
     value = _value(walk, step, name, controller)
-    runs = due(step.when, walk.entry.iteration + 1)
-    return controller.next(value, *_measured(walk, step, controller.metric)) if runs else value
+    if not due(step.when, walk.entry.iteration + 1):
+        return value
+    key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
+    found, samples = _recorded(walk, step)
+    if key not in found and found and samples and value == controller.start:
+        law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
+        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(found))
+        remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
+        raise RunError(f"{law}\n  {remedy}")
+    total, count = found.get(key, (0.0, 0.0))
+    return controller.next(value, total / count if count else math.nan, samples)
 
 
-def _measured(walk: Walk, step: Step, metric: str) -> tuple[float, int]:
-    """The mean that a step recorded, as metrics.jsonl has it, and on how many samples."""
-    key, walks = metric if "/" in metric else f"{step.node}/{metric}", [walk]
+def _recorded(walk: Walk, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
+    """Sum and count of each metric that a step recorded, as metrics.jsonl has its mean, and its samples."""
+    walks = [walk]
     if step.region:
         stream = walk.streams[step.region]
         stream.rows()  # there are enough of them, so there is no round to come
         walks = [*stream.rounds]
-    reports = [one.rows.report(step, device) for one in walks for device in sorted(step.devices)]
-    found = [report.metrics[key] for report in reports if key in report.metrics]
-    count = sum(count for _, count in found)
-    mean = sum(total for total, _ in found) / count if count else math.nan
-    return mean, sum(one.rows.count(walk.columns[step.reads[0]].domain) for one in walks)
+    found: dict[str, tuple[float, float]] = {}
+    for one in walks:
+        for device in sorted(step.devices):
+            for key, (total, count) in one.rows.report(step, device).metrics.items():
+                before, seen = found.get(key, (0.0, 0.0))
+                found[key] = before + total, seen + count
+    return found, sum(one.rows.count(walk.columns[step.reads[0]].domain) for one in walks)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cadenced import checkpoint, graph, ran, same
 
+from rlgraph.errors import RunError
 from rlgraph.runtime.replay import replay
 from rlgraph.runtime.run import run_graph
 
@@ -119,6 +120,14 @@ def test_in_a_region_that_refills_all_rounds_have_one_number() -> None:
         assert values[k : k + 2] == expected(values[k], 0.01, rows[k] / 600, measured[k : k + 2])
 
 
+def test_a_metric_that_is_never_recorded() -> None:
+    Path("dear.py").write_text(DEAR)
+    dear = f"insert: {{dear: {{op: 'dear.py:dear', on: rewards, price: {adaptive(0.1, 1.0, 60)}}}}}"
+    law = "`dear` recorded no `costs`, which its `price` follows\n  record it, .* names? one .*: cost, price"
+    with pytest.raises(RunError, match=law):
+        ran(graph("grpo", ONE, dear), "run", steps=2)
+
+
 def test_ranks_share_one_number() -> None:
     path = graph("ppo", "set: {pools: {main: {devices: 2}}}", *PPO)
     run_graph(path, (), 2, steps=3, run_dir=Path("run"))
@@ -147,4 +156,18 @@ def seen(ctx: Context, rewards: float32[samples]) -> float32[samples]:
     """Rewards as they are; records how many."""
     ctx.record("rows", len(rewards), count=0)
     return rewards
+'''
+
+
+DEAR = '''
+from rlgraph.engines import Context
+from rlgraph.op import op
+from rlgraph.types import float32, samples
+
+
+@op(measures={"price": "costs"})
+def dear(ctx: Context, rewards: float32[samples], *, price: float = 0.1) -> float32[samples]:
+    """Rewards that cost something."""
+    ctx.record("cost", rewards.abs())
+    return rewards - price * rewards.abs()
 '''
