@@ -14,6 +14,7 @@ from pydantic import Field
 from rlgraph.engines import Context
 from rlgraph.errors import RunError
 from rlgraph.nodes.confined import MIB, NO_NETWORK, Limits, confined, isolates
+from rlgraph.nodes.reward.each import record_late
 from rlgraph.op import op
 from rlgraph.types import float32, samples, text
 
@@ -42,7 +43,7 @@ def code(
     files, and without network; then its process group is killed. This is no sandbox: it can read what the
     run's user can read, write where that user can write, start processes that leave its group, and look for
     the secret by which it is judged. Run hostile code in a container or on another machine (reward.remote).
-    Records ``reward/mean`` and ``reward/late``, the fraction that ran out of time.
+    Records ``reward/mean`` and ``reward/late``, the fraction that ran out of time; the first is logged.
 
     Attributes:
         timeout: seconds that a program and its test may take together, above 0.
@@ -66,7 +67,7 @@ def code(
         verdicts = list(pool.map(lambda r, a: passes(program(r), a, limits), responses, answer))
     scores = [float(verdict is True) for verdict in verdicts]
     ctx.record("reward/mean", scores)
-    ctx.record("reward/late", [float(verdict is None) for verdict in verdicts])
+    record_late(ctx, [verdict is None for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)
 
 

@@ -101,6 +101,17 @@ def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> No
         log.warning(said)
 
 
+def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
+    """Note which responses could not be judged in time, for which they are to blame themselves.
+
+    Records ``reward/late``, the fraction, and logs the first.
+    """
+    ctx.record("reward/late", list(map(float, late)))
+    found = [response for response, is_late in zip(responses, late, strict=True) if is_late]
+    for first in found[:1]:
+        log.warning(f"{len(found)} of {len(late)} responses took too long to judge; the first: {first}"[:800])
+
+
 async def _all(
     score: Score, rows: Sequence[Mapping[str, Any]], timeout: float, parallel: int
 ) -> list[float | str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlgraph.engines import Context
+from rlgraph.nodes.reward.each import record_late
 from rlgraph.op import op
 from rlgraph.types import float32, samples, text
 
@@ -22,8 +23,9 @@ def math(
     r"""1.0 where the response's last answer equals the reference as mathematics, else 0.0 (Math-Verify).
 
     ``\boxed{...}`` is preferred, then LaTeX between dollars, then the last plain number; ``1/2``, ``0.5`` and
-    ``\frac{1}{2}`` are equal. A response without an answer in it, or that takes longer than ``timeout``,
-    scores 0. Records ``reward/mean`` and ``reward/unparsed``, the fraction of such responses.
+    ``\frac{1}{2}`` are equal. A response without an answer in it scores 0, and so does one that takes longer
+    than ``timeout``; the first of these is logged. Records ``reward/mean``, and the fractions of such
+    responses as ``reward/unparsed`` and ``reward/late``.
 
     Attributes:
         timeout: seconds that one response may take.
@@ -36,7 +38,8 @@ def math(
     from rlgraph.nodes.reward.verifier import verifier
 
     verdicts = verifier().judge(list(zip(responses, answer, strict=True)), timeout)
-    scores = [float(verdict is True) for verdict in verdicts]
+    scores = [float(verdict == "right") for verdict in verdicts]
     ctx.record("reward/mean", scores)
-    ctx.record("reward/unparsed", [float(verdict is None) for verdict in verdicts])
+    ctx.record("reward/unparsed", [float(verdict == "unparsed") for verdict in verdicts])
+    record_late(ctx, [verdict == "late" for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)

@@ -4,8 +4,8 @@ Math-Verify stops a runaway answer with SIGALRM, which works only in a main thre
 neither is given in an actor or for ``9^{9^{9}}``. So answers are judged in a child, which is killed and
 replaced when it runs late.
 
-    parent  ["\\boxed{1/2}", "0.5"]  ->  child
-            true, false or null      <-           (null: nothing in the response can be parsed)
+    parent  ["\\boxed{1/2}", "0.5"]       ->  child
+            "right", "wrong", "unparsed"  <-           (unparsed: there is no answer in the response)
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Literal
 
+Verdict = Literal["right", "wrong", "unparsed", "late"]
 START_SECONDS = 120.0  # the child imports sympy; a busy machine is slow at it
 
 
@@ -34,8 +36,8 @@ class Verifier:
         self.child: subprocess.Popen[str] | None = None
         self.lock = threading.Lock()
 
-    def judge(self, pairs: Sequence[tuple[str, str]], timeout: float) -> list[bool | None]:
-        """Whether each response equals its answer; None: it can't be parsed, or took over ``timeout`` s."""
+    def judge(self, pairs: Sequence[tuple[str, str]], timeout: float) -> list[Verdict]:
+        """Of each response and answer, whether they are equal; ``late``: it took over ``timeout`` seconds."""
         with self.lock:  # steps may run in threads; the child answers one at a time
             return [self._judge_one(response, answer, timeout) for response, answer in pairs]
 
@@ -46,20 +48,18 @@ class Verifier:
             self.child.communicate()
             self.child = None
 
-    def _judge_one(self, response: str, answer: str, timeout: float) -> bool | None:
+    def _judge_one(self, response: str, answer: str, timeout: float) -> Verdict:
         if self.child is not None and self.child.poll() is not None:
             self.close()
         child = self.child = self.child or _start()
         child.stdin.write(json.dumps([response, answer]) + "\n")
         child.stdin.flush()
-        if not _readable(child, timeout):
+        line = child.stdout.readline() if _readable(child, timeout) else ""
+        if not line:  # late; or it died, of memory say
             self.close()
-            return None
-        line = child.stdout.readline()
-        if not line:  # it died, of memory say, as a late one is killed
-            self.close()
-            return None
-        return json.loads(line)
+            return "late"
+        verdict: Verdict = json.loads(line)
+        return verdict
 
 
 @functools.lru_cache(maxsize=1)
@@ -86,14 +86,15 @@ def _readable(child: subprocess.Popen[str], timeout: float) -> bool:
     return bool(select.select([child.stdout], [], [], timeout)[0])
 
 
-def compare(response: str, answer: str) -> bool | None:
-    """Whether a response's answer equals the reference; None where it has none. May take forever."""
+def compare(response: str, answer: str) -> Verdict:
+    """Whether a response's answer equals the reference. May take forever."""
     from math_verify import parse, verify
 
     given = parse(response, parsing_timeout=None)
     if not given:
-        return None
-    return bool(verify(parse(f"\\boxed{{{answer}}}", parsing_timeout=None), given, timeout_seconds=None))
+        return "unparsed"
+    equal = verify(parse(f"\\boxed{{{answer}}}", parsing_timeout=None), given, timeout_seconds=None)
+    return "right" if equal else "wrong"
 
 
 def serve() -> None:

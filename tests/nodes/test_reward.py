@@ -44,14 +44,21 @@ def test_math_refuses_wrong_and_unparsable_answers() -> None:
     ctx = context()
     responses = ["\\boxed{17}", "no idea", "", "18, or rather 19"]
     assert math(ctx, responses, ["18"] * 4).tolist() == [0.0] * 4
-    assert ctx.metrics == {"reward/mean": (0.0, 4), "reward/unparsed": (2.0, 4)}
+    assert ctx.metrics == {"reward/mean": (0.0, 4), "reward/unparsed": (2.0, 4), "reward/late": (0.0, 4)}
+
+
+def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = context()
+    assert math(ctx, ["2", "\\boxed{9^{9^{9^{9}}}}"], ["2", "2"], timeout=8.0).tolist() == [1.0, 0.0]
+    assert ctx.metrics == {"reward/mean": (1.0, 2), "reward/unparsed": (0.0, 2), "reward/late": (1.0, 2)}
+    assert "1 of 2 responses took too long to judge; the first: \\boxed{9^{9^{9^{9}}}}" in caplog.text
 
 
 def test_a_runaway_answer_is_stopped_and_the_next_is_judged() -> None:
     verifier = Verifier()
     endless = ("\\boxed{9^{9^{9^{9}}}}", "2")
-    assert verifier.judge([endless], timeout=0.3) == [None]
-    assert verifier.judge([("2", "2")], timeout=30.0) == [True]
+    assert verifier.judge([endless], timeout=0.3) == ["late"]
+    assert verifier.judge([("2", "2")], timeout=30.0) == ["right"]
     verifier.close()
 
 
