@@ -131,6 +131,6 @@ def filled(count: int, dtype: str) -> torch.Tensor:
 
 
 def touch(*columns: Ragged) -> None:
-    """Read one number of every page, so that what the store lends is mapped."""
+    """Read one number of every page, so that what the store gives is mapped."""
     for column in columns:
         column.values[:: PAGE // column.values.element_size()].sum()

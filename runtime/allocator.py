@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGE, KEPT = 64 << 20, 256 << 20  # bytes
+LARGE, KEPT = 128 << 20, 512 << 20  # bytes
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep what tensors of up to 64 MiB free, up to 256 MiB at the end of its heap.
+    """Have glibc keep what tensors of up to 128 MiB free, up to 512 MiB at the end of its heap.
 
     By its own choice it gives an activation back to the system and faults the next one in page by page: 4 to
     8 % of a training step of a small model. Larger tensors still go back at once.

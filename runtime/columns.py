@@ -1,6 +1,7 @@
-"""Columns in the object store: one object a column a partition.
+"""Columns as workers hand them to each other: one part a column a partition.
 
 A ``Part`` holds numpy arrays, which Ray maps into a reader's memory without a copy; text is a list of str.
+Long ones are lent where that can be (``lent.py``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from rlgraph.nodes.ragged import Ragged
+from rlgraph.runtime.lent import LEAST, Lent, Span, lend
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Part:
     def lengths(self) -> Any:
         """int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def copy(self, spans: Iterable[Span], target: Any) -> None:
+        """Copy some of the values into an array of their type."""
+        for start, end, at in spans:
+            target[at : at + end - start] = self.values[start:end]
 
 
 COPIERS = len(os.sched_getaffinity(0))  # threads that copy long rows
@@ -76,6 +84,21 @@ def empty(kind: str) -> Part:
     return Part(values, np.zeros(1, np.int64) if "," in kind else None)
 
 
+def lent(name: str, part: Part) -> Part | Lent:
+    """A part that stays by a name, as others get it: lent where it is long, else as it is."""
+    long = part.offsets is not None and part.values.nbytes >= LEAST
+    return lend(name, part.values, part.offsets) if long else part
+
+
+def whole(part: Part | Lent) -> Part:
+    """A part with all of its values here."""
+    if isinstance(part, Part):
+        return part
+    values = np.empty(part.count, part.dtype)
+    part.copy([(0, part.count, 0)], values)
+    return Part(values, part.offsets)
+
+
 def unpack(part: Part, device: str) -> Any:
     """A ``Part`` as an op's body sees it: a tensor, a ``Ragged``, or a list of strings."""
     if isinstance(part.values, list):
@@ -91,16 +114,17 @@ def _tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def take(part: Part, rows: Any) -> Part:
+def take(part: Part | Lent, rows: Any) -> Part:
     """The rows with these indices, in this order."""
     return gather([part], rows)
 
 
-def gather(parts: Sequence[Part], rows: Any) -> Part:
+def gather(parts: Sequence[Part | Lent], rows: Any) -> Part:
     """Rows of several parts, counted as if one followed the other: with these indices, in this order."""
-    if parts[0].offsets is not None and sum(len(part.values) for part in parts) > LONG * sum(map(len, parts)):
+    here = [part for part in parts if isinstance(part, Part)]
+    if len(here) < len(parts) or _is_long(here):
         return _copied(parts, np.asarray(rows, np.int64))
-    part = parts[0] if len(parts) == 1 else concat(parts)
+    part = here[0] if len(here) == 1 else concat(here)
     if isinstance(part.values, list):
         return Part([part.values[row] for row in rows])
     if part.offsets is None:
@@ -111,22 +135,35 @@ def gather(parts: Sequence[Part], rows: Any) -> Part:
     return Part(part.values[start + np.arange(len(start))], offsets)
 
 
-def _copied(parts: Sequence[Part], rows: Any) -> Part:
+def _is_long(parts: Sequence[Part]) -> bool:
+    if parts[0].offsets is None:
+        return False
+    return sum(len(part.values) for part in parts) > LONG * sum(map(len, parts))
+
+
+def _copied(parts: Sequence[Part | Lent], rows: Any) -> Part:
     """``gather`` row by row: each byte is copied once, and no index is made for each token."""
     first = np.cumsum([0, *map(len, parts)])
     owners = np.searchsorted(first, rows, side="right") - 1
     offsets = _offsets(np.concatenate([part.lengths for part in parts])[rows])
-    values = np.empty(offsets[-1], parts[0].values.dtype)
+    values = np.empty(offsets[-1], _dtype(parts[0]))
 
     def copy(several: Any) -> None:
+        spans = defaultdict[int, list[Span]](list)
         for number in several:
             owner, place = owners[number], rows[number] - first[owners[number]]
-            source = parts[owner].values[parts[owner].offsets[place] : parts[owner].offsets[place + 1]]
-            values[offsets[number] : offsets[number + 1]] = source
+            start, end = parts[owner].offsets[place : place + 2]
+            spans[owner].append((start, end, offsets[number]))
+        for owner, found in spans.items():
+            parts[owner].copy(found, values)
 
-    with ThreadPoolExecutor(COPIERS) as pool:  # numpy lets other threads run while it copies
+    with ThreadPoolExecutor(COPIERS) as pool:  # others may run while bytes are copied
         list(pool.map(copy, np.array_split(np.arange(len(rows)), COPIERS)))
     return Part(values, offsets)
+
+
+def _dtype(part: Part | Lent) -> Any:
+    return part.values.dtype if isinstance(part, Part) else part.dtype
 
 
 def save(path: str, parts: Sequence[Part]) -> None:

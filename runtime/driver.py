@@ -57,6 +57,7 @@ class Driver:
         self.waiting: list[tuple[Walk, Step]] = []  # in the order in which each pool will get them
         self.open: list[Begun] = []  # whose calls are known and not made
         self.pending: dict[Any, tuple[Place, list[tuple[Walk, Step]]]] = {}  # by the reference of the reports
+        self.over: dict[Place, list[str]] = {}  # names of what was lent and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
     def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
@@ -147,10 +148,13 @@ class Driver:
             numbers = map(Sent, count(len(parts)))
             given = tuple(part if isinstance(part, Here) else next(numbers) for part in call.parts)
             keeps = (*begun.walk.keeps(begun.step), *[""] * call.leaves)
-            tasks.append(Task(call.method, call.args, given, keeps, begun.walk.drops(begun.step)))
+            names = begun.walk.lends(begun.step) if self.cluster.lends else [""] * keeps.count("")
+            lends, drops = (*names, *[""] * call.leaves), begun.walk.drops(begun.step)
+            tasks.append(Task(call.method, call.args, given, keeps, lends, drops))
             parts += sent
         returned = sum(task.returned for task in tasks)
-        reports, *made = self.cluster.call(place, "perform", tasks, *parts, returns=1 + returned)
+        over = self.over.pop(place, [])
+        reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=1 + returned)
         self.pending[reports] = place, [(begun.walk, begun.step) for begun, _ in share]
         for (begun, _), task in zip(share, tasks, strict=True):
             begun.made[place], made = made[: task.returned], made[task.returned :]
@@ -187,7 +191,8 @@ class Driver:
             raise self._failed(walk, step, place, first) from error
         del self.pending[reference]
         for (walk, step), report in zip(steps, reports, strict=True):
-            walk.reported(step, place, report)
+            for name, maker in walk.reported(step, place, report):
+                self.over.setdefault(maker, []).append(name)
 
     def _lost(self, place: Place) -> tuple[Walk, Step]:
         """Where a worker was that is gone: it fails all its calls at once, in any order."""

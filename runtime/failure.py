@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import RlgraphError, RunError
+from rlgraph.runtime.lent import AwayError
 from rlgraph.runtime.serve.sglang.client import ServerLostError
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def is_gone(error: Exception) -> bool:
 
 
 def is_broken(error: Exception) -> bool:
-    """Whether a collective failed: with its peer, or with the network."""
+    """Whether a collective failed, with its peer or with the network; or what a peer lent can't be read."""
+    if isinstance(cause(error), AwayError):
+        return True
     return not isinstance(cause(error), RlgraphError) and COLLECTIVES in _said(error)
 
 

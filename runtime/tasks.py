@@ -1,7 +1,8 @@
 """What the driver asks of a worker in one call: its share of a step, or of several in a row.
 
 A column that only the worker that made it reads stays there by a name, and is dropped with its last reader.
-Any other is returned into the object store.
+Any other is returned into the object store, or, where others can read it in this worker's memory, lent: it
+stays too, and is dropped once its last reader has reported.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Task:
         args: of the method.
         parts: that it is given behind them.
         keeps: for each column that it makes, the name that it stays by, or nothing where it is returned.
+        lends: for each column that it returns, the name that it stays by if it is lent, or nothing.
         drops: names of parts that nothing reads after this.
     """
 
@@ -42,12 +44,13 @@ class Task:
     args: tuple[Any, ...]
     parts: tuple[Here | Sent, ...] = ()
     keeps: tuple[str, ...] = ()
+    lends: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
 
     @property
     def returned(self) -> int:
         """The number of parts that it returns."""
-        return self.keeps.count("")
+        return len(self.lends)
 
 
 class Trail:

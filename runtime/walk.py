@@ -105,8 +105,12 @@ class Walk:
         self.steps, self.keep = steps, keep
         self.rows = Rows(self.plan.pools, self.steps, self.columns)
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
+        self.unheard = self.unread.copy()  # by column, its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.stays, self.number = staying(self.steps) & self.freed, next(WALKS)
+        self.loans = (
+            self.freed - self.stays if self.asks is None else frozenset[str]()
+        )  # a round's are read after it
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
 
@@ -133,6 +137,11 @@ class Walk:
     def keeps(self, step: Step) -> tuple[str, ...]:
         """For each column that a step writes, the name that its parts stay by, or nothing."""
         return tuple(self._name(column) if column in self.stays else "" for column in step.writes)
+
+    def lends(self, step: Step) -> tuple[str, ...]:
+        """For each column that a step writes and that does not stay, the name that it may be lent by."""
+        made = [column for column in step.writes if column not in self.stays]
+        return tuple(self._name(column) if column in self.loans else "" for column in made)
 
     def drops(self, step: Step) -> tuple[str, ...]:
         """The names of parts that a step is the last to need."""
@@ -165,10 +174,22 @@ class Walk:
         if step.kind == "collect":
             self.streams[step.region].release()
 
-    def reported(self, step: Step, place: Place, report: Report) -> None:
-        """A device's share of a step is done."""
-        self.rows.reports.setdefault(step.id, {})[place] = report
+    def reported(self, step: Step, place: Place, report: Report) -> list[tuple[str, Place]]:
+        """A device's share of a step is done; what was lent, and by whom, that nobody reads any more."""
+        reports = self.rows.reports.setdefault(step.id, {})
+        reports[place] = report
         self.unreported -= 1
+        if len(reports) < len(step.devices):
+            return []
+        columns = {*step.reads, *step.writes}
+        self.unheard.subtract(columns)
+        over = [column for column in columns & self.loans if not self.unheard[column]]
+        return [
+            (self._name(column), (pool, device))
+            for column in over
+            for pool in (self.pools[column],)
+            for device in range(self.plan.pools[pool])
+        ]
 
     def positions_after(self) -> dict[str, int]:
         """Rows that each data source has given, this iteration's among them."""

@@ -22,9 +22,23 @@ from rlgraph.nodes.recordfile import About
 from rlgraph.plan import Function, Plan
 from rlgraph.runtime import profiling
 from rlgraph.runtime.allocator import keep_freed_memory
-from rlgraph.runtime.columns import Part, concat, empty, gather, load, pack, packed, save, take, unpack
+from rlgraph.runtime.columns import (
+    Part,
+    concat,
+    empty,
+    gather,
+    lent,
+    load,
+    pack,
+    packed,
+    save,
+    take,
+    unpack,
+    whole,
+)
 from rlgraph.runtime.finite import FiniteEngine
 from rlgraph.runtime.hosted import Engines
+from rlgraph.runtime.lent import AwayError, Lent, lend, may_be_read
 from rlgraph.runtime.meeting import meet
 from rlgraph.runtime.recording import Gathering, write_recorded
 from rlgraph.runtime.samples import Excerpt, write_samples
@@ -107,6 +121,18 @@ class Worker:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
+    def offer(self) -> tuple[Lent, int] | None:
+        """A number in this worker's memory, for others to try to read; none where the system has no way."""
+        self.sample = np.random.default_rng().integers(2**62, size=1)
+        return (lend("sample", self.sample, np.arange(2)), int(self.sample[0])) if may_be_read() else None
+
+    def can_read(self, offers: Sequence[tuple[Lent, int] | None]) -> bool:
+        """Whether this worker can read the memory of those: hosts and containers may differ."""
+        try:
+            return all(offer and whole(offer[0]).values[0] == offer[1] for offer in offers)
+        except AwayError:
+            return False
+
     def join(self, folder: str) -> None:
         """Take a run's directory, which every worker writes to.
 
@@ -145,11 +171,18 @@ class Worker:
             self.tokenizers[model] = AutoTokenizer.from_pretrained(self.plan.models[model].path)
         return self.tokenizers[model]
 
-    def perform(self, tasks: Sequence[Task], *parts: Part) -> Any:
+    def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | Lent) -> Any:
         """Carry out tasks, one after the other: their reports, then the parts that do not stay.
 
         What one of them raises has its number among them as the attribute ``task``.
+
+        Args:
+            tasks: to carry out.
+            over: names of parts that were lent, which nobody reads any more.
+            parts: that the tasks are given.
         """
+        for name in over:
+            self.kept.pop(name, None)  # not there if it was too short to be lent
         reports, returned = [], []
         for number, task in enumerate(tasks):
             if self.trail:
@@ -160,22 +193,39 @@ class Worker:
                 error.task = number  # type: ignore[attr-defined]
                 raise
             reports.append(report)
-            returned += [part for name, part in zip(task.keeps, made, strict=True) if not name]
+            returned += made
         return _flat(reports, returned)
 
-    def _perform(self, task: Task, parts: Sequence[Part]) -> tuple[Report, Sequence[Part]]:
-        """A task's report and all that it made; what stays is kept, what nothing needs any more dropped."""
-        read = [parts[one.number] if isinstance(one, Sent) else self.kept[one.name] for one in task.parts]
+    def _perform(self, task: Task, parts: Sequence[Part | Lent]) -> tuple[Report, list[Part | Lent]]:
+        """A task's report and what it returns; what stays is kept, what nothing needs any more dropped."""
+        read = [
+            self._own(parts[one.number]) if isinstance(one, Sent) else self.kept[one.name]
+            for one in task.parts
+        ]
         result = getattr(self, task.method)(*task.args, *read)
         report, *made = result if isinstance(result, tuple) else (result,)
         self.kept |= {name: part for name, part in zip(task.keeps, made, strict=True) if name}
         for name in task.drops:
             del self.kept[name]
-        return report, made
+        rest = [part for name, part in zip(task.keeps, made, strict=True) if not name]
+        return report, [self._lent(name, part) for name, part in zip(task.lends, rest, strict=True)]
 
-    def run(self, node: str, scope: Scope, *parts: Part) -> Any:
+    def _own(self, part: Part | Lent) -> Part | Lent:
+        """A part as this worker reads it: one that it lent itself is here."""
+        mine = isinstance(part, Lent) and part.process == os.getpid()
+        return self.kept[part.name] if isinstance(part, Lent) and mine else part
+
+    def _lent(self, name: str, part: Part) -> Part | Lent:
+        """A part as it is returned; what is lent stays."""
+        given = lent(name, part) if name else part
+        if isinstance(given, Lent):
+            self.kept[name] = part
+        return given
+
+    def run(self, node: str, scope: Scope, *given: Part | Lent) -> Any:
         """Run an op on this worker's rows: its report, then a ``Part`` for each column that it writes."""
         start = time.time()
+        parts = list(map(whole, given))
         # an evaluation is as the iteration before it was
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
@@ -276,17 +326,17 @@ class Worker:
         """Move parts of an engine off the device (offload, sleep) or back (load, wake)."""
         return _timed(self.engines.move, kind, model, parts)
 
-    def repeat(self, times: int, part: Part) -> Any:
+    def repeat(self, times: int, part: Part | Lent) -> Any:
         """Each row ``times`` times: a prompt's value for each of its samples."""
         start = time.time()
         return Report(start, time.time()), take(part, np.repeat(np.arange(len(part)), times))
 
-    def select(self, rows: Any, part: Part) -> Any:
+    def select(self, rows: Any, part: Part | Lent) -> Any:
         """The rows of a part that a filter kept, by their places in it."""
         start = time.time()
         return Report(start, time.time()), take(part, rows)
 
-    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
+    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part | Lent) -> Any:
         """Rows of this worker's new layout, out of the parts that hold them.
 
         Args:
@@ -354,7 +404,7 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part]) -> list[Part]:
+def _gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part | Lent]) -> list[Part]:
     """A part of each column, out of those that hold its rows: see ``Worker.repartition``."""
     found, at = [], 0
     for pick, count in zip(picks, counts, strict=True):

@@ -63,8 +63,8 @@ def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
     worker = Worker()
     part = Part(np.arange(3))
     twice = Task("repeat", (2,), (Sent(0),), keeps=("a",))
-    thrice = Task("repeat", (3,), (Here("a"),), keeps=("",), drops=("a",))
-    reports, returned = worker.perform([twice, thrice], part)
+    thrice = Task("repeat", (3,), (Here("a"),), keeps=("",), lends=("",), drops=("a",))
+    reports, returned = worker.perform([twice, thrice], (), part)
     assert len(reports) == 2
     assert returned.values.tolist() == np.repeat(np.arange(3), 6).tolist()
     assert not worker.kept
@@ -74,10 +74,10 @@ def test_an_error_says_which_task_it_is_of() -> None:
     worker = Worker()
     tasks = [
         Task("repeat", (1,), (Sent(0),), keeps=("a",)),
-        Task("select", ([7],), (Here("a"),), keeps=("",)),
+        Task("select", ([7],), (Here("a"),), keeps=("",), lends=("",)),
     ]
     with pytest.raises(IndexError) as raised:
-        worker.perform(tasks, Part(np.arange(3)))
+        worker.perform(tasks, (), Part(np.arange(3)))
     assert raised.value.task == 1  # type: ignore[attr-defined]
 
 
