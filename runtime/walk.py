@@ -184,12 +184,10 @@ class Walk:
         columns = {*step.reads, *step.writes}
         self.unheard.subtract(columns)
         over = [column for column in columns & self.loans if not self.unheard[column]]
-        return [
-            (self._name(column), (pool, device))
-            for column in over
-            for pool in (self.pools[column],)
-            for device in range(self.plan.pools[pool])
-        ]
+        return [(self._name(column), place) for column in over for place in self._places(self.pools[column])]
+
+    def _places(self, pool: str) -> list[Place]:
+        return [(pool, device) for device in range(self.plan.pools[pool])]
 
     def positions_after(self) -> dict[str, int]:
         """Rows that each data source has given, this iteration's among them."""
@@ -266,8 +264,7 @@ class Walk:
         ((model, version),) = self.versions(step).items()
         if not step.source:
             return self._each(step, "sync", lambda device: ((model, version), ()))
-        senders = [(step.source, device) for device in range(self.plan.pools[step.source])]
-        sent = [Call(place, "send", (model, version)) for place in senders]
+        sent = [Call(place, "send", (model, version)) for place in self._places(step.source)]
         return [*sent, *self._each(step, "receive", lambda device: ((model, version), ()))]
 
     def _transition(self, step: Step) -> list[Call]:
