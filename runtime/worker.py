@@ -27,7 +27,6 @@ from rlgraph.runtime.columns import (
     concat,
     empty,
     gather,
-    lent,
     load,
     pack,
     packed,
@@ -42,7 +41,8 @@ from rlgraph.runtime.lent import AwayError, Lent, lend, may_be_read
 from rlgraph.runtime.meeting import meet
 from rlgraph.runtime.recording import Gathering, write_recorded
 from rlgraph.runtime.samples import Excerpt, write_samples
-from rlgraph.runtime.tasks import Sent, Task, Trail
+from rlgraph.runtime.shelf import Shelf
+from rlgraph.runtime.tasks import Task, Trail
 from rlgraph.runtime.usage import Usage, usage
 from rlgraph.runtime.weights import Handover
 
@@ -98,7 +98,7 @@ class Worker:
             keep_freed_memory()
         self.desk, self.folder = desk, ""
         self.tokenizers: dict[str, Any] = {}
-        self.kept: dict[str, Part] = {}  # parts that stay, by their names
+        self.shelf = Shelf()
         self.logs = Path(log).parent if log else None
         self.trail: Trail | None = None  # of a process of its own
 
@@ -181,8 +181,7 @@ class Worker:
             over: names of parts that were lent, which nobody reads any more.
             parts: that the tasks are given.
         """
-        for name in over:
-            self.kept.pop(name, None)  # not there if it was too short to be lent
+        self.shelf.drop(over)
         reports, returned = [], []
         for number, task in enumerate(tasks):
             if self.trail:
@@ -197,30 +196,10 @@ class Worker:
         return _flat(reports, returned)
 
     def _perform(self, task: Task, parts: Sequence[Part | Lent]) -> tuple[Report, list[Part | Lent]]:
-        """A task's report and what it returns; what stays is kept, what nothing needs any more dropped."""
-        read = [
-            self._own(parts[one.number]) if isinstance(one, Sent) else self.kept[one.name]
-            for one in task.parts
-        ]
-        result = getattr(self, task.method)(*task.args, *read)
+        """A task's report and what it returns."""
+        result = getattr(self, task.method)(*task.args, *self.shelf.given(task, parts))
         report, *made = result if isinstance(result, tuple) else (result,)
-        self.kept |= {name: part for name, part in zip(task.keeps, made, strict=True) if name}
-        for name in task.drops:
-            del self.kept[name]
-        rest = [part for name, part in zip(task.keeps, made, strict=True) if not name]
-        return report, [self._lent(name, part) for name, part in zip(task.lends, rest, strict=True)]
-
-    def _own(self, part: Part | Lent) -> Part | Lent:
-        """A part as this worker reads it: one that it lent itself is here."""
-        mine = isinstance(part, Lent) and part.process == os.getpid()
-        return self.kept[part.name] if isinstance(part, Lent) and mine else part
-
-    def _lent(self, name: str, part: Part) -> Part | Lent:
-        """A part as it is returned; what is lent stays."""
-        given = lent(name, part) if name else part
-        if isinstance(given, Lent):
-            self.kept[name] = part
-        return given
+        return report, self.shelf.put(task, made)
 
     def run(self, node: str, scope: Scope, *given: Part | Lent) -> Any:
         """Run an op on this worker's rows: its report, then a ``Part`` for each column that it writes."""

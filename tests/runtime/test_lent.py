@@ -113,11 +113,11 @@ def test_a_worker_reads_what_it_lent_itself_where_it_is() -> None:
     made = Task("repeat", (2,), (Sent(0),), keeps=("",), lends=("twice",))
     _, returned = worker.perform([made], (), part)
     assert isinstance(returned, Lent) and returned.process == os.getpid()
-    worker.kept["twice"] = ragged(3)
+    worker.shelf.parts["twice"] = ragged(3)
     read = Task("select", ([0],), (Sent(0),), keeps=("",), lends=("",))
     assert same(worker.perform([read], (), returned)[1], ragged(3))
     worker.perform([], ["twice", "never lent"])
-    assert not worker.kept
+    assert not worker.shelf.parts
 
 
 def test_workers_of_a_cluster_read_each_other(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
 
     def watched(task: Task, parts: list[Part]) -> object:
         made = perform(task, parts)
-        kept.append(len(worker.kept))
+        kept.append(len(worker.shelf.parts))
         return made
 
     worker._perform = watched  # type: ignore[assignment]
@@ -56,7 +56,7 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
         cluster.close()
     assert len(walks) == 2
     assert max(kept) > 2
-    assert not worker.kept
+    assert not worker.shelf.parts
 
 
 def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
@@ -67,7 +67,7 @@ def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
     reports, returned = worker.perform([twice, thrice], (), part)
     assert len(reports) == 2
     assert returned.values.tolist() == np.repeat(np.arange(3), 6).tolist()
-    assert not worker.kept
+    assert not worker.shelf.parts
 
 
 def test_an_error_says_which_task_it_is_of() -> None:
