@@ -9,7 +9,7 @@ columns are no calls of their own: a worker does them with the step behind them.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -57,6 +57,7 @@ class Driver:
         self.waiting: list[tuple[Walk, Step]] = []  # in the order in which each pool will get them
         self.open: list[Begun] = []  # whose calls are known and not made
         self.pending: dict[Any, tuple[Place, list[tuple[Walk, Step]]]] = {}  # by the reference of the reports
+        self.given: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was lent and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
@@ -148,14 +149,15 @@ class Driver:
             numbers = map(Sent, count(len(parts)))
             given = tuple(part if isinstance(part, Here) else next(numbers) for part in call.parts)
             keeps = (*begun.walk.keeps(begun.step), *[""] * call.leaves)
-            names = begun.walk.lends(begun.step) if self.cluster.lends else [""] * keeps.count("")
-            lends, drops = (*names, *[""] * call.leaves), begun.walk.drops(begun.step)
-            tasks.append(Task(call.method, call.args, given, keeps, lends, drops))
+            lends = (*begun.walk.lends(begun.step), *[""] * call.leaves)
+            lends = lends if self.cluster.lends else ("",) * len(lends)
+            tasks.append(Task(call.method, call.args, given, keeps, lends, begun.walk.drops(begun.step)))
             parts += sent
         returned = sum(task.returned for task in tasks)
         over = self.over.pop(place, [])
         reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=1 + returned)
         self.pending[reports] = place, [(begun.walk, begun.step) for begun, _ in share]
+        self.given[place] += len(share)
         for (begun, _), task in zip(share, tasks, strict=True):
             begun.made[place], made = made[: task.returned], made[task.returned :]
 
@@ -195,19 +197,11 @@ class Driver:
                 self.over.setdefault(maker, []).append(name)
 
     def _lost(self, place: Place) -> tuple[Walk, Step]:
-        """Where a worker was that is gone: it fails all its calls at once, in any order."""
-        for reference, (at, steps) in self.pending.items():
-            if at == place and not self._has_report(reference):
-                last = Trail(self.logs, *place).last() if self.logs else len(steps)
-                return steps[min(last, len(steps) - 1)]
-        raise AssertionError(f"{place_text(place)} is gone, and all its calls have reported")
-
-    def _has_report(self, reference: Any) -> bool:
-        try:
-            self.cluster.get([reference])
-        except Exception:
-            return False
-        return True
+        """Where a worker was that is gone: it fails all its calls at once, reported or not, in any order."""
+        steps = [one for at, share in self.pending.values() if at == place for one in share]
+        begun = Trail(self.logs, *place).last() if self.logs else self.given[place]
+        first = self.given[place] - len(steps)  # tasks that have reported
+        return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
 
     def _failed(self, walk: Walk, step: Step, place: Place, error: Exception) -> RunError:
         part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"

@@ -54,23 +54,25 @@ class Task:
 
 
 class Trail:
-    """Which task of its call a worker is at, in a byte of a file: what one that is gone has done last."""
+    """How many tasks a worker has begun, in eight bytes of a file: what one that is gone has done last."""
 
     def __init__(self, folder: Path, pool: str, device: int) -> None:
         """One in a run's ``logs``, on a disk that the driver and the workers share."""
         self.path = folder / f"{pool}-{device}.task"
-        self.file = -1
+        self.count, self.file = 0, -1
 
-    def at(self, number: int) -> None:
+    def begin(self) -> None:
+        """Begin to count; what an earlier worker counted there is gone."""
+        self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    def step(self) -> None:
         """Note that a task begins."""
-        if self.file < 0:
-            self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.pwrite(self.file, bytes([number % 256]), 0)
+        self.count += 1
+        os.pwrite(self.file, self.count.to_bytes(8, "little"), 0)
 
     def last(self) -> int:
-        """The task that was noted last; 0 where none was."""
-        found = self.path.read_bytes() if self.path.is_file() else b""
-        return found[0] if found else 0
+        """The count that was noted last."""
+        return int.from_bytes(self.path.read_bytes(), "little") if self.path.is_file() else 0
 
     def close(self) -> None:
         """Close the file."""

@@ -158,7 +158,9 @@ class Worker:
         """
         start = time.time()
         self.plan, self.at = plan, (pool, device)
-        self.trail = Trail(self.logs, pool, device) if self.logs else None
+        if self.logs:
+            self.trail = Trail(self.logs, pool, device)
+            self.trail.begin()
         groups = meet(plan, (pool, device), meeting, self.device, self.desk)
         self.engines = Engines(plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time())
@@ -185,7 +187,7 @@ class Worker:
         reports, returned = [], []
         for number, task in enumerate(tasks):
             if self.trail:
-                self.trail.at(number)
+                self.trail.step()
             try:
                 report, made = self._perform(task, parts)
             except Exception as error:

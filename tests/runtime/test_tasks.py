@@ -14,7 +14,7 @@ from rlgraph.runtime.columns import Part
 from rlgraph.runtime.driver import Driver
 from rlgraph.runtime.pipeline import State, stretch
 from rlgraph.runtime.tasks import Here, Sent, Task, Trail
-from rlgraph.runtime.walk import staying
+from rlgraph.runtime.walk import Entry, Walk, staying
 from rlgraph.runtime.worker import Worker
 
 ONE = str(Path(__file__).parent / "ones.yaml")
@@ -81,10 +81,31 @@ def test_an_error_says_which_task_it_is_of() -> None:
     assert raised.value.task == 1  # type: ignore[attr-defined]
 
 
-def test_a_trail_says_what_was_begun_last(tmp_path: Path) -> None:
+def test_a_trail_says_how_many_tasks_were_begun(tmp_path: Path) -> None:
     trail = Trail(tmp_path, "main", 1)
     assert Trail(tmp_path, "main", 1).last() == 0
-    for number in (0, 1, 2):
-        trail.at(number)
-    assert Trail(tmp_path, "main", 1).last() == 2
+    trail.begin()
+    for count in range(1, 400):
+        trail.step()
+        assert Trail(tmp_path, "main", 1).last() == count
+    trail.close()
+    again = Trail(tmp_path, "main", 1)  # of a worker that was started anew
+    again.begin()
+    assert Trail(tmp_path, "main", 1).last() == 0
+    again.close()
+
+
+def test_a_lost_worker_is_put_down_to_the_task_that_it_had_begun(plan: Plan, tmp_path: Path) -> None:
+    """Calls report late: those that are done may be pending still."""
+    driver = Driver(plan, InlineCluster(plan.pools), lambda step: None, tmp_path)
+    walk, steps = Walk(plan, "train", Entry(0, {}), {}), plan.steps
+    here, there, trail = ("main", 0), ("main", 1), Trail(tmp_path, "main", 0)
+    trail.begin()
+    driver.given.update({here: 7, there: 2})
+    for call, (place, share) in enumerate([(here, steps[:2]), (there, steps[3:5]), (here, steps[2:5])]):
+        driver.pending[call] = place, [(walk, step) for step in share]
+    for begun, at in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (7, 4)]:
+        trail.count = begun - 1
+        trail.step()
+        assert driver._lost(here) == (walk, steps[at])
     trail.close()
