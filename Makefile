@@ -25,7 +25,8 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 
 test: install  ## Lint, types, and all tests
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 tests/compiler
+	$(BIN)/pytest -q --ignore tests/compiler
 	@$(MAKE) --no-print-directory sglang
 
 # SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/serve/sglang/cpu
