@@ -126,7 +126,7 @@ class RayCluster:
         self._start_ray(address)
         try:
             self.workers = dict(zip(self.places, self._place(pools, logs.resolve(), timeout), strict=True))
-            self.lends = self._lends()
+            self.lends = self._lends(timeout)
         except BaseException:
             self.close()
             raise
@@ -187,23 +187,36 @@ class RayCluster:
 
     def _sorted(self, pool: str, workers: list[Any], timeout: float) -> list[Any]:
         """Workers by (host, device), so that neighbours in rank are neighbours in wiring."""
-        pending = [worker.place.remote() for worker in workers]
-        _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
-        if late:
-            law = f"{len(late)} of the workers of pool {pool} did not start in {timeout:.0f} s"
-            raise RunError(f"{law} (schedule.timeout)")
-        try:
-            places = self.ray.get(pending)
-        except Exception as error:
-            law = f"a worker of pool {pool} did not start\n  {reason(error)}"
-            raise (LostError(law, law) if is_gone(error) else RunError(law)) from error
+        places = self._answers([worker.place.remote() for worker in workers], f" of pool {pool}", timeout)
         keys = [tuple(map(numbered, place)) for place in places]
         return [workers[index] for index in sorted(range(len(workers)), key=keys.__getitem__)]
 
-    def _lends(self) -> bool:
+    def _lends(self, timeout: float) -> bool:
         workers = self.workers.values()
-        offers = self.ray.get([worker.offer.remote() for worker in workers])
-        return all(self.ray.get([worker.can_read.remote(offers) for worker in workers]))
+        offers = self._answers([worker.offer.remote() for worker in workers], "", timeout)
+        return all(self._answers([worker.can_read.remote(offers) for worker in workers], "", timeout))
+
+    def _answers(self, pending: Sequence[Any], of: str, timeout: float) -> list[Any]:
+        """What workers say that have just been started.
+
+        Args:
+            pending: a reference each.
+            of: which workers they are, for the error.
+            timeout: seconds to wait for all of them.
+
+        Raises:
+            RunError: some did not start in time, or at all.
+            LostError: one of them is gone.
+        """
+        _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
+        if late:
+            law = f"{len(late)} of the workers{of} did not start in {timeout:.0f} s"
+            raise RunError(f"{law} (schedule.timeout)")
+        try:
+            return list(self.ray.get(pending))
+        except Exception as error:
+            law = f"a worker{of} did not start\n  {reason(error)}"
+            raise (LostError(law, law) if is_gone(error) else RunError(law)) from error
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
