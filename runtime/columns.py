@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.lent import LEAST, Lent, Span, lend
+from rlgraph.runtime.lent import Lent, Span
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def dtype(self) -> Any:
+        """Of the values, where they are numbers."""
+        return self.values.dtype
 
     @property
     def lengths(self) -> Any:
@@ -82,12 +87,6 @@ def empty(kind: str) -> Part:
         return Part([])
     values = torch.empty(0, dtype=DTYPES[dtype]).numpy()
     return Part(values, np.zeros(1, np.int64) if "," in kind else None)
-
-
-def lent(name: str, part: Part) -> Part | Lent:
-    """A part that stays by a name, as others get it: lent where it is long, else as it is."""
-    long = part.offsets is not None and part.values.nbytes >= LEAST
-    return lend(name, part.values, part.offsets) if long else part
 
 
 def whole(part: Part | Lent) -> Part:
@@ -146,7 +145,7 @@ def _copied(parts: Sequence[Part | Lent], rows: Any) -> Part:
     first = np.cumsum([0, *map(len, parts)])
     owners = np.searchsorted(first, rows, side="right") - 1
     offsets = _offsets(np.concatenate([part.lengths for part in parts])[rows])
-    values = np.empty(offsets[-1], _dtype(parts[0]))
+    values = np.empty(offsets[-1], parts[0].dtype)
 
     def copy(several: Any) -> None:
         spans = defaultdict[int, list[Span]](list)
@@ -160,10 +159,6 @@ def _copied(parts: Sequence[Part | Lent], rows: Any) -> Part:
     with ThreadPoolExecutor(COPIERS) as pool:  # others may run while bytes are copied
         list(pool.map(copy, np.array_split(np.arange(len(rows)), COPIERS)))
     return Part(values, offsets)
-
-
-def _dtype(part: Part | Lent) -> Any:
-    return part.values.dtype if isinstance(part, Part) else part.dtype
 
 
 def save(path: str, parts: Sequence[Part]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from rlgraph.runtime.columns import Part, lent
-from rlgraph.runtime.lent import Lent
+from rlgraph.runtime.columns import Part
+from rlgraph.runtime.lent import LEAST, Lent, lend
 from rlgraph.runtime.tasks import Sent, Task
 
 
@@ -36,10 +36,11 @@ class Shelf:
             self.parts.pop(name, None)  # not there if it was too short
 
     def _lent(self, name: str, part: Part) -> Part | Lent:
-        given = lent(name, part)
-        if isinstance(given, Lent):
-            self.parts[name] = part
-        return given
+        """A part as others get it: lent where it is long, and then it stays; else as it is."""
+        if part.offsets is None or part.values.nbytes < LEAST:
+            return part
+        self.parts[name] = part
+        return lend(name, part.values, part.offsets)
 
 
 def _is_own(part: Part | Lent) -> bool:

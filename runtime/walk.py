@@ -108,9 +108,7 @@ class Walk:
         self.unheard = self.unread.copy()  # by column, its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.stays, self.number = staying(self.steps) & self.freed, next(WALKS)
-        self.loans = (
-            self.freed - self.stays if self.asks is None else frozenset[str]()
-        )  # a round's are read after it
+        self.loans = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
 

@@ -16,15 +16,16 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.runtime import lent as module
 from rlgraph.runtime.cluster import RayCluster
-from rlgraph.runtime.columns import Part, gather, lent, take, whole
+from rlgraph.runtime.columns import Part, gather, take, whole
 from rlgraph.runtime.lent import LEAST, AwayError, Lent, lend, may_be_read
+from rlgraph.runtime.shelf import Shelf
 from rlgraph.runtime.tasks import Here, Sent, Task
 from rlgraph.runtime.walk import Entry, Walk
 from rlgraph.runtime.worker import Report, Worker
 
 pytestmark = pytest.mark.skipif(not may_be_read(), reason="no process_vm_readv here")
-TWO = str(Path(__file__).parent / "ones.yaml")
-PARENT = """
+ONES = str(Path(__file__).parent / "ones.yaml")
+OTHER = """
 import sys
 import numpy as np
 from rlgraph.runtime.lent import lend, may_be_read
@@ -70,16 +71,18 @@ def test_more_bytes_than_fit_in_one_call(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_short_or_has_no_token_axis_is_not_lent() -> None:
     long = Part(np.zeros(LEAST, np.uint8), np.array([0, LEAST]))
-    assert isinstance(lent("long", long), Lent)
+    shelf, task = Shelf(), Task("run", (), keeps=("",), lends=("part",))
+    assert isinstance(shelf.put(task, [long])[0], Lent) and shelf.parts == {"part": long}
+    shelf.drop(["part"])
     for part in (Part(long.values[:-1], np.array([0, LEAST - 1])), Part(long.values), Part(["a"])):
-        assert lent("part", part) is part
+        assert shelf.put(task, [part])[0] is part and not shelf.parts
 
 
 @pytest.fixture
 def other() -> Iterator[tuple[subprocess.Popen[str], Lent]]:
     """Another process, and seven numbers of its memory."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     address = int(process.stdout.readline())
@@ -151,7 +154,7 @@ def test_what_was_lent_is_over_when_its_last_reader_has_reported(
     demo_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    plan = compile_graph(TWO, (), 2)
+    plan = compile_graph(ONES, (), 2)
     walk = Walk(plan, "train", Entry(0, dict.fromkeys(plan.models, 0)), {})
     lends = {name for step in walk.steps for name in walk.lends(step)} - {""}
     assert lends
