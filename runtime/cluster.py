@@ -44,6 +44,7 @@ class Cluster(Protocol):
     """The workers of all pools."""
 
     places: Sequence[Place]  # pools in the plan's order, and their devices
+    inline: bool  # whether a call is done, in this process, when it returns
     lends: bool  # whether workers can read each other's memory
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
@@ -78,6 +79,7 @@ class Value:
 class InlineCluster:
     """One worker for each pool, all in this process."""
 
+    inline = True
     lends = False  # what one returns is there for all
 
     def __init__(self, pools: Mapping[str, int]) -> None:
@@ -113,6 +115,8 @@ def _places(pools: Mapping[str, int]) -> list[Place]:
 
 class RayCluster:
     """One actor a device, in one placement group a pool."""
+
+    inline = False
 
     def __init__(
         self, pools: Mapping[str, int], gpus: bool, address: str | None, logs: Path, timeout: float

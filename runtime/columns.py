@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.lent import Lent, Span
+from rlgraph.runtime.lent import Lent
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class Part:
         """int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
 
-    def copy(self, spans: Iterable[Span], target: Any) -> None:
-        """Copy some of the values into an array of their type."""
-        for start, end, at in spans:
+    def copy(self, spans: Any, target: Any) -> None:
+        """Copy some of the values into an array of their type: int64 ``[spans, 3]``, from, to, and where."""
+        for start, end, at in spans.tolist():
             target[at : at + end - start] = self.values[start:end]
 
 
-COPIERS = len(os.sched_getaffinity(0))  # threads that copy long rows
+CORES = len(os.sched_getaffinity(0))
+COPIERS = ThreadPoolExecutor(CORES)  # long rows are copied by these: others may run meanwhile
 LONG = 256  # tokens of a row, on average, from which to copy row by row; below, numpy's index is faster
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
 
@@ -94,7 +95,7 @@ def whole(part: Part | Lent) -> Part:
     if isinstance(part, Part):
         return part
     values = np.empty(part.count, part.dtype)
-    part.copy([(0, part.count, 0)], values)
+    part.copy(np.array([[0, part.count, 0]]), values)
     return Part(values, part.offsets)
 
 
@@ -144,20 +145,17 @@ def _copied(parts: Sequence[Part | Lent], rows: Any) -> Part:
     """``gather`` row by row: each byte is copied once, and no index is made for each token."""
     first = np.cumsum([0, *map(len, parts)])
     owners = np.searchsorted(first, rows, side="right") - 1
-    offsets = _offsets(np.concatenate([part.lengths for part in parts])[rows])
+    starts = np.concatenate([part.offsets[:-1] for part in parts])[rows]
+    lengths = np.concatenate([part.lengths for part in parts])[rows]
+    offsets = _offsets(lengths)
+    spans = np.stack([starts, starts + lengths, offsets[:-1]], 1)
     values = np.empty(offsets[-1], parts[0].dtype)
 
     def copy(several: Any) -> None:
-        spans = defaultdict[int, list[Span]](list)
-        for number in several:
-            owner, place = owners[number], rows[number] - first[owners[number]]
-            start, end = parts[owner].offsets[place : place + 2]
-            spans[owner].append((start, end, offsets[number]))
-        for owner, found in spans.items():
-            parts[owner].copy(found, values)
+        for owner in np.unique(owners[several]):
+            parts[owner].copy(spans[several[owners[several] == owner]], values)
 
-    with ThreadPoolExecutor(COPIERS) as pool:  # others may run while bytes are copied
-        list(pool.map(copy, np.array_split(np.arange(len(rows)), COPIERS)))
+    deque(COPIERS.map(copy, np.array_split(np.arange(len(rows)), CORES)), maxlen=0)
     return Part(values, offsets)
 
 

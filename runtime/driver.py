@@ -2,15 +2,16 @@
 
 Each pool gets its steps in the order given, and runs them in it. A step is handed over as soon as its calls
 are known; those of a balanced layout, say, depend on how many tokens came out. One that must wait holds up
-its own pool only. From then on Ray follows the references: a call starts when its inputs are there. Moves of
-columns are no calls of their own: a worker does them with the step behind them.
+its own pool only. From then on Ray follows the references: a call starts when its inputs are there. A call
+costs milliseconds, so a worker gets steps in a row in one, where nobody waits for what the first of them
+gives, and the last of them for nothing that the first does not. A move of columns goes with the step behind.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,15 @@ class Begun:
     made: dict[Place, list[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A call that was made: of which worker, its share of which steps, the references of what it makes."""
+
+    place: Place
+    steps: list[tuple[Walk, Step]]
+    made: list[Any]
+
+
 class Driver:
     """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
 
@@ -56,7 +66,8 @@ class Driver:
         self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
         self.waiting: list[tuple[Walk, Step]] = []  # in the order in which each pool will get them
         self.open: list[Begun] = []  # whose calls are known and not made
-        self.pending: dict[Any, tuple[Place, list[tuple[Walk, Step]]]] = {}  # by the reference of the reports
+        self.pending: dict[Any, Asked] = {}  # by the reference of the reports
+        self.makers: dict[Any, Any] = {}  # of what they make: reference -> that of the reports
         self.given: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was lent and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
@@ -73,11 +84,12 @@ class Driver:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
             LostError: a step failed as a worker is gone.
         """
-        last = time.monotonic()
+        last, before = time.monotonic(), dict[str, Step]()
         while not walk.done:
             assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
-            first = self._first(walk)
-            self.watch(self._running())
+            if (running := self._running()) != before:  # a step that begins is a sign of life, as reports are
+                last, before = time.monotonic(), running
+                self.watch(running)
             ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
             for reference in ready:
                 self._collect(reference)
@@ -85,7 +97,8 @@ class Driver:
                 last = time.monotonic()
                 self._hand_over()
             elif (silent := time.monotonic() - last) > self.plan.schedule["timeout"]:
-                raise self._failed(*first, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
+                where = self._first(walk)
+                raise self._failed(*where, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait
@@ -109,16 +122,34 @@ class Driver:
             raise self._failed(walk, step, (step.pool, 0), error) from error
 
     def _start(self, walk: Walk, step: Step) -> bool:
-        """Take up a step, if its calls are known; a move of columns waits for the next step that is none."""
+        """Take up a step, if its calls are known: they are made with those of the steps behind it, or now."""
         try:
             calls = self._calls(walk, step)
         except NotYet:
             return False
+        if not self._goes_along(walk, calls):
+            self._send()
         walk.start(step)
         self.open.append(Begun(walk, step, self._needed(walk, step, calls)))
-        if step.kind not in CARRIES:
+        if self.cluster.inline or step.id in walk.awaited:
             self._send()
         return True
+
+    def _goes_along(self, walk: Walk, calls: Sequence[Call]) -> bool:
+        """Whether calls may be made together with the open ones, none of which starts later for that."""
+        shares = self._shares()
+        return all(self._follows(shares.get(call.place, []), walk, call) for call in calls)
+
+    def _follows(self, share: Sequence[tuple[Begun, Call]], walk: Walk, call: Call) -> bool:
+        """Whether a call may come last in a worker's share of the open steps."""
+        if all(begun.step.kind in CARRIES for begun, _ in share):
+            return True
+        awaited = {maker for _, before in share for maker in self._makers(before)}
+        return share[-1][0].walk is walk and self._makers(call) <= awaited
+
+    def _makers(self, call: Call) -> set[Any]:
+        """The calls that make what one is given and have not reported: the references of their reports."""
+        return {self.makers[part] for part in call.parts if part in self.makers}
 
     def _calls(self, walk: Walk, step: Step) -> list[Call]:
         try:
@@ -131,16 +162,20 @@ class Driver:
 
     def _send(self) -> None:
         """Call each worker once, for its share of all the steps that are open."""
-        shares: dict[Place, list[tuple[Begun, Call]]] = {}
-        for begun in self.open:
-            for call in begun.calls:
-                shares.setdefault(call.place, []).append((begun, call))
-        for place, share in shares.items():
+        for place, share in self._shares().items():
             self.watch({place[0]: share[-1][0].step})  # where calls run in this process, none is pending yet
             self._call(place, share)
         for begun in self.open:
             begun.walk.submitted(begun.step, begun.made)
         self.open = []
+
+    def _shares(self) -> dict[Place, list[tuple[Begun, Call]]]:
+        """By worker, its calls for the steps that are open."""
+        shares: dict[Place, list[tuple[Begun, Call]]] = {}
+        for begun in self.open:
+            for call in begun.calls:
+                shares.setdefault(call.place, []).append((begun, call))
+        return shares
 
     def _call(self, place: Place, share: list[tuple[Begun, Call]]) -> None:
         tasks, parts = list[Task](), list[Any]()
@@ -156,7 +191,8 @@ class Driver:
         returned = sum(task.returned for task in tasks)
         over = self.over.pop(place, [])
         reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=1 + returned)
-        self.pending[reports] = place, [(begun.walk, begun.step) for begun, _ in share]
+        self.pending[reports] = Asked(place, [(begun.walk, begun.step) for begun, _ in share], made)
+        self.makers |= dict.fromkeys(made, reports)
         self.given[place] += len(share)
         for (begun, _), task in zip(share, tasks, strict=True):
             begun.made[place], made = made[: task.returned], made[task.returned :]
@@ -174,34 +210,38 @@ class Driver:
         return calls
 
     def _running(self) -> dict[str, Step]:
-        """The step that each pool is at: the last of its first call that has not reported."""
-        return {place[0]: steps[-1][1] for place, steps in reversed(self.pending.values())}
+        """The step that each pool is at: its first worker that has not reported."""
+        places = {asked.place[0]: asked.place for asked in reversed(self.pending.values())}
+        return {pool: self._at(place)[1] for pool, place in places.items()}
 
     def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
         """What a walk waits for: the first of its calls, or of those that it must let pass."""
-        entries = [(*steps[-1], place) for place, steps in self.pending.values()]
-        return next((entry for entry in entries if entry[0] is walk), entries[0])
+        every = [*self.pending.values()]
+        place = next((asked for asked in every if asked.steps[-1][0] is walk), every[0]).place
+        return (*self._at(place), place)
 
-    def _collect(self, reference: Any) -> None:
-        place, steps = self.pending[reference]
-        try:
-            (reports,) = self.cluster.get([reference])
-        except Exception as error:
-            places = {pending: at for pending, (at, _) in self.pending.items()}
-            place, first = culprit(self.cluster, places, reference, error)
-            walk, step = self._lost(place) if is_gone(first) else steps[getattr(cause(first), "task", -1)]
-            raise self._failed(walk, step, place, first) from error
-        del self.pending[reference]
-        for (walk, step), report in zip(steps, reports, strict=True):
-            for name, maker in walk.reported(step, place, report):
-                self.over.setdefault(maker, []).append(name)
-
-    def _lost(self, place: Place) -> tuple[Walk, Step]:
-        """Where a worker was that is gone: it fails all its calls at once, reported or not, in any order."""
-        steps = [one for at, share in self.pending.values() if at == place for one in share]
+    def _at(self, place: Place) -> tuple[Walk, Step]:
+        """Where a worker is: one that is gone fails all its calls at once, reported or not, in any order."""
+        steps = [one for asked in self.pending.values() if asked.place == place for one in asked.steps]
         begun = Trail(self.logs, *place).last() if self.logs else self.given[place]
         first = self.given[place] - len(steps)  # tasks that have reported
         return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
+
+    def _collect(self, reference: Any) -> None:
+        asked = self.pending[reference]
+        try:
+            (reports,) = self.cluster.get([reference])
+        except Exception as error:
+            places = {pending: other.place for pending, other in self.pending.items()}
+            place, first = culprit(self.cluster, places, reference, error)
+            walk, step = self._at(place) if is_gone(first) else asked.steps[getattr(cause(first), "task", -1)]
+            raise self._failed(walk, step, place, first) from error
+        del self.pending[reference]
+        for part in asked.made:
+            del self.makers[part]
+        for (walk, step), report in zip(asked.steps, reports, strict=True):
+            for name, maker in walk.reported(step, asked.place, report):
+                self.over.setdefault(maker, []).append(name)
 
     def _failed(self, walk: Walk, step: Step, place: Place, error: Exception) -> RunError:
         part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from rlgraph.errors import RunError
 LEAST = 1 << 20  # bytes of a part from which on it is lent
 SPANS, BYTES = 1024, 1 << 30  # of one call: at most as many spans, and about as many bytes
 PR_SET_PTRACER, ANYBODY = 0x59616D61, ctypes.c_ulong(-1)  # linux/prctl.h: where Yama asks for it
-Span = tuple[int, int, int]  # of a part's values: from, to, and where they go
 
 
 class AwayError(RunError):
@@ -53,13 +51,13 @@ class Lent:
         """int64 ``[rows]``: tokens of each row."""
         return np.diff(self.offsets)
 
-    def copy(self, spans: Iterable[Span], target: Any) -> None:
-        """Copy some of the values into an array of their type.
+    def copy(self, spans: Any, target: Any) -> None:
+        """Copy some of the values into an array of their type: int64 ``[spans, 3]``, from, to, and where.
 
         Raises:
             AwayError: the process does not let them be read any more.
         """
-        starts, ends, places = np.array([*spans], np.int64).reshape(-1, 3).T * target.itemsize
+        starts, ends, places = spans.T * target.itemsize
         lengths = ends - starts
         there = np.stack([self.address + starts, lengths], 1)
         here = np.stack([target.ctypes.data + places, lengths], 1)

@@ -52,6 +52,10 @@ class Rows:
             raise NotYet
         return self.reports[step.id][place]
 
+    def makes(self, step: Step) -> bool:
+        """Whether a step makes the rows of a domain."""
+        return step in self.makers.values()
+
     def given(self, node: str) -> int:
         """Rows that a data source gives; 0 of any other node."""
         made = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]

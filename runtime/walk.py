@@ -109,8 +109,14 @@ class Walk:
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.stays, self.number = staying(self.steps) & self.freed, next(WALKS)
         self.loans = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
+        self.awaited = {step.id for step in self.steps if self._is_awaited(step)}
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
+
+    def _is_awaited(self, step: Step) -> bool:
+        """Whether others wait for a step: the driver, for which rows there are, or another pool's steps."""
+        read = (other for other in self.steps if not {*step.writes}.isdisjoint(other.reads))
+        return bool(step.filters) or self.rows.makes(step) or any(step.pool != other.pool for other in read)
 
     @property
     def done(self) -> bool:

@@ -218,7 +218,7 @@ class FsdpEngine:
             RuntimeError: the parameters are offloaded.
         """
         self.residency.need(["parameters"], "weights")
-        parameters = ((name, apart(p.detach())) for name, p in self.model.named_parameters())
+        parameters = ((name, apart(p)) for name, p in self.model.named_parameters())
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.group)
         return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
@@ -282,7 +282,7 @@ class FsdpEngine:
         first = self.group.rank() == 0
         with self.residency.back():
             weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
-            own = ((n, p.detach()) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
+            own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
             adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.group) if first}
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.path)

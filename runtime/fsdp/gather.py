@@ -28,7 +28,7 @@ def gather_full(tensors: Iterable[Named], group: dist.ProcessGroup, bucket: int 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
     """A shard as it is, as it is gathered into new memory; a copy of what is whole."""
-    return tensor if isinstance(tensor, DTensor) else tensor.clone()
+    return tensor if isinstance(tensor, DTensor) else tensor.detach().clone()
 
 
 def _buckets(tensors: Iterable[Named], bucket: int) -> Iterator[list[Named]]:
@@ -45,6 +45,7 @@ def _buckets(tensors: Iterable[Named], bucket: int) -> Iterator[list[Named]]:
         yield part
 
 
+@torch.no_grad()
 def _gather(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """A bucket of tensors of one dtype, in full. Plain tensors are on every rank already."""
     sharded = [t for t in tensors if isinstance(t, DTensor)]

@@ -11,7 +11,7 @@ from rlgraph.compiler import compile_graph
 from rlgraph.plan import Plan
 from rlgraph.runtime.cluster import InlineCluster
 from rlgraph.runtime.columns import Part
-from rlgraph.runtime.driver import Driver
+from rlgraph.runtime.driver import Asked, Driver
 from rlgraph.runtime.pipeline import State, stretch
 from rlgraph.runtime.tasks import Here, Sent, Task, Trail
 from rlgraph.runtime.walk import Entry, Walk, staying
@@ -103,9 +103,9 @@ def test_a_lost_worker_is_put_down_to_the_task_that_it_had_begun(plan: Plan, tmp
     trail.begin()
     driver.given.update({here: 7, there: 2})
     for call, (place, share) in enumerate([(here, steps[:2]), (there, steps[3:5]), (here, steps[2:5])]):
-        driver.pending[call] = place, [(walk, step) for step in share]
+        driver.pending[call] = Asked(place, [(walk, step) for step in share], [])
     for begun, at in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (7, 4)]:
         trail.count = begun - 1
         trail.step()
-        assert driver._lost(here) == (walk, steps[at])
+        assert driver._at(here) == (walk, steps[at])
     trail.close()
