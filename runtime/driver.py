@@ -87,9 +87,10 @@ class Driver:
         last, before = time.monotonic(), dict[str, Step]()
         while not walk.done:
             assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
-            if (running := self._running()) != before:  # a step that begins is a sign of life, as reports are
+            running = self._running()
+            self.watch(running)
+            if running != before:  # a step that begins is a sign of life, as reports are
                 last, before = time.monotonic(), running
-                self.watch(running)
             ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
             for reference in ready:
                 self._collect(reference)
