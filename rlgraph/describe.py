@@ -227,6 +227,8 @@ def _engine(op: Op) -> str:
         return f"reads `model: NAME`, on its train engine; needs head {head}; NAME@next: after its update"
     if op.declared.recorded:
         return "on one device; its rows were sampled by `model: NAME`, at an earlier time"
+    if op.declared.beside:
+        return "beside the pool's devices, on CPUs, while they go on; without a model"
     return "on the pool's devices, without a model"
 
 

@@ -103,6 +103,7 @@ class Declaration:
     leaves: int = 0
     recorded: bool = False
     measures: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
 
 
 def op(
@@ -118,6 +119,7 @@ def op(
     leaves: int = 0,
     recorded: bool = False,
     measures: Mapping[str, str] | None = None,
+    beside: bool = False,
 ) -> Callable[[Body], Body]:
     """Declare a function as an op.
 
@@ -138,12 +140,25 @@ def op(
             names more of what it writes, with types.
         measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
             what the attribute follows where a graph makes it adaptive (``rlgraph/controller.py``).
+        beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
+            devices go on with the steps that do not read what it writes.
     """
 
     def declare(body: Body) -> Body:
         conditions, measured = dict(when or {}), dict(measures or {})
         declared = Declaration(
-            rows, makes, times, updates, head, conditions, assumes, filters, leaves, recorded, measured
+            rows,
+            makes,
+            times,
+            updates,
+            head,
+            conditions,
+            assumes,
+            filters,
+            leaves,
+            recorded,
+            measured,
+            beside,
         )
         setattr(body, "__op__", declared)  # noqa: B010
         return body
@@ -245,6 +260,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
                 "put attributes behind a * in the signature"
             )
     outputs = () if kind and not kind.writes else _outputs(name, hints.get("return"))
+    if declared.beside and ({"train", "serve"} & {*handles.values()} or not inputs):
+        raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     return Op(

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlgraph.errors import RunError
+from rlgraph.plan import Plan
+from rlgraph.runtime import beside
 from rlgraph.runtime.failure import LostError, is_gone, reason
+from rlgraph.runtime.tasks import Task
 from rlgraph.runtime.weights import Handover
 from rlgraph.runtime.worker import Worker
 
@@ -49,6 +52,10 @@ class Cluster(Protocol):
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; one reference a return value. References among ``args`` are followed."""
+        ...
+
+    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+        """Start tasks that need no engine beside a worker; references as of its ``perform``."""
         ...
 
     def get(self, references: Sequence[Any]) -> list[Any]:
@@ -98,6 +105,9 @@ class InlineCluster:
             return [Value(error=error) for _ in range(returns)]
         return [Value(result)] if returns == 1 else [Value(item) for item in result]
 
+    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+        return self.call(place, "perform", tasks, (), *parts, returns=returns)
+
     def get(self, references: Sequence[Any]) -> list[Any]:
         return [reference.get() for reference in references]
 
@@ -126,11 +136,14 @@ class RayCluster:
         Raises:
             RunError: the cluster can't be joined, or has too few devices.
         """
-        self.places, self.gpus = _places(pools), gpus
+        self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
+        self.plans: dict[int, tuple[Plan, Any]] = {}  # by identity: what tasks beside workers are given
         self._start_ray(address)
         try:
             self.workers = dict(zip(self.places, self._place(pools, logs.resolve(), timeout), strict=True))
             self.lends = self._lends(timeout)
+            nodes = self._answers([worker.node.remote() for worker in self.workers.values()], "", timeout)
+            self.nodes = dict(zip(self.places, nodes, strict=True))
         except BaseException:
             self.close()
             raise
@@ -142,6 +155,8 @@ class RayCluster:
         os.environ.setdefault("RAY_free_objects_batch_size", "1")
         # malloc asks for huge pages: columns are copied faster from worker to worker, 170 ms to 205 a GiB
         os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        # a process that was beside the devices stays for the next iteration
+        os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "600000")
         import ray
 
         self.ray, devices = ray, len(self.places)
@@ -224,6 +239,21 @@ class RayCluster:
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
+        return [made] if returns == 1 else list(made)
+
+    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        _, shared = self.plans.setdefault(id(plan), (plan, None))
+        if shared is None:
+            shared = self.ray.put(plan)
+            self.plans[id(plan)] = plan, shared
+        # where it can read what its worker lends; on one machine workers have all CPUs that Ray counts
+        here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
+        task = self.ray.remote(beside.perform).options(
+            num_cpus=0, num_returns=returns, scheduling_strategy=here
+        )
+        made = task.remote(shared, place, self.logs, tasks, *parts)
         return [made] if returns == 1 else list(made)
 
     def get(self, references: Sequence[Any]) -> list[Any]:

@@ -39,6 +39,7 @@ class Begun:
     walk: Walk
     step: Step
     calls: list[Call]
+    beside: bool = False  # whether they run beside the workers
     made: dict[Place, list[Any]] = field(default_factory=dict)
 
 
@@ -49,6 +50,7 @@ class Asked:
     place: Place
     steps: list[tuple[Walk, Step]]
     made: list[Any]
+    beside: bool = False
 
 
 class Driver:
@@ -128,10 +130,11 @@ class Driver:
             calls = self._calls(walk, step)
         except NotYet:
             return False
-        if not self._goes_along(walk, calls):
+        beside = step.id in walk.beside
+        if not beside and not self._goes_along(walk, calls):
             self._send()
         walk.start(step)
-        self.open.append(Begun(walk, step, self._needed(walk, step, calls)))
+        self.open.append(Begun(walk, step, self._needed(walk, step, calls), beside))
         if self.cluster.inline or step.id in walk.awaited:
             self._send()
         return True
@@ -167,18 +170,20 @@ class Driver:
             self.watch({place[0]: share[-1][0].step})  # where calls run in this process, none is pending yet
             self._call(place, share)
         for begun in self.open:
+            for call in begun.calls if begun.beside else ():
+                self._call(call.place, [(begun, call)], beside=True)
             begun.walk.submitted(begun.step, begun.made)
         self.open = []
 
     def _shares(self) -> dict[Place, list[tuple[Begun, Call]]]:
-        """By worker, its calls for the steps that are open."""
+        """By worker, its calls for the steps that are open, but for what runs beside it."""
         shares: dict[Place, list[tuple[Begun, Call]]] = {}
         for begun in self.open:
-            for call in begun.calls:
+            for call in begun.calls if not begun.beside else ():
                 shares.setdefault(call.place, []).append((begun, call))
         return shares
 
-    def _call(self, place: Place, share: list[tuple[Begun, Call]]) -> None:
+    def _call(self, place: Place, share: list[tuple[Begun, Call]], beside: bool = False) -> None:
         tasks, parts = list[Task](), list[Any]()
         for begun, call in share:
             sent = [part for part in call.parts if not isinstance(part, Here)]
@@ -186,15 +191,18 @@ class Driver:
             given = tuple(part if isinstance(part, Here) else next(numbers) for part in call.parts)
             keeps = (*begun.walk.keeps(begun.step), *[""] * call.leaves)
             lends = (*begun.walk.lends(begun.step), *[""] * call.leaves)
-            lends = lends if self.cluster.lends else ("",) * len(lends)
+            lends = lends if self.cluster.lends and not beside else ("",) * len(lends)
             tasks.append(Task(call.method, call.args, given, keeps, lends, begun.walk.drops(begun.step)))
             parts += sent
-        returned = sum(task.returned for task in tasks)
-        over = self.over.pop(place, [])
-        reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=1 + returned)
-        self.pending[reports] = Asked(place, [(begun.walk, begun.step) for begun, _ in share], made)
+        returns = 1 + sum(task.returned for task in tasks)
+        if beside:
+            reports, *made = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
+        else:
+            over = self.over.pop(place, [])
+            reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
+            self.given[place] += len(share)
+        self.pending[reports] = Asked(place, [(begun.walk, begun.step) for begun, _ in share], made, beside)
         self.makers |= dict.fromkeys(made, reports)
-        self.given[place] += len(share)
         for (begun, _), task in zip(share, tasks, strict=True):
             begun.made[place], made = made[: task.returned], made[task.returned :]
 
@@ -212,18 +220,22 @@ class Driver:
 
     def _running(self) -> dict[str, Step]:
         """The step that each pool is at: its first worker that has not reported."""
-        places = {asked.place[0]: asked.place for asked in reversed(self.pending.values())}
+        workers_first = sorted(self.pending.values(), key=lambda asked: asked.beside)
+        places = {asked.place[0]: asked.place for asked in reversed(workers_first)}
         return {pool: self._at(place)[1] for pool, place in places.items()}
 
     def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
         """What a walk waits for: the first of its calls, or of those that it must let pass."""
         every = [*self.pending.values()]
-        place = next((asked for asked in every if asked.steps[-1][0] is walk), every[0]).place
-        return (*self._at(place), place)
+        first = next((asked for asked in every if asked.steps[-1][0] is walk), every[0])
+        return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
 
     def _at(self, place: Place) -> tuple[Walk, Step]:
         """Where a worker is: one that is gone fails all its calls at once, reported or not, in any order."""
-        steps = [one for asked in self.pending.values() if asked.place == place for one in asked.steps]
+        mine = [asked for asked in self.pending.values() if asked.place == place]
+        steps = [one for asked in mine if not asked.beside for one in asked.steps]
+        if not steps:
+            return mine[0].steps[0]
         begun = Trail(self.logs, *place).last() if self.logs else self.given[place]
         first = self.given[place] - len(steps)  # tasks that have reported
         return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
@@ -235,7 +247,8 @@ class Driver:
         except Exception as error:
             places = {pending: other.place for pending, other in self.pending.items()}
             place, first = culprit(self.cluster, places, reference, error)
-            walk, step = self._at(place) if is_gone(first) else asked.steps[getattr(cause(first), "task", -1)]
+            own = not is_gone(first) or (asked.beside and first is error)
+            walk, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
             raise self._failed(walk, step, place, first) from error
         del self.pending[reference]
         for part in asked.made:

@@ -136,7 +136,10 @@ class RunDir:
             tracker.log(numbers, step)
 
     def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
-        """Append the steps of an iteration as trace events: pools are processes, devices threads."""
+        """Append the steps of an iteration as trace events: pools are processes, devices threads.
+
+        What ran beside a device has a thread of its own.
+        """
         path = self.path / "timeline.json"
         with path.open("a", encoding="utf-8") as file:
             if not file.tell():
@@ -150,7 +153,7 @@ class RunDir:
                         "ts": round(report.start * 1e6),
                         "dur": round((report.end - report.start) * 1e6),
                         "pid": pool,
-                        "tid": device,
+                        "tid": f"{device} beside" if report.beside else device,
                         "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
                     }
                     file.write(json.dumps(event) + ",\n")

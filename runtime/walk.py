@@ -8,13 +8,14 @@ only the worker that made it reads stays there: a ``Here`` stands for each of it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from rlgraph import catalog
 from rlgraph.cadence import due
 from rlgraph.plan import Plan, Step
 from rlgraph.runtime import layout as layouts
@@ -107,11 +108,17 @@ class Walk:
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
         self.unheard = self.unread.copy()  # by column, its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
-        self.stays, self.number = staying(self.steps) & self.freed, next(WALKS)
+        self.beside = {step.id for step in self.steps if self._is_beside(step)}
+        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(WALKS)
         self.loans = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         self.awaited = {step.id for step in self.steps if self._is_awaited(step)}
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
+
+    def _is_beside(self, step: Step) -> bool:
+        """Whether a step's op runs beside the devices."""
+        function = self.plan.functions[self.phase].get(step.node) if step.kind == "run" else None
+        return function is not None and catalog.load(function.target).declared.beside
 
     def _is_awaited(self, step: Step) -> bool:
         """Whether others wait for a step: the driver, for which rows there are, or another pool's steps."""
@@ -359,10 +366,16 @@ class Walk:
         return self.streams[region].leaves() if region in self.streams else self.waits(region)
 
 
-def staying(steps: Sequence[Step]) -> frozenset[str]:
-    """The columns whose every reader runs where they were made, on rows that lie as they do."""
+def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
+    """The columns whose every reader runs where they were made, on rows that lie as they do.
+
+    Args:
+        steps: of an iteration.
+        beside: the numbers of those that no worker runs.
+    """
     writers = {column: step for step in steps for column in step.writes}
     away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
+    away |= {column for step in steps if step.id in beside for column in (*step.reads, *step.writes)}
     return frozenset(writers.keys() - away)
 
 

@@ -74,13 +74,18 @@ class Report:
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
     used: Usage = field(default_factory=Usage)
     whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
+    beside: bool = False  # whether it ran beside the device
 
 
 class Worker:
     """Hosts the engines of one device; a method that uses a model is called on all workers of its pool."""
 
     def __init__(
-        self, threads: int = 0, log: str | None = None, desk: dict[str, Handover] | None = None
+        self,
+        threads: int = 0,
+        log: str | None = None,
+        desk: dict[str, Handover] | None = None,
+        beside: bool = False,
     ) -> None:
         """One for this process, or one of several that share it.
 
@@ -88,12 +93,14 @@ class Worker:
             threads: that torch computes with; 0 for its default.
             log: a file that takes this process's output.
             desk: of workers of several pools in one process, where they hand over weights.
+            beside: whether it is on no device, and has no engines: see ``beside.py``.
         """
         if log:
             _redirect(log)
         if threads:
             torch.set_num_threads(threads)
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.beside = beside
+        self.device = "cuda" if torch.cuda.is_available() and not beside else "cpu"
         if self.device == "cpu":
             keep_freed_memory()
         self.desk, self.folder = desk, ""
@@ -114,6 +121,12 @@ class Worker:
         else:
             kind = {"name": "cpu", "threads": torch.get_num_threads()}
         return {"host": socket.gethostname(), **kind}
+
+    def node(self) -> str:
+        """The host, as Ray knows it."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def free_port(self) -> int:
         """A port of this host that is free now."""
@@ -224,7 +237,7 @@ class Worker:
         named = {port: columns[column] for port, column in function.ins.items()}
         used = usage(self.device, catalog.load(function.target).engine, named)
         rows = {**_rows(function, outputs), "whole": context.whole}
-        report = Report(start, time.time(), context.metrics, used=used, **rows)
+        report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
         return _flat(report, [*outputs, *map(packed, context.left)])
 
     def _call(self, function: Function, columns: Mapping[str, Part], context: Context, scope: Scope) -> Any:

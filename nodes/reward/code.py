@@ -23,7 +23,7 @@ class CodeError(RunError):
     """Programs can't be run as the graph says: says what to change."""
 
 
-@op()
+@op(beside=True)
 def code(
     ctx: Context,
     responses: text[samples],

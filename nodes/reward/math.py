@@ -12,7 +12,7 @@ from rlgraph.op import op
 from rlgraph.types import float32, samples, text
 
 
-@op()
+@op(beside=True)
 def math(
     ctx: Context,
     responses: text[samples],

@@ -67,7 +67,7 @@ class Service:
             return bytes(reply.read())
 
 
-@op(assumes=("dropped",))
+@op(assumes=("dropped",), beside=True)
 def remote(
     ctx: Context,
     question: text[samples],

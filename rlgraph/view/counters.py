@@ -89,7 +89,7 @@ def _rollouts(
 def _rounds(bars: Iterable[Measured]) -> list[list[Measured]]:
     """What each device does for the first time, for the second, and so on."""
     found: list[list[Measured]] = []
-    times: Counter[int] = Counter()
+    times: Counter[int | str] = Counter()
     for bar in bars:
         if times[bar.device] == len(found):
             found.append([])

@@ -27,7 +27,7 @@ class Measured:
     phase: str
     iteration: int
     pool: str
-    device: int
+    device: int | str  # or what is beside it: ``0 beside``
     start: float
     end: float
 

@@ -61,7 +61,7 @@ def _predicted(plan: Plan) -> Iterator[Measured]:
 def _clipped(bars: Iterable[Measured]) -> list[Measured]:
     """Steps of a device one behind the other: a file's whole microseconds may overlap by one or two."""
     found: list[Measured] = []
-    by_place = sorted(bars, key=lambda bar: (bar.pool, bar.device, bar.start, bar.end))
+    by_place = sorted(bars, key=lambda bar: (bar.pool, str(bar.device), bar.start, bar.end))
     for _, lane in groupby(by_place, key=lambda bar: (bar.pool, bar.device)):
         mine = [*lane]
         ends = [*(bar.start for bar in mine[1:]), float("inf")]
@@ -103,9 +103,18 @@ class _Group:
             yield _meta("process_name", pid, name=f"{group}: pool {pool}")
             yield _meta("process_labels", pid, labels=group)
             yield _meta("process_sort_index", pid, sort_index=pid)
-            for device in range(devices):
-                yield _meta("thread_name", pid, device, name=f"device {device}")
-                yield _meta("thread_sort_index", pid, device, sort_index=device)
+            beside = sorted(
+                {str(b.device) for b in self.bars if b.pool == pool} - {*map(str, range(devices))}
+            )
+            for lane in (*map(str, range(devices)), *beside):
+                number = self._lane(pool, lane)
+                yield _meta("thread_name", pid, number, name=f"device {lane}")
+                yield _meta("thread_sort_index", pid, number, sort_index=number)
+
+    def _lane(self, pool: str, device: int | str) -> int:
+        """A number for a device, or for what is beside it."""
+        number, _, beside = str(device).partition(" ")
+        return int(number) + (self.plan.pools[pool] if beside else 0)
 
     def _slice(self, bar: Measured) -> Event:
         step = self.steps[bar.phase, bar.step]
@@ -119,7 +128,7 @@ class _Group:
             "ts": start,
             "dur": round(end - start, 3),
             "pid": self._pid(bar.pool),
-            "tid": bar.device,
+            "tid": self._lane(bar.pool, bar.device),
             "args": {**args, **said},
         }
 

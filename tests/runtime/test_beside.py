@@ -1,0 +1,104 @@
+"""Rewards that run beside the devices, as tasks of Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.engines import TrainEngine
+from rlgraph.errors import RunError
+from rlgraph.op import OpError, op, signature
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.walk import Entry, Walk
+from rlgraph.types import float32, int64, samples, tokens
+from rlgraph.view.recorded import read_timeline
+from rlgraph.view.trace import trace
+
+HERE = Path(__file__).parent
+ONES, OPS = str(HERE / "ones.yaml"), str(HERE / "beside_ops.py")
+MATH = "rewards={op: reward.math}"
+
+
+@pytest.fixture(autouse=True)
+def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(
+    run_dir: str, *settings: str, devices: int = 1, graph: str = ONES, **given: Any
+) -> list[dict[str, Any]]:
+    """Two iterations; the metrics, but times."""
+    run_graph(graph, settings, devices, steps=2, run_dir=Path(run_dir), **given)
+    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+
+def graph(name: str, rewards: str) -> str:
+    """The graph with other rewards, and what multiplies them behind a step that reads none of them."""
+    made = f"graph: {name}\nextends: {ONES}\nedits:\n"
+    made += f"  - remove: [eval]\n  - replace: {{rewards: {rewards}}}\n"
+    made += f"  - add:\n      mark: {{op: '{OPS}:marked', file: {Path('mark').resolve()}}}\n"
+    made += f"      both: {{op: '{OPS}:both'}}\n  - set: {{advantages.in.rewards: both}}\n"
+    Path(f"{name}.yaml").write_text(made)
+    return f"{name}.yaml"
+
+
+def test_a_reward_runs_while_devices_go_on() -> None:
+    """It waits for what a later step makes: one behind the other, they would never end."""
+    waits = graph("waits", f"{{op: '{OPS}:patient', until: {Path('mark').resolve()}}}")
+    found = run("a", graph=waits, devices=2)
+    Path("mark").touch()
+    assert [line["reward/mean"] for line in found] == pytest.approx(
+        [line["reward/mean"] for line in run("b", graph=waits, inline=True)], abs=1e-5
+    )
+    lanes = {(bar.pool, bar.device) for bar in read_timeline(Path("a")) if bar.step == number("waits.yaml")}
+    assert lanes == {("main", "0 beside"), ("main", "1 beside")}
+    plan = compile_graph("waits.yaml", (), 2)
+    events = json.loads(trace(plan, read_timeline(Path("a")), []))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] >= 1000}
+    assert names | {2: "device 0 beside", 3: "device 1 beside"} == names
+
+
+def number(path: str) -> int:
+    return next(step.id for step in compile_graph(path, (), 2).steps if step.node == "rewards")
+
+
+def test_it_gives_what_it_gives_in_the_worker() -> None:
+    assert run("ray", MATH) == run("inline", MATH, inline=True)
+    assert [*Path("ray/logs").glob("beside-*.log")] and not [*Path("inline/logs").glob("beside-*.log")]
+
+
+def test_one_whose_process_ends_is_done_again() -> None:
+    mortal = graph("mortal", f"{{op: '{OPS}:mortal', flag: {Path('flag').resolve()}}}")
+    found = run("a", graph=mortal)
+    assert Path("flag").exists()
+    assert found == run("b", graph=mortal, inline=True)
+
+
+def test_one_that_raises_is_named() -> None:
+    with pytest.raises(RunError, match=r"(?s)run rewards .*no reward for 28 samples") as raised:
+        run("a", graph=graph("wrong", f"{{op: '{OPS}:wrong'}}"))
+    (mark,) = [line for line in str(raised.value).splitlines() if line.startswith(("!", ">", "x"))]
+    assert "rewards" in mark
+
+
+def test_what_it_reads_and_writes_stays_with_no_worker() -> None:
+    plan = compile_graph(ONES, [MATH], 1)
+    walk = Walk(plan, "train", Entry(0, {}), {})
+    (step,) = [step for step in plan.steps if step.id in walk.beside]
+    assert step.node == "rewards" and not walk.stays & {*step.reads, *step.writes}
+    inside = Walk(compile_graph(ONES, (), 1), "train", Entry(0, {}), {})
+    assert not inside.beside and inside.stays & {"rewards"}
+
+
+def test_what_needs_a_model_is_refused() -> None:
+    @op(beside=True)
+    def scored(model: TrainEngine, tokens: int64[samples, tokens]) -> float32[samples]: ...
+
+    with pytest.raises(OpError, match="reads columns, and no model"):
+        signature("scored", scored)
