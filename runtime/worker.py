@@ -100,7 +100,7 @@ class Worker:
         if threads:
             torch.set_num_threads(threads)
         self.beside = beside
-        self.device = "cuda" if torch.cuda.is_available() and not beside else "cpu"
+        self.device = "cuda" if not beside and torch.cuda.is_available() else "cpu"
         if self.device == "cpu":
             keep_freed_memory()
         self.desk, self.folder = desk, ""
