@@ -260,11 +260,9 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
                 "put attributes behind a * in the signature"
             )
     outputs = () if kind and not kind.writes else _outputs(name, hints.get("return"))
-    if declared.beside and ({"train", "serve"} & {*handles.values()} or not inputs):
-        raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
-    return Op(
+    found = Op(
         name=name,
         body=body,
         inputs=tuple(inputs),
@@ -277,6 +275,9 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         several=frozenset(several),
         kind=kind,
     )
+    if declared.beside and (found.engine or not inputs):
+        raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
+    return found
 
 
 def attributes_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:

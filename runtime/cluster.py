@@ -137,7 +137,7 @@ class RayCluster:
             RunError: the cluster can't be joined, or has too few devices.
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
-        self.plans: dict[int, tuple[Plan, Any]] = {}  # by identity: what tasks beside workers are given
+        self.given: tuple[Plan, Any] | None = None  # what tasks beside workers get: the plan, its reference
         self._start_ray(address)
         try:
             self.workers = dict(zip(self.places, self._place(pools, logs.resolve(), timeout), strict=True))
@@ -160,6 +160,7 @@ class RayCluster:
         import ray
 
         self.ray, devices = ray, len(self.places)
+        self.task = ray.remote(beside.perform)  # once: each one that is made is sent to the cluster anew
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if address:
             options["address"] = address
@@ -244,16 +245,12 @@ class RayCluster:
     def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        _, shared = self.plans.setdefault(id(plan), (plan, None))
-        if shared is None:
-            shared = self.ray.put(plan)
-            self.plans[id(plan)] = plan, shared
+        if self.given is None or self.given[0] is not plan:
+            self.given = plan, self.ray.put(plan)
         # where it can read what its worker lends; on one machine workers have all CPUs that Ray counts
         here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
-        task = self.ray.remote(beside.perform).options(
-            num_cpus=0, num_returns=returns, scheduling_strategy=here
-        )
-        made = task.remote(shared, place, self.logs, tasks, *parts)
+        task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
+        made = task.remote(self.given[1], place, self.logs, tasks, *parts)
         return [made] if returns == 1 else list(made)
 
     def get(self, references: Sequence[Any]) -> list[Any]:

@@ -111,7 +111,8 @@ class Walk:
         self.beside = {step.id for step in self.steps if self._is_beside(step)}
         self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(WALKS)
         self.loans = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
-        self.awaited = {step.id for step in self.steps if self._is_awaited(step)}
+        away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
+        self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}
         self.refs: dict[str, list[Any]] = {}  # column -> a reference for each device of its pool
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
 
@@ -120,10 +121,9 @@ class Walk:
         function = self.plan.functions[self.phase].get(step.node) if step.kind == "run" else None
         return function is not None and catalog.load(function.target).declared.beside
 
-    def _is_awaited(self, step: Step) -> bool:
-        """Whether others wait for a step: the driver, for which rows there are, or another pool's steps."""
-        read = (other for other in self.steps if not {*step.writes}.isdisjoint(other.reads))
-        return bool(step.filters) or self.rows.makes(step) or any(step.pool != other.pool for other in read)
+    def _is_awaited(self, step: Step, away: Collection[str]) -> bool:
+        """Whether others wait for a step: the driver, for which rows there are, or another pool."""
+        return bool(step.filters) or self.rows.makes(step) or any(column in away for column in step.writes)
 
     @property
     def done(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ran import metrics
 
 from rlgraph.compiler import compile_graph
 from rlgraph.engines import TrainEngine
@@ -21,12 +22,7 @@ from rlgraph.view.trace import trace
 HERE = Path(__file__).parent
 ONES, OPS = str(HERE / "ones.yaml"), str(HERE / "beside_ops.py")
 MATH = "rewards={op: reward.math}"
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def run(
@@ -34,8 +30,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Two iterations; the metrics, but times."""
     run_graph(graph, settings, devices, steps=2, run_dir=Path(run_dir), **given)
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+    return metrics(run_dir)
 
 
 def graph(name: str, rewards: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ran import metrics
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
@@ -22,18 +22,12 @@ from rlgraph.runtime.walk import Call, Entry, Walk
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
-
-
-def metrics(graph: str, run_dir: str) -> list[dict[str, Any]]:
+def ran(graph: str, run_dir: str) -> list[dict[str, Any]]:
     run_graph(graph, (), 1, steps=2, run_dir=Path(run_dir), inline=True)
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+    return metrics(run_dir)
 
 
 @pytest.fixture
@@ -55,12 +49,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 def test_steps_in_a_row_go_in_one_call_and_change_no_number(
     calls: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = metrics(ONE, "alone")
+    alone = ran(ONE, "alone")
     apart = [done for _, done in calls]
     assert all(done[-1:] == [one for one in done if one not in ("repartition", "repeat")] for done in apart)
     calls.clear()
     monkeypatch.setattr(InlineCluster, "inline", False)
-    assert metrics(ONE, "together") == alone
+    assert ran(ONE, "together") == alone
     together = [done for _, done in calls]
     assert [one for done in together for one in done] == [one for done in apart for one in done]
     assert ["rewards", "old_logprobs", "ref_logprobs", "advantages", "update_policy"] in together
@@ -71,10 +65,10 @@ def test_steps_in_a_row_go_in_one_call_and_change_no_number(
 def test_what_another_pool_waits_for_ends_a_call(
     calls: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = metrics(TWO, "alone")
+    alone = ran(TWO, "alone")
     calls.clear()
     monkeypatch.setattr(InlineCluster, "inline", False)
-    assert metrics(TWO, "together") == alone
+    assert ran(TWO, "together") == alone
     assert ("gen", ["rewards"]) in [(pool, done[-1:]) for pool, done in calls]  # the trainer moves them
     assert max(len(done) for pool, done in calls if pool == "train") > 1
 

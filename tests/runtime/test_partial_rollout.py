@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ran import metrics
 from safetensors.torch import load_file
 
 from rlgraph.errors import RunError
@@ -16,19 +17,13 @@ from rlgraph.runtime.run import run_graph
 HERE = Path(__file__).parent
 PARTIAL, WHOLE = str(HERE / "partial.yaml"), str(HERE / "refilled.yaml")
 CHUNKED = "rollout={op: rollout.partial, model: policy, n: 4, max_new_tokens: 12, chunk: 4}"
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def run(graph: str, run_dir: str, *settings: str, devices: int = 1, **given: Any) -> list[dict[str, Any]]:
     """The metrics of a run, but times."""
     run_graph(graph, settings, devices, run_dir=Path(run_dir), inline=devices == 1, **given)
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+    return metrics(run_dir)
 
 
 def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], passed_over: tuple[str, ...] = ()) -> None:

@@ -21,9 +21,7 @@ ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 
 
 @pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+def _data(in_demo: None) -> None:
     rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
     Path("ten.jsonl").write_text("\n".join(rows) + "\n")
 
