@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test sglang lint check bench browser pictures clean
+.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check bench browser pictures clean
 
 help:  ## Say what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch first: where none is installed, what needs it would pull the CUDA build, gigabytes of it
 .venv/installed: pyproject.toml
@@ -23,33 +23,73 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 	@$(BIN)/rlgraph run demo_sft --run-dir runs/demo_sft
 	@$(BIN)/rlgraph run demo --run-dir runs/demo
 
-test: install  ## Lint, types, and all tests
+# one thread each, as two workers share two cores; the tests of a file share what they make, and stay on one
+TWO = -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO)
+test: install  ## Lint, types, and all tests but the nightly ones
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -q -n 2 tests/compiler
-	$(BIN)/pytest -q --ignore tests/compiler
+	$(PYTEST)
 	@$(MAKE) --no-print-directory sglang
 
-# SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/serve/sglang/cpu
-SGLANG := runtime/serve/sglang/cpu
+# Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end.
+MINUTES ?= 60
+NIGHTLY = -m "nightly or hypothesis" --hypothesis-profile nightly --until
+nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
+	end=$$(($$(date +%s) + 60 * $(MINUTES))); \
+	$(PYTEST) $(NIGHTLY) $$end && $(SGLANG_PYTEST) $(NIGHTLY) $$end
+
+# SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/engines/sglang/cpu
+SGLANG := runtime/engines/sglang/cpu
+SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) tests/sglang
 .sglang/installed: $(SGLANG)/requirements.txt pyproject.toml
 	$(PYTHON) -m venv .sglang
 	.sglang/bin/pip install -q --disable-pip-version-check --no-deps -r $(SGLANG)/requirements.txt
-	.sglang/bin/pip install -q --disable-pip-version-check -e '.[run]' hypothesis pytest-timeout
+	.sglang/bin/pip install -q --disable-pip-version-check -e '.[run]' hypothesis pytest-timeout pytest-xdist
 	@touch $@
 
-sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 8 minutes)
-	PYTHONPATH=$(SGLANG) .sglang/bin/python -m pytest -q tests/sglang
+sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 4 minutes)
+	$(SGLANG_PYTEST)
+
+# What a machine with a GPU and without internet needs beside torch and transformers travels as wheels
+WHEELS := build/cuda-wheels
+PLATFORMS := $(foreach n,28 17,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64
+cuda-wheels: install  ## Collect the wheels for `make cuda` on a machine without internet, 64 MiB at most
+	rm -rf $(WHEELS)
+	$(BIN)/pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+	  --implementation cp $(PLATFORMS) -d $(WHEELS) -r tests/cuda/wheels.txt
+	@du -sm $(WHEELS) | awk '{print $$1 " MiB in $(WHEELS)"; exit $$1 > 64}'
+
+# the checkout as a package, without building it, and the wheels beside it: only what is not there yet
+SITE := build/cuda-site
+cuda-site:
+	rm -rf $(SITE)
+	mkdir -p $(SITE)/rlgraph
+	ln -s $(addprefix $(CURDIR)/,$(wildcard rlgraph/*) runtime nodes graphs) $(SITE)/rlgraph
+	if [ -d $(WHEELS) ]; then $(PYTHON) -m pip install -q --disable-pip-version-check --no-index --no-deps \
+	  --no-compile --target $(SITE)/wheels $(WHEELS)/*.whl; fi
+
+# PYTHONSAFEPATH: the folder rlgraph of this one is a part of the package, and must not be taken for it
+CUDA = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(SITE):$(CURDIR)/$(SITE)/wheels$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
+cuda: cuda-site  ## On one GPU, with PYTHON's torch and transformers: tests, then benchmarks (10 minutes each)
+	$(CUDA) -m pytest -q tests/cuda -p no:cacheprovider --import-mode=importlib -o addopts= -o filterwarnings=default
+	$(CUDA) benchmarks/cuda.py --json build/cuda.json
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint  ## Lint, types, and the compiler's tests: about a minute
+check: lint  ## Lint, types, and the compiler's tests: less than a minute
 	$(BIN)/pytest -q -n 2 tests/compiler
 
+lock: install  ## Resolve anew what rlgraph-compiler[sglang] installs (requirements/)
+	$(BIN)/python requirements/resolve.py
+
+lock-check: install  ## Check that requirements/ still fits pyproject.toml, as far as a registry can be reached
+	$(BIN)/python requirements/resolve.py --check
+
 bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minutes)
-	@for file in $(filter-out %_ops.py %/padded.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out %_ops.py %/padded.py %/cuda_rates.py %/fake_engine.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@for file in $(filter-out %_model.py,$(wildcard benchmarks/sglang_*.py)); do echo "== $$file"; PYTHONPATH=$(SGLANG) .sglang/bin/python $$file || exit 1; done
 
 MERMAID := 11.17.2

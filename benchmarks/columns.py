@@ -30,11 +30,12 @@ import ray
 from ray import cloudpickle
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Plan
-from rlgraph.runtime.cluster import Place, RayCluster
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.demo import make
-from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.pipeline import State, stretch
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.segments import State, stretch
+from rlgraph.runtime.messages.place import Place
 
 TARGET, TARGET_BYTES, WORKERS, ROWS, WARMUP = 1.3, 2**20, 4, 512, 8
 SIZES = {"int64": 8, "float32": 4, "boolean": 1}  # bytes a token
@@ -100,7 +101,7 @@ def per_token(plan: Plan) -> tuple[int, int]:
     """Bytes a token that ops write, and that ops read: a column counts once for each op that reads it."""
     types = {name: column.type for name, column in plan.columns["train"].items()}
     sizes = {name: SIZES[kind.partition("[")[0]] for name, kind in types.items() if "tokens]" in kind}
-    ops = [step for step in plan.steps if step.kind == "run"]
+    ops = [step for step in plan.steps if not step.inserted]
     written = sum(sizes.get(name, 0) for op in ops for name in op.writes)
     return written, sum(sizes.get(name, 0) for op in ops for name in op.reads)
 

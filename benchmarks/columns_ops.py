@@ -9,10 +9,19 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlgraph.engines import Context, ServeEngine, TrainEngine
-from rlgraph.nodes.ragged import Ragged, offsets_of
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, int64, prompts, samples, tokens
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.ops import (
+    Context,
+    ServeEngine,
+    TrainEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompts,
+    samples,
+    tokens,
+)
 
 if TYPE_CHECKING:
     import torch

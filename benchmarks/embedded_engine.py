@@ -33,8 +33,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.serve.transformers import TransformersEngine
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 TARGET = 2.0
 CONFIG = Qwen2Config(
@@ -134,7 +134,7 @@ def ours(path: str, prompts: list[list[int]], lengths: list[list[int]], fused: b
 
 
 def measure(engines: dict[str, Generate], tokens: int, repeats: int) -> dict[str, float]:
-    """Median useful tokens a second of each; the engines take turns, after one run each to warm up."""
+    """Median useful tokens per second of each; the engines take turns, after one run each to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for repeat in range(repeats + 1):
         for name, run in engines.items():

@@ -21,16 +21,16 @@ import click
 import padded
 import torch
 
-from rlgraph.engines import Context, Totals
-from rlgraph.nodes.advantage import gae, reinforce_pp
-from rlgraph.nodes.advantage_group import grpo, opo, reinforce_pp_baseline, rloo
-from rlgraph.nodes.advantage_multi import gdpo
-from rlgraph.nodes.advantage_passk import grpo_passk
-from rlgraph.nodes.loss import aggregate, cispo, ppo_clip, sapo
-from rlgraph.nodes.loss_covariance import top
-from rlgraph.nodes.loss_divergence import dppo_kl, dppo_tv
-from rlgraph.nodes.loss_sequence import geo_mean, gspo
-from rlgraph.nodes.ragged import Ragged, offsets_of
+from rlgraph.nodes.advantage.gae import gae, reinforce_pp
+from rlgraph.nodes.advantage.group import grpo, opo, reinforce_pp_baseline, rloo
+from rlgraph.nodes.advantage.multi_reward import gdpo
+from rlgraph.nodes.advantage.pass_at_k import grpo_passk
+from rlgraph.nodes.loss.covariance import top
+from rlgraph.nodes.loss.divergence import dppo_kl, dppo_tv
+from rlgraph.nodes.loss.policy import aggregate, cispo, ppo_clip, sapo
+from rlgraph.nodes.loss.sequence import geo_mean, gspo
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.ops import Context, Totals
 
 SAMPLES = 8  # a prompt
 SHARE = 2e-4  # of tokens with the largest covariance

@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-from rlgraph.engines import Context
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.op import op
-from rlgraph.types import float32, int64, prompts, samples, tokens
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, float32, int64, op, prompts, samples, tokens
 
 
 class Sampled(NamedTuple):

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import reward_model
 
-from rlgraph import __version__
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import compose
-from rlgraph.shipped import shipped_graphs
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.version import VERSION
 
 START, TEACHER = Path("runs/demo_sft/models/policy"), Path("runs/demo/models/policy")
 REWARD = Path("runs/reward_model")  # made here where it is not there
@@ -146,7 +146,7 @@ def run(name: str, seed: int, iterations: int) -> Result:
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         digest = json.loads((run_dir / "plan.json").read_text())["digest"]
     before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
-    return Result(name, seed, iterations, before, after, digest, __version__)
+    return Result(name, seed, iterations, before, after, digest, VERSION)
 
 
 def settings(name: str, seed: int, iterations: int) -> list[str]:

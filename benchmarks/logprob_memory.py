@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.fsdp.load import quiet
-from rlgraph.runtime.fsdp.scoring import CHUNK
+from rlgraph.costs.limits import LOGITS
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.load import quiet
 
 BOUND = 1.25
 SHAPE = {"hidden_size": 896, "intermediate_size": 2432, "num_hidden_layers": 2, "num_attention_heads": 14}
@@ -83,7 +83,7 @@ def measure(name: str, root: Path, vocabulary: int, tokens: int) -> None:
     run(engine, data)
     taken = memory("VmHWM") - before
     weights = 4 * sum(p.numel() for p in engine.model.parameters())
-    chunk = 4 * vocabulary * max(1, min(tokens, CHUNK // vocabulary))
+    chunk = 4 * vocabulary * max(1, min(tokens, LOGITS // vocabulary))
     ratio = taken / (weights + chunk)
     whole = 4 * vocabulary * tokens
     print(

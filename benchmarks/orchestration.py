@@ -19,11 +19,11 @@ import numpy
 import ray
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Plan
-from rlgraph.runtime.cluster import RayCluster
-from rlgraph.runtime.columns import Part
-from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.walk import Entry, Walk
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.cluster.cluster import RayCluster
+from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.iteration import Entry, Walk
 
 TARGET_MS = 50
 GRAPH = """
@@ -71,7 +71,7 @@ def measure(plan: Plan, cluster: RayCluster, count: int) -> None:
         ours.append(seconds(lambda: iteration(plan, driver)))
         bare.append(seconds(lambda: calls(plan, cluster)))
     mine, floor = (1e3 * statistics.median(times[10:]) for times in (ours, bare))
-    print(f"ray {ray.__version__}, {len(plan.steps)} steps an iteration, 2 workers, median of {count}")
+    print(f"ray {ray.__version__}, {len(plan.steps)} steps per iteration, 2 workers, median of {count}")
     print(f"  an iteration of idle ops   {mine:6.1f} ms  (target: under {TARGET_MS} ms)")
     print(f"  the same calls of bare Ray {floor:6.1f} ms")
     print(f"  ratio                      {mine / floor:6.2f}")

@@ -18,11 +18,11 @@ from typing import Any
 
 import ray
 
-from rlgraph.plan import Plan
+from rlgraph.planning.simulate import slot_steps
+from rlgraph.reports.plan_file import parse
 from rlgraph.runtime.demo import make
-from rlgraph.runtime.pipeline import lead
+from rlgraph.runtime.driver.segments import lead
 from rlgraph.runtime.run import run_graph
-from rlgraph.simulate import slot_steps
 
 TARGET = 0.65
 GRAPH = Path(__file__).parent / "overlap.yaml"
@@ -54,7 +54,7 @@ def measure(staleness: int, count: int) -> float:
 
 def check_order(run: Path, count: int) -> None:
     """That each pool ran what the plan says, in its order."""
-    plan = Plan.from_json((run / "plan.json").read_text())
+    plan = parse((run / "plan.json").read_text())
     planned = [pair for slot in range(-lead(plan), count) for pair in slot_steps(plan, slot, 0, count)]
     for pool in plan.pools:
         expected = [(i + 1, step.id) for i, step in planned if pool in (step.pool, step.source)]

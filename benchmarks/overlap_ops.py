@@ -2,9 +2,7 @@
 
 import time
 
-from rlgraph.engines import Context, ServeEngine, TrainEngine
-from rlgraph.op import op
-from rlgraph.types import float32, int64, prompts, samples
+from rlgraph.ops import Context, ServeEngine, TrainEngine, float32, int64, op, prompts, samples
 
 
 @op(makes="prompts", rows="all")

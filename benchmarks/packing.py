@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
 from rlgraph.runtime.demo import make_model
-from rlgraph.runtime.fsdp.batching import micro_batches
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.batching import micro_batches
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 GROUPS, SAMPLES = 32, 8
 # tokens of a prompt; least and most of a response; tokens of a micro-batch

@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlgraph.autoplace import autoplace, layouts, overrides
-from rlgraph.cluster import FOLDER
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan, Target
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.layout_search import autoplace, layouts, overrides
 
 MODEL = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
 MODEL += [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]

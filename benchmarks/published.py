@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
-from rlgraph.cluster import Cluster, load_cluster
-from rlgraph.cost import (
+from rlgraph.compiler import plan_tree
+from rlgraph.costs.formulas import (
     BEST,
     WORST,
     Rates,
@@ -29,8 +30,13 @@ from rlgraph.cost import (
     sync_seconds,
     update_seconds,
 )
-from rlgraph.sizes import size_of
-from rlgraph.workload import Lengths, Workload
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.model_size import size_of
+from rlgraph.costs.workload import Lengths, Workload
+from rlgraph.frontend.compose import compose
+from rlgraph.planning.auto_settings import in_flight
+from rlgraph.planning.predict import Scenario, laid_out
 
 # Hosts of eight H20. Operations, memory, bandwidth, NVLink: NVIDIA's figures; the adapter as for the H100.
 H20 = Cluster(
@@ -49,7 +55,10 @@ H20 = Cluster(
 
 @dataclass(frozen=True)
 class Run:
-    """One published run. Below the line: not published, and so the same for every run."""
+    """One published run. Below the line: not published, and so the same for every run.
+
+    Nor is it published how much of the memory is for keys and values: that is what ``rlgraph plan`` settles.
+    """
 
     name: str
     model: str
@@ -64,7 +73,6 @@ class Run:
     micro_tokens: int = 16384
     minibatches: int = 16
     recomputed: float = 4  # activation checkpointing: 8 N FLOPs a token
-    cached: float = 0.5  # of the memory is for keys and values
     references: int = field(default=0)  # log-prob passes of a frozen model
 
     @property
@@ -74,11 +82,11 @@ class Run:
 
     def phases(self, grade: int) -> dict[str, float]:
         """Seconds of each phase at one grade."""
-        size, work = size_of(self.model), self.work
+        size = size_of(self.model)
         rates = Rates(self.cluster, self.devices, "bfloat16", grade)
         alone = Rates(self.cluster, 1, "bfloat16", grade)
         rows = self.prompts * self.n / self.devices
-        slots = self.cached * self.cluster.memory / (size.kv_bytes(2) * work.mean)
+        slots = in_flight_of(self)
         generation = prefill_seconds(size, alone, rows / self.n, self.prompt)
         generation += decode_seconds(size, alone, rows, slots, self.prompt, self.responses, graphs=True)
         score = score_seconds(size, rates, self.tokens(1))
@@ -88,17 +96,39 @@ class Run:
             "old log-probs": score,
             "update": update_seconds(size, rates, trained, self.minibatches, self.recomputed),
             "references": self.references * score,
-            "sync": sync_seconds(size, rates, master=2),
+            "sync": sync_seconds(size, rates, 2),
         }
         return {**found, "step": sum(found.values())}
 
     def tokens(self, minibatches: int) -> Tokens:
-        """What the busiest device computes, as ``rlgraph.predict`` has it."""
+        """What the busiest device computes, as ``rlgraph.costs.pricing`` has it."""
         rows = self.prompts * self.n / minibatches
         longest = self.work.longest(rows)
         tokens = max(rows * self.work.mean / self.devices, longest)
         passes = minibatches * math.ceil(tokens / max(self.micro_tokens, longest))
         return Tokens(tokens * minibatches, tokens / self.work.mean * self.work.square * minibatches, passes)
+
+
+def in_flight_of(run: Run) -> int:
+    """Samples that an engine has in flight, with the cache that ``rlgraph plan`` settles for the like."""
+    given = (
+        f"models.policy.path={run.model}",
+        f"prompts.batch={run.prompts}",
+        f"rollout.n={run.n}",
+        f"rollout.max_new_tokens={int(run.responses.longest)}",
+    )
+    graph = "grpo" if run.references else "dr_grpo"
+    return _in_flight(graph, given, run.cluster, run.devices, run.prompt, run.responses.mean)
+
+
+@cache
+def _in_flight(
+    graph: str, given: tuple[str, ...], cluster: Cluster, devices: int, prompt: float, response: float
+) -> int:
+    plan = plan_tree(compose(graph, given), devices, cluster.device)
+    footprint, _ = laid_out(plan, Scenario(cluster, prompt, response))
+    (step,) = (step for step in footprint.plan.steps if step.node == "rollout")
+    return in_flight(footprint, step)[0]
 
 
 QWEN = "Qwen/Qwen2.5-Math-7B"

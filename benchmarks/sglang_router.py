@@ -1,6 +1,6 @@
 """What does it bring to send a request to the server with the least to do, rather than to each in turn?
 
-    PYTHONPATH=runtime/serve/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
 
 Two SGLang servers on this host, each pinned to a core of its own, generate samples whose lengths nobody knows
 beforehand, so many in flight on each at a time. Once each server takes every second request, whatever it has
@@ -37,11 +37,11 @@ import click
 import sglang
 from sglang_model import save_model
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.serve.sglang.calls import Ask
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
-from rlgraph.runtime.serve.sglang.router import Router
-from rlgraph.runtime.serve.sglang.samples import body
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.servers.calls import Ask
+from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.samples import body
 
 SAMPLES = 8  # of a prompt
 MIDDLES, SPREAD = (12, 24, 96), 0.5  # of a prompt's samples: the median in tokens, and how its log varies

@@ -1,6 +1,6 @@
 """How fast do weights reach an SGLang server, and how long does it take to sleep and wake?
 
-    PYTHONPATH=runtime/serve/sglang/cpu .sglang/bin/python benchmarks/sglang_sync.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_sync.py
 
 A random Qwen2 in float32 (bfloat16 on a GPU) is sent to a server of the same host as an engine does: in
 buckets of bounded size, through shared memory or CUDA IPC, then broadcast, then by files. Beside them stands
@@ -25,7 +25,7 @@ import sglang
 import torch
 from sglang_model import save_model
 
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 Weights = dict[str, torch.Tensor]
 
@@ -62,6 +62,7 @@ def other(engine: SglangEngine, folder: str | None) -> Iterator[SglangEngine]:
         engine.device,
         str(engine.dtype).removeprefix("torch."),
         servers=[engine.keeper.client],
+        transport="disk" if folder else "broadcast",
         sync_folder=folder,
     )
     yield made

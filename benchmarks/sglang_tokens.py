@@ -1,6 +1,6 @@
-"""How many tokens a second come through our client, beside SGLang's own offline engine?
+"""How many tokens per second come through our client, beside SGLang's own offline engine?
 
-    PYTHONPATH=runtime/serve/sglang/cpu .sglang/bin/python benchmarks/sglang_tokens.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_tokens.py
 
 Both run the same model with the same settings, prompts, samples and log-probs, and take turns; the one that
 waits sleeps. Ours speaks HTTP to a server, a request a sample; theirs (``sglang.Engine``) hands a whole batch
@@ -24,8 +24,8 @@ import sglang
 import torch
 from sglang_model import VOCABULARY, save_model
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 TARGET = 0.95
 Generate = Callable[[], int]

@@ -18,14 +18,12 @@ from pathlib import Path
 
 import torch
 
-from rlgraph.engines import Context
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.op import Parser
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, Parser, Tool
 from rlgraph.runtime.demo_tools import make_model
-from rlgraph.runtime.serve.transformers import TransformersEngine
-from rlgraph.tool import Tool
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 SAMPLES, TURNS, LATENCY, TARGET = 256, 3, 0.05, 10.0
 

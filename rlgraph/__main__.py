@@ -1,3 +1,3 @@
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 
 main(prog_name="rlgraph")

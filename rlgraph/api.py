@@ -1,4 +1,4 @@
-"""The command line's verbs as methods: ``rlgraph.load("grpo").edit("rollout.n=16").plan("h100-8")``.
+"""The Python API: the command line's verbs, as ``rlgraph.load("grpo").edit("rollout.n=16").plan("h100-8")``.
 
 What they return shows itself in a notebook as ``rlgraph view`` shows it in a browser.
 """
@@ -10,27 +10,36 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlgraph.compose import as_written
-from rlgraph.diff import as_tree, diff_text, diff_trees, diff_yaml
-from rlgraph.edits import apply
+from rlgraph.compiler import plan_composed
+from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
-from rlgraph.interpolate import interpolate
-from rlgraph.shipped import shipped_graphs
-from rlgraph.text import flow, show_text
+from rlgraph.frontend.compose import as_written, setting
+from rlgraph.frontend.edits import apply
+from rlgraph.frontend.graph_diff import diff_text, diff_trees, diff_yaml
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.report import make_report, report_text
+from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.write import flow, show_text
+from rlgraph.view.contents import contents
+from rlgraph.view.drawings.dot import dot, picture
+from rlgraph.view.drawings.mermaid import mermaid
+from rlgraph.view.given import Subject, given
+from rlgraph.view.page import page
+from rlgraph.view.recorded import metrics_so_far, read_timeline
+from rlgraph.view.trace import trace
 
-if TYPE_CHECKING:
-    from rlgraph.plan import Plan, Target
-    from rlgraph.source import Tree
-    from rlgraph.view.given import Given
-
-Edit = Mapping[str, Any]  # such as {"remove": ["values"]}
-HEIGHT = 640  # pixels of what a notebook shows
+Edit = Mapping[str, Any]  # a mapping such as {"remove": ["values"]}
+HEIGHT = 640  # pixels in a notebook
 
 
 def load(graph: str | Path, *settings: str) -> Algorithm:
-    """A graph, by its path or the name of a shipped one.
+    """Load a graph, by its path or the name of a shipped one.
 
     Args:
         graph: as on the command line.
@@ -43,7 +52,7 @@ def load(graph: str | Path, *settings: str) -> Algorithm:
 
 
 def diff(a: str | Algorithm, b: str | Algorithm) -> Difference:
-    """What turns graph ``a`` into graph ``b``.
+    """Return the edits that turn graph ``a`` into graph ``b``.
 
     Raises:
         GraphError: one of them is not there, or a file or an edit is wrong.
@@ -53,14 +62,14 @@ def diff(a: str | Algorithm, b: str | Algorithm) -> Difference:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A graph and what is changed in it: settings first, then edits. Each change gives a new one."""
+    """A graph with changes to it: settings first, then edits. Each change gives a new one."""
 
     graph: str
     settings: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
 
     def edit(self, *settings: str, **words: Any) -> Algorithm:
-        """With changes: ``key=value`` as on the command line, or edits as in a file.
+        """Return the graph with changes: ``key=value`` as on the command line, or edits as in a file.
 
         Args:
             settings: such as ``"rollout.n=16"``.
@@ -86,25 +95,25 @@ class Algorithm:
         return made
 
     def _edited(self, word: str, content: Any) -> Algorithm:
-        """Values that are set before any other edit are settings: a plan can say them."""
+        """Apply an edit. Values set before any other edit are settings, which a plan can record."""
         if word != "set" or self.edits:
             return replace(self, edits=(*self.edits, {word: content}))
-        new = (f"{name}={flow(as_tree(value))}" for name, value in content.items())
+        new = (f"{name}={flow(value)}" for name, value in content.items())
         return replace(self, settings=(*self.settings, *new))
 
     def written(self) -> Tree:
-        """The graph with its ``${...}`` still in place."""
+        """Return the graph with its ``${...}`` still in place."""
         tree = as_written(self.graph, self.settings)
         for edit in self.edits:
-            tree = apply(tree, as_tree(dict(edit)))
+            tree = apply(tree, Tree.of(edit))
         return tree
 
     def tree(self) -> Tree:
-        """The composed graph."""
+        """Return the composed graph."""
         return interpolate(self.written())
 
     def check(self) -> Algorithm:
-        """The same graph, if nothing is wrong with it.
+        """Return the same graph, if nothing is wrong with it.
 
         Raises:
             GraphError: with every problem found.
@@ -113,7 +122,7 @@ class Algorithm:
         return self
 
     def plan(self, cluster: str | None = None, *, devices: int | None = None, **sizes: Any) -> Planned:
-        """What will run.
+        """Return the graph's plan.
 
         Args:
             cluster: plan for this one, as ``h100-8``: predict seconds and memory.
@@ -123,24 +132,19 @@ class Algorithm:
         Raises:
             GraphError: with every problem found, or how it does not fit.
         """
-        from rlgraph.plan import Target
-
         target = Target(cluster, **sizes) if cluster else None
-        return Planned(self._planned(devices, target))
+        return Planned(self._planned(devices, target, local_device()))
 
-    def _planned(self, devices: int | None, target: Target | None) -> Plan:
-        from rlgraph.compiler import plan_composed
-
-        return plan_composed(self.tree(), self.graph, self.settings, devices, target)
+    def _planned(self, devices: int | None, target: Target | None, device: str = "cpu") -> Plan:
+        return plan_composed(self.tree(), self.graph, self.settings, devices, target, device=device)
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""
         folder, path = Path(path).parent, Path(path)
         parent = self.graph if self.graph in shipped_graphs() else os.path.relpath(self.graph, folder)
-        settings = "".join(f"  - set: {{{': '.join(text.split('=', 1))}}}\n" for text in self.settings)
-        edits = diff_yaml([dict(edit) for edit in self.edits]).partition("\n")[2] if self.edits else ""
-        lines = [f"graph: {path.stem}", f"extends: {flow(as_tree(parent))}", "edits:", settings + edits]
-        path.write_text("\n".join(lines), encoding="utf-8")
+        settings = [{"set": {name: value.plain()}} for name, value in map(setting, self.settings)]
+        head = f"graph: {flow(path.stem)}\nextends: {flow(parent)}\n"
+        path.write_text(head + diff_yaml([*settings, *map(dict, self.edits)]), encoding="utf-8")
         return load(path)
 
     def run(self, cluster: str | None = None, *, devices: int | None = None, **options: Any) -> Run:
@@ -158,7 +162,6 @@ class Algorithm:
         if self.edits:
             law = "a run says which file it was made from, and these edits are in none"
             raise RunError(f"{law}\n  save them first: .save('mine.yaml').run()")
-        from rlgraph.plan import Target
         from rlgraph.runtime.run import run_graph
 
         if "run_dir" in options:
@@ -174,73 +177,81 @@ class Algorithm:
         return self.plan()._repr_html_()
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What will run. ``plan`` holds it as data."""
+class Page:
+    """What is shown as a page: as a file, or in a notebook within another page, which it can't reach."""
 
-    plan: Plan
-
-    def __str__(self) -> str:
-        from rlgraph.text import plan_text
-
-        return plan_text(self.plan)
-
-    def save(self, path: str | Path) -> None:
-        """As JSON, for `rlgraph run`."""
-        Path(path).write_text(self.plan.json() + "\n", encoding="utf-8")
+    def html(self) -> str:
+        """Return it as one HTML file."""
+        raise NotImplementedError
 
     def view(self, path: str | Path) -> None:
-        """As one HTML file."""
-        Path(path).write_text(_page(self._given()), encoding="utf-8")
+        """Write it as one HTML file."""
+        Path(path).write_text(self.html(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        return (
+            f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
+        )
+
+
+@dataclass(frozen=True)
+class Planned(Page):
+    """A graph's plan for some devices. ``plan`` holds it as data."""
+
+    plan: Plan
+    compiled: bool = True  # whether the files of its ops were loaded to make it
+
+    def __str__(self) -> str:
+        return plan_text(self.plan)
+
+    def json(self) -> str:
+        """Return it as JSON, for `rlgraph run`."""
+        return self.plan.json() + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, for `rlgraph run`."""
+        Path(path).write_text(self.json(), encoding="utf-8")
+
+    def html(self) -> str:
+        return page(contents(self._subject()))
 
     def mermaid(self) -> str:
-        """As a mermaid flowchart."""
-        from rlgraph.view.mermaid import mermaid
-
+        """Return it as a mermaid flowchart."""
         return mermaid(self.plan)
 
     def dot(self) -> str:
-        """As a graph for graphviz."""
-        from rlgraph.view.dot import dot
-
+        """Return it as a graph for graphviz."""
         return dot(self.plan)
 
     def picture(self, path: str | Path) -> None:
-        """As a picture of the graph, ``.svg`` or ``.png``, which graphviz draws.
+        """Write a picture of the graph, ``.svg`` or ``.png``, which graphviz draws.
 
         Raises:
             RunError: graphviz is not here, or the file is named otherwise.
         """
-        from rlgraph.view.picture import picture
 
         path = Path(path)
         path.write_bytes(picture(self.plan, path.suffix.removeprefix(".")))
 
     def trace(self) -> str:
-        """As a timeline for ui.perfetto.dev."""
-        from rlgraph.view.trace import trace
-
+        """Return it as a timeline for ui.perfetto.dev."""
         return trace(self.plan)
 
-    def _given(self) -> Given:
-        from rlgraph.view.given import Given
-
-        return Given(self.plan, compiled=True)
-
-    def _repr_html_(self) -> str:
-        return _framed(_page(self._given()))
+    def _subject(self) -> Subject:
+        return Subject(self.plan, compiled=self.compiled)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What turns graph ``a`` into graph ``b``; false where nothing does."""
+class Difference(Page):
+    """The edits that turn graph ``a`` into graph ``b``; false where there are none."""
 
     a: Algorithm
     b: Algorithm
 
     @property
     def edits(self) -> list[dict[str, Any]]:
-        """What ``edits`` of a graph that extends ``a`` holds."""
+        """Return the ``edits`` of a graph that extends ``a`` and equals ``b``."""
         return diff_trees(self.a.written(), self.b.written())
 
     def __bool__(self) -> bool:
@@ -249,57 +260,27 @@ class Difference:
     def __str__(self) -> str:
         return diff_text(self.a.written(), self.b.written())
 
-    def _repr_html_(self) -> str:
-        return _framed(_page(self.b.plan()._given(), self.a.plan()._given()))
+    def html(self) -> str:
+        return page(contents(self.b.plan()._subject(), self.a.plan()._subject()))
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Page):
     """A run by its folder."""
 
     folder: Path
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A line an iteration, as `metrics.jsonl` holds them."""
-        from rlgraph.measured import read_metrics
-
+        """Return one line per iteration, as `metrics.jsonl` holds them."""
         return read_metrics(self.folder)
 
     def report(self) -> str:
-        """Where the time went."""
-        from rlgraph.report import report_text
-
-        return report_text(self.folder)
-
-    def view(self, path: str | Path) -> None:
-        """As one HTML file."""
-        Path(path).write_text(self._page(), encoding="utf-8")
+        """Return a report of where the time went."""
+        return report_text(make_report(self.folder))
 
     def trace(self) -> str:
-        """As a timeline for ui.perfetto.dev, predicted and measured."""
-        from rlgraph.view.given import given
-        from rlgraph.view.recorded import metrics_so_far, read_timeline
-        from rlgraph.view.trace import trace
-
+        """Return a timeline for ui.perfetto.dev, predicted and measured."""
         return trace(given(str(self.folder)).plan, read_timeline(self.folder), metrics_so_far(self.folder))
 
-    def _page(self) -> str:
-        from rlgraph.view.given import given
-
-        return _page(given(str(self.folder)))
-
-    def _repr_html_(self) -> str:
-        return _framed(self._page())
-
-
-def _page(new: Given, old: Given | None = None) -> str:
-    from rlgraph.view.contents import contents
-    from rlgraph.view.page import page
-
-    return page(contents(new, old))
-
-
-def _framed(text: str) -> str:
-    """A page within another, which it can't reach."""
-    style = f"width: 100%; height: {HEIGHT}px; border: 0"
-    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(text)}"></iframe>'
+    def html(self) -> str:
+        return page(contents(given(str(self.folder))))

@@ -1,4 +1,4 @@
-"""The outcome of a check as data, for editors and other tools."""
+"""Reports the outcome of a check as data, for editors and other tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlgraph.errors import GraphError, Problem
 
 
 def check_report(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> dict[str, Any]:
-    """What ``rlgraph check --format json`` prints.
+    """Return the data that ``rlgraph check --format json`` prints.
 
     Returns:
         ``ok``; ``problems``, each as ``problem_record`` makes it; ``open``, the paths of values written ???;
@@ -26,7 +26,7 @@ def check_report(graph: str, overrides: Sequence[str] = (), devices: int | None 
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
-    """A problem with its place: in a file, in an override of the command line, or nowhere.
+    """Return a problem with its place: in a file, in an override of the command line, or nowhere.
 
     ``line`` and ``column`` count from 1, in ``file`` or in ``override``, of which one at least is null.
     ``accepted`` lists what may stand there, ``remedy`` says how to mend it, ``drawing`` is the piece of the

@@ -1,4 +1,4 @@
-"""From a graph's name to its plan, as one function."""
+"""One function leads from a graph's name to its plan."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlgraph import __version__
-from rlgraph.bind import bind
-from rlgraph.calibrate import load_calibration
-from rlgraph.cluster import load_cluster
-from rlgraph.compose import compose
-from rlgraph.errors import GraphError, Problem
-from rlgraph.evaluation import bind_evaluation, evaluation_every
-from rlgraph.graph import Graph
-from rlgraph.machine import local_devices
+from rlgraph.costs.detect import local_devices
+from rlgraph.costs.device_groups import aligned
+from rlgraph.costs.hardware import Here
+from rlgraph.engines.registry import SERVERS, is_installed
+from rlgraph.errors import GraphError, Problem, fail
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.evaluation import bind_evaluation, evaluation_every
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plan import Origin, Plan, Target
 from rlgraph.passes import PASSES
-from rlgraph.pipeline import pipeline
-from rlgraph.plan import Origin, Plan, Target, make_plan
-from rlgraph.predict import predict
-from rlgraph.source import Tree
-from rlgraph.verify import verify
+from rlgraph.passes.lower import make_plan
+from rlgraph.passes.verify import verify
+from rlgraph.planning.auto_settings import embedded, fixed
+from rlgraph.planning.overlap import pipeline
+from rlgraph.planning.predict import Scenario, predict
+from rlgraph.syntax.source import Tree
+from rlgraph.version import VERSION
 
 INDECISIVE = ("about", "eval", "pools", "schedule")
 
 
 def compile_graph(
-    graph: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
+    graph: str,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    target: Target | None = None,
+    here: Here | None = None,
+    device: str = "cpu",
 ) -> Plan:
     """Check a graph and plan it.
 
@@ -37,42 +45,90 @@ def compile_graph(
         devices: how many devices ``auto`` stands for; those of the target, or of this machine, unless given.
         target: the cluster to plan for: with it the plan says what it takes there, and moves engines off
             their devices where it would not fit else.
+        here: what `auto` stands for, both as a cluster and as a number of devices: this machine unless given.
+        device: without a target, what the devices are, ``cuda`` or ``cpu``. GPUs are taken to be like those
+            of ``here``, on as many hosts as they need, and ``--cluster auto`` is implied where it can be.
 
     Raises:
         GraphError: with every problem found.
     """
-    return compose_and_plan(graph, overrides, devices, target)[1]
+    return compose_and_plan(graph, overrides, devices, target, here, device)[1]
 
 
 def compose_and_plan(
-    graph: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
+    graph: str,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    target: Target | None = None,
+    here: Here | None = None,
+    device: str = "cpu",
 ) -> tuple[Tree, Plan]:
     """The composed graph, and its plan, which remembers what it was made from; as ``compile_graph``."""
     tree = compose(graph, overrides)
-    return tree, plan_composed(tree, graph, overrides, devices, target)
+    return tree, plan_composed(tree, graph, overrides, devices, target, here, device)
 
 
 def plan_composed(
-    tree: Tree, graph: str, overrides: Sequence[str], devices: int | None, target: Target | None
+    tree: Tree,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    here: Here | None = None,
+    device: str = "cpu",
 ) -> Plan:
     """The plan of a composed graph, which remembers what that was made from; as ``compile_graph``."""
-    cluster = load_cluster(target.cluster) if target else None
-    count = devices or (cluster.total if cluster else local_devices())
-    plan = plan_tree(tree, count)
-    if cluster and target:
-        factors = load_calibration(target.calibration) if target.calibration else None
-        plan = predict(plan, cluster, target.prompt_tokens, target.response_tokens, factors)
-    origin = Origin(graph, tuple(overrides), count, __version__, tree.plain(), target)
+    scenario = _scenario(target, here, devices) if target else None
+    if scenario:
+        count, device = devices or scenario.cluster.total, scenario.cluster.device
+    else:
+        count = devices or (here().total if here else local_devices())
+    own = target is None or target.cluster == "auto"  # where the run is, SGLang may be missing
+    tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
+    plan = plan_tree(tree, count, device)
+    if scenario:
+        plan = predict(plan, scenario)
+    elif device == "cuda":
+        plan, target = _for_gpus(plan, here, count)
+    else:
+        plan = aligned(fixed(plan))
+    origin = Origin(graph, tuple(overrides), count, VERSION, tree.plain(), target)
     return replace(plan, origin=origin)
 
 
-def plan_tree(tree: Tree, devices: int) -> Plan:
-    """The plan of a composed graph."""
-    train = bind(tree, devices)
-    evaluation = bind_evaluation(tree, devices)
+def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenario:
+    """A target's scenario; of ``auto``, with as many hosts with GPUs like those of ``here`` as it takes."""
+    scenario = Scenario.of(target, here)
+    cluster = scenario.cluster
+    hosts = -(-(devices or 0) // cluster.devices)
+    if target.cluster != "auto" or cluster.device != "cuda" or hosts <= cluster.hosts:
+        return scenario
+    return replace(scenario, cluster=cluster.model_copy(update={"hosts": hosts}))
+
+
+def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target | None]:
+    """The plan for ``--cluster auto``; where that can't tell what devices or models hold, a note says so."""
+    target = Target("auto")
+    try:
+        scenario = _scenario(target, here, devices)
+        if scenario.cluster.device != "cuda":
+            raise fail("auto-cluster", "this machine has no GPUs to ask what they hold", None)
+        return predict(plan, scenario), target
+    except GraphError as error:
+        if {problem.kind for problem in error.problems} - {"auto-cluster", "unknown-size"}:
+            raise
+        law = f"memory is not planned, and all engines stay on their devices: {error.problems[0].law}"
+        made = aligned(fixed(plan))
+        return replace(made, notes=(*made.notes, f"{law} (--cluster says what the devices are)")), None
+
+
+def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
+    """The plan of a composed graph; what only a cluster can settle is still ``auto``."""
+    train = bind(tree, devices, device)
+    evaluation = bind_evaluation(tree, devices, device)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
-    plan = make_plan(lowered, rest[0] if rest else None, evaluation_every(tree), digest(tree))
-    return pipeline(plan)
+    every, made_of = evaluation_every(tree), digest(tree, device)
+    return pipeline(make_plan(lowered, rest[0] if rest else None, every, made_of, device))
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
@@ -89,12 +145,14 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
     return done
 
 
-def digest(tree: Tree) -> str:
-    """Of all that decides the numbers of a run: not how long it runs, nor on what."""
+def digest(tree: Tree, device: str = "cpu") -> str:
+    """Return a digest of all that decides the numbers of a run: not its length, nor its number of devices."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     schedule = tree.get("schedule")
     if schedule and (staleness := schedule.get("staleness")):
         decisive["staleness"] = staleness.plain()
+    if device != "cpu":
+        decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a graph, and how it is said.
+"""Errors: what can be wrong with a graph or a run, and how it is shown.
 
 RlgraphError        anything that is the user's to mend; the CLI prints it and exits 1
 ├─ GraphError       the graph is wrong: one or more problems, each at a place in a file
@@ -36,7 +36,7 @@ class Mark:
         return f"{self.source.name}:{self.line}:{self.column}"
 
     def excerpt(self, width: int = 110) -> tuple[str, int]:
-        """The line, or ``width`` characters of a longer one, and how many of them stand before the place."""
+        """Return the line, or ``width`` characters of a longer one, and how many stand before the place."""
         line = "".join(c if c.isprintable() else " " for c in self.source.line(self.line))
         start = max(0, min(self.column - 1 - width // 2, len(line) - width))
         return line[start : start + width], self.column - 1 - start
@@ -51,10 +51,10 @@ class Problem:
     mark: Mark | None = None
     accepted: tuple[str, ...] = ()
     remedy: str = ""
-    drawing: str = ""  # the piece of the graph, for what is wrong between nodes
+    drawing: str = ""  # the piece of the graph, for a problem between nodes
 
     def render(self) -> str:
-        """As text: place and law, the source line with a caret, what is accepted, the remedy."""
+        """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
         lines = [f"{self.mark}: {self.law}" if self.mark else self.law]
         if self.mark:
             number, (line, column) = str(self.mark.line), self.mark.excerpt()
@@ -68,7 +68,7 @@ class Problem:
 
 
 class RlgraphError(Exception):
-    """Something that the user can mend."""
+    """A mistake or a failure that the user can mend."""
 
 
 class GraphError(RlgraphError):
@@ -84,7 +84,7 @@ class RunError(RlgraphError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean `x`?`` or nothing.
+    """Return ``did you mean `x`?`` or nothing.
 
     Example:
         >>> nearest("rewrads", ["rewards", "values"])
@@ -97,5 +97,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def fail(
     kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
 ) -> GraphError:
-    """A ``GraphError`` of one problem."""
+    """Return a ``GraphError`` of one problem."""
     return GraphError([Problem(kind, law, mark, tuple(accepted), remedy)])

@@ -1,10 +1,12 @@
-"""Sizes and times as text."""
+"""Sizes and times as text, and the middle of a range of times."""
 
 from __future__ import annotations
 
+import math
+
 
 def size_text(size: float) -> str:
-    """Bytes in decimal units, three digits.
+    """Return bytes in decimal units, three digits.
 
     Example:
         >>> [size_text(size) for size in (0, 512, 13_300_000_000)]
@@ -18,7 +20,7 @@ def size_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds, milliseconds or minutes, three digits at most.
+    """Return seconds, milliseconds or minutes, three digits at most.
 
     Example:
         >>> [seconds_text(seconds) for seconds in (0.0012, 1.26, 90, 750)]
@@ -29,8 +31,13 @@ def seconds_text(seconds: float) -> str:
     return f"{_three(seconds)} s" if seconds < 600 else f"{_three(seconds / 60)} min"
 
 
+def middle(seconds: tuple[float, float]) -> float:
+    """Return the geometric mean of best and worst."""
+    return math.sqrt(seconds[0] * seconds[1])
+
+
 def range_text(seconds: tuple[float, float]) -> str:
-    """A range of seconds, from best to worst."""
+    """Return a range of seconds, from best to worst."""
     return f"{seconds_text(seconds[0])} to {seconds_text(seconds[1])}"
 
 

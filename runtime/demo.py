@@ -1,4 +1,4 @@
-"""The demo's files: a tiny model and additions, made here, so that nothing is downloaded.
+"""Makes the demo's files, a tiny model and additions, so that nothing is downloaded.
 
     python -m rlgraph.runtime.demo DIR
 
@@ -41,7 +41,7 @@ def make(directory: str | Path = "demo_files", seed: int = 0) -> bool:
 
 
 def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Every sum of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
+    """Return every sum of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
     rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 100) for b in range(10, 100)]
     random.Random(seed).shuffle(rows)
     return rows[TEST_ROWS:], rows[:TEST_ROWS]
@@ -49,14 +49,20 @@ def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 def make_model(directory: Path, seed: int) -> None:
     """Write a Hugging Face model directory: config, random weights, tokenizer."""
+    tokenizer = make_tokenizer()
+    write_model(directory, model_config(tokenizer), tokenizer, seed)
+
+
+def write_model(directory: Path, config: Any, tokenizer: Any, seed: int) -> None:
+    """Write a model of random weights that depend on the seed alone, and its tokenizer."""
     import torch
     from transformers import Qwen2ForCausalLM
     from transformers.utils import logging
 
-    tokenizer, shows_progress = make_tokenizer(), logging.is_progress_bar_enabled()
+    shows_progress = logging.is_progress_bar_enabled()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(model_config(tokenizer))
+        model = Qwen2ForCausalLM(config)
     logging.disable_progress_bar()
     model.save_pretrained(directory)
     if shows_progress:
@@ -65,7 +71,7 @@ def make_model(directory: Path, seed: int) -> None:
 
 
 def model_config(tokenizer: Any) -> Any:
-    """A ``Qwen2Config`` of 0.6 M parameters."""
+    """Return a ``Qwen2Config`` of 0.6 M parameters."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -76,7 +82,7 @@ def model_config(tokenizer: Any) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        initializer_range=0.06,  # at the usual 0.02 so small a model learns much more slowly
+        initializer_range=0.06,  # so small a model learns much more slowly at the usual 0.02
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -86,7 +92,7 @@ def model_config(tokenizer: Any) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """A tokenizer of one token a character (``transformers.PreTrainedTokenizerFast``)."""
+    """Return a tokenizer of one token per character (``transformers.PreTrainedTokenizerFast``)."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -108,7 +114,7 @@ def write_parquet(file: Path, rows: list[dict[str, str]]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Make the files, and say so in one line; nothing where they are there already."""
+    """Make the files, and say so in one line; print nothing where they are there already."""
     directory = arguments[0] if arguments else "demo_files"
     if make(directory):
         train, test = questions(0)

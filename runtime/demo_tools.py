@@ -1,4 +1,4 @@
-"""The files of calculator_tool: a tiny model with a chat template, products, and traces of a calculator.
+"""Makes the files of calculator_tool: a tiny model with a chat template, products, and calculator traces.
 
     python -m rlgraph.runtime.demo_tools DIR
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlgraph.runtime.demo import model_config, write_parquet
+from rlgraph.runtime.demo import model_config, write_model, write_parquet
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<|end|>"}
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -28,7 +28,7 @@ TEMPLATE = """\
 {%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 TEST_ROWS, CONTEXT = 500, 4096
-CALLING = 0.25  # of the traces call the calculator
+CALLING = 0.25  # the fraction of traces that call the calculator
 DATA = ("traces.parquet", "train.parquet", "test.parquet")
 FILES = ("model/model.safetensors", "model/tokenizer_config.json", *DATA)
 
@@ -55,14 +55,14 @@ def make(directory: str | Path = "demo_tool_files", seed: int = 0) -> bool:
 
 
 def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Every product of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
+    """Return every product of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
     rows = [{"question": f"{a}*{b}=", "answer": str(a * b)} for a in range(10, 100) for b in range(10, 100)]
     random.Random(seed).shuffle(rows)
     return rows[TEST_ROWS:], rows[:TEST_ROWS]
 
 
 def traces(rows: list[dict[str, str]], seed: int) -> Iterator[dict[str, Any]]:
-    """Turns to imitate, each behind what came before it: a call makes two, the call and the answer."""
+    """Yield turns to imitate, each behind its history: a call makes two, the call and the answer."""
     drawn = random.Random(seed)
     for row in rows:
         asked = [{"role": "user", "content": row["question"]}]
@@ -76,7 +76,7 @@ def traces(rows: list[dict[str, str]], seed: int) -> Iterator[dict[str, Any]]:
 
 
 def tool_call(name: str, **arguments: str) -> str:
-    """A call as the parser hermes reads it.
+    """Return a call as the parser hermes reads it.
 
     Example:
         >>> tool_call("search", query="x")
@@ -87,25 +87,14 @@ def tool_call(name: str, **arguments: str) -> str:
 
 def make_model(directory: Path, seed: int) -> None:
     """Write a Hugging Face model directory: config, random weights, tokenizer with a chat template."""
-    import torch
-    from transformers import Qwen2ForCausalLM
-    from transformers.utils import logging
-
-    tokenizer, shows_progress = make_tokenizer(), logging.is_progress_bar_enabled()
+    tokenizer = make_tokenizer()
     config = model_config(tokenizer)
     config.vocab_size, config.max_position_embeddings = 288, CONTEXT
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
-    logging.disable_progress_bar()
-    model.save_pretrained(directory)
-    if shows_progress:
-        logging.enable_progress_bar()
-    tokenizer.save_pretrained(directory)
+    write_model(directory, config, tokenizer, seed)
 
 
 def make_tokenizer() -> Any:
-    """A tokenizer of one token a byte, and one a piece of a call (``PreTrainedTokenizerFast``)."""
+    """Return a tokenizer of one token per byte, and one per piece of a call (``PreTrainedTokenizerFast``)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -126,7 +115,7 @@ def make_tokenizer() -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    """Make the files, and say so in one line; nothing where they are there already."""
+    """Make the files, and say so in one line; print nothing where they are there already."""
     directory = arguments[0] if arguments else "demo_tool_files"
     if make(directory):
         train, test = questions(0)

@@ -1,4 +1,4 @@
-"""``rlgraph export``: a checkpoint's model as a Hugging Face directory, in one process, without Ray."""
+"""Exports a checkpoint's model as a Hugging Face directory, in one process, without Ray."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch.distributed as dist
 
+from rlgraph.engines.registry import TRAINING
 from rlgraph.errors import RunError, nearest
-from rlgraph.plan import ModelPlan, Plan
-from rlgraph.planfile import load
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.hosted import PLACEMENT
-from rlgraph.runtime.rundir import RunDir
+from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.reports.plan_file import load
+from rlgraph.runtime.rundir.rundir import RunDir
 
 
 def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | None = None) -> Path:
-    """Write a trained model as transformers loads it, with its tokenizer; the directory is returned.
+    """Write a trained model as transformers loads it, with its tokenizer; return the directory.
 
     It is written aside and renamed, so that there is never half of one. The checkpoint may be of any number
     of ranks. The model that training started from must still be where the run found it: its configuration
@@ -59,8 +59,11 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
         law = f"{model.path}, the model that training started from, is not there"
         raise RunError(f"{law}\n  run this where the run was started: paths are relative to that")
     assert model.train
-    options = {name: value for name, value in model.train.items() if name not in PLACEMENT}
-    engine = FsdpEngine(model.path, head=model.head, optimizer=model.optimizer, **options)
+    kind = TRAINING[model.train.engine]
+    options, optimizer = model.train.model_dump(include={*kind.options}), model.optimizer
+    engine = resolve_name(kind.builder)(
+        model.path, head=model.head, optimizer=optimizer and optimizer.model_dump(), **options
+    )
     engine.load(str(checkpoint))
     engine.export(str(to))
 
@@ -79,7 +82,7 @@ def _checkpoint(folder: RunDir, name: str | None) -> Path:
 
 
 def _trained(plan: Plan, name: str | None) -> str:
-    """The model to export: the one that is trained, or the named one of several."""
+    """Return the model to export: the one that is trained, or the named one of several."""
     trained = [n for n, model in plan.models.items() if model.train and model.optimizer]
     if name is None and len(trained) == 1:
         return trained[0]
@@ -91,7 +94,7 @@ def _trained(plan: Plan, name: str | None) -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """A process group of this process."""
+    """Open a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

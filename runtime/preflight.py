@@ -1,33 +1,34 @@
-"""What a run needs beside the graph, checked before anything starts: weights, tokenizers, data, context."""
+"""Checks a run's files before anything starts: weights, tokenizers, data, context."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from rlgraph.catalog import load
+from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
+from rlgraph.ir.plan import Function, Plan
 from rlgraph.nodes import OPS
 from rlgraph.nodes.agent.toolbox import check_tools
-from rlgraph.nodes.data import shown
-from rlgraph.nodes.data_pairs import load_pairs
-from rlgraph.nodes.data_recorded import check
-from rlgraph.nodes.dataset import load_examples, load_prompts
-from rlgraph.nodes.mix import pick_mixed
-from rlgraph.plan import Function, Plan
-from rlgraph.source import Tree
-from rlgraph.tool import Tool
+from rlgraph.nodes.data.pairs import load_pairs
+from rlgraph.nodes.data.prompts import shown
+from rlgraph.nodes.data.recorded import check
+from rlgraph.nodes.support.dataset import load_examples, load_prompts
+from rlgraph.nodes.support.mixture import pick_mixed
+from rlgraph.ops.registry import load
+from rlgraph.ops.tools import Tool
+from rlgraph.syntax.source import Tree
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {
-    "rlgraph.nodes.data:prompts": load_prompts,
-    "rlgraph.nodes.data:examples": load_examples,
-    "rlgraph.nodes.data_pairs:pairs": load_pairs,
+    "rlgraph.nodes.data.prompts:prompts": load_prompts,
+    "rlgraph.nodes.data.prompts:examples": load_examples,
+    "rlgraph.nodes.data.pairs:pairs": load_pairs,
 }
-NOT_LOADING = ("batch", "shuffle", "weights")  # attributes that say what to take of the data, not what it is
+NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
 def preflight(plan: Plan, tree: Tree) -> None:
@@ -59,13 +60,13 @@ class Preflight:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
 
     def open_values(self) -> None:
-        """Every value written ??? must have been given."""
+        """Check that every value written ??? was given."""
         for name in self.plan.open_values:
             mark = self.tree.at(tuple(name.split("."))).mark
             self.problem("open-value", f"`{name}` is still open", mark, f"give it: {name}=...")
 
     def models(self) -> None:
-        """Every model's folder holds a configuration, weights and, where one is needed, a tokenizer."""
+        """Check that each model's folder holds a configuration, weights and, where needed, a tokenizer."""
         needed = {
             f.tokenizer for phase in self.plan.functions.values() for f in phase.values() if f.tokenizer
         }
@@ -75,7 +76,8 @@ class Preflight:
             if model.path in refused:
                 continue
             mark = self.tree.at(("models", name, "path")).mark
-            reason = self._model(name, model.path, model.serve is not None or name in needed)
+            brings = model.serve is not None and not serving(model.serve).paths  # weights of its own
+            reason = self._model(name, model.path, model.serve is not None or name in needed, not brings)
             if reason:
                 refused.add(model.path)
                 remedy = f"give a Hugging Face model folder: models.{name}.path=DIR" + _how_to_make(
@@ -85,14 +87,14 @@ class Preflight:
 
     def _engines(self) -> None:
         for name, model in self.plan.models.items():
-            if model.serve and model.serve["engine"] == "sglang" and find_spec("sglang") is None:
-                law = f"models.{name}.serve.engine: SGLang is not installed beside this rlgraph"
-                mark = self.tree.at(("models", name, "serve", "engine")).mark
-                remedy = "pip install 'rlgraph-compiler[sglang]' (on a machine without a GPU: make sglang)"
-                self.problem("no-engine", law, mark, f"{remedy}, or models.{name}.serve.engine=transformers")
+            check = serving(model.serve).preflight if model.serve else ""
+            for fault in resolve_name(check)(model.serve, self.plan.device) if check else ():
+                path, mark = f"models.{name}.serve", self.tree.at(("models", name, "serve", *fault.key)).mark
+                law = f"{path}.{'.'.join(fault.key)}: {fault.law}"
+                self.problem(fault.kind, law, mark, fault.remedy.replace("SERVE", path))
 
-    def _model(self, name: str, path: str, tokenizer: bool) -> str:
-        """What is wrong with a model's path, or nothing."""
+    def _model(self, name: str, path: str, tokenizer: bool, weights: bool) -> str:
+        """Return the problem with a model's path, or nothing."""
         from transformers import AutoConfig, AutoTokenizer
 
         folder = Path(path)
@@ -100,7 +102,8 @@ class Preflight:
             return "is no model folder: it has no config.json"
         if not folder.exists() and path.count("/") != 1:
             return "does not exist"
-        if folder.exists() and not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
+        files = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+        if weights and folder.exists() and not files:
             return "has no weights (*.safetensors)"
         try:
             config = AutoConfig.from_pretrained(path)
@@ -112,7 +115,7 @@ class Preflight:
         return ""
 
     def data(self) -> None:
-        """Every source's files can be read, and what they hold fits the models that read it."""
+        """Check that every source's files can be read, and that their rows fit the models that read them."""
         for phase, functions in self.plan.functions.items():
             for node, function in functions.items():
                 if function.target in LOADERS:
@@ -123,7 +126,7 @@ class Preflight:
                     self._agent(phase, node, function)
 
     def _agent(self, phase: str, node: str, function: Function) -> None:
-        """What tools read is there, and the chat template goes on behind what they answer."""
+        """Check that the files of tools are there, and that the chat template goes on behind them."""
         tokenizer, options = self.tokenizers[str(function.model)], function.attributes["template_options"]
         try:
             check_tools(_tools(function), tokenizer, options)
@@ -131,7 +134,7 @@ class Preflight:
             self.problem("tools", f"node `{node}`: {error}", self._mark(phase, node))
 
     def _recorded(self, phase: str, node: str, function: Function) -> None:
-        """What a run recorded has the columns that the graph takes from it, of its types."""
+        """Check that a recorded run has the columns that the graph takes from it, of its types."""
         try:
             given = function.attributes
             check(Path(given["run"]), given["columns"] or {}, given["temperature"])
@@ -140,13 +143,15 @@ class Preflight:
 
     def _source(self, phase: str, node: str, function: Function) -> None:
         mark = self._mark(phase, node)
-        attributes = {n: v for n, v in function.attributes.items() if n not in NOT_LOADING}
+        attributes = {
+            n: v for n, v in function.attributes.items() if n not in (*NOT_LOADING, function.roles["rows"])
+        }
         if tools := _tools(function):
             attributes["template_options"] = shown(attributes.get("template_options"), tools)
         try:
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
             weights = function.attributes.get("weights")
-            if weights and function.attributes["batch"] != "all":
+            if weights and function.value("rows") != "all":
                 pick_mixed(data.sources, weights, 1, 0, self.plan.seed, shuffle=False)
         except RlgraphError as error:
             files = attributes.get("files", ())
@@ -158,22 +163,26 @@ class Preflight:
         for reader, room, model in self._readers(phase, function):
             context = self.context[model]
             if context is not None and tokens + room > context:
-                new = f", and with {reader}.max_new_tokens {room} that is {tokens + room}" if room else ""
+                more = f"{reader}.{self.plan.functions[phase][reader].roles.get('response_limit')}"
+                new = f", and with {more} {room} that is {tokens + room}" if room else ""
                 law = f"the question at {place} has {tokens} tokens{new}; the context of {model} is {context}"
-                limit = "max_prompt_tokens" if "max_prompt_tokens" in function.attributes else "max_tokens"
+                limit = function.roles.get("prompt_limit", "max_tokens")
                 remedy = f"drop the longer ones by {node}.{limit}={max(context - room, 1)}"
-                self.problem(
-                    "context", law, mark, remedy + (f", or lower {reader}.max_new_tokens" if room else "")
-                )
+                self.problem("context", law, mark, remedy + (f", or lower {more}" if room else ""))
 
     def _readers(self, phase: str, source: Function) -> list[tuple[str, int, str]]:
-        """Nodes whose model sees this source's tokens: name, tokens that it adds, model."""
+        """Return nodes whose model sees this source's tokens: name, tokens that it adds, model."""
         written = set(source.outs.values())
         found = []
+        columns = self.plan.columns[phase]
         for node, function in self.plan.functions[phase].items():
-            reads = {column.partition("@")[0] for column in function.ins.values()}
+            reads = {
+                columns[name].origin
+                for name in function.ins.values()
+                if columns[name].domain == columns[columns[name].origin].domain
+            }
             if function.model and reads & written:
-                found.append((node, int(function.attributes.get("max_new_tokens", 0)), function.model))
+                found.append((node, int(function.value("response_limit", 0)), function.model))
         return found
 
     def _mark(self, phase: str, node: str) -> Mark:
@@ -183,7 +192,7 @@ class Preflight:
 
 
 def _tools(function: Function) -> dict[str, Tool]:
-    """The tools that a node shows or offers, by name."""
+    """Return the tools that a node shows or offers, by name."""
     hooks = {path.partition("."): hook for path, hook in function.hooks.items()}
     return {
         name: Tool(load(hook.target, kind=Tool).body, hook.attributes, {})
@@ -193,7 +202,7 @@ def _tools(function: Function) -> dict[str, Tool]:
 
 
 def _how_to_make(path: str) -> str:
-    """The demo's own files can be made."""
+    """Return a remedy for the demo's own files, which can be made."""
     for folder, module in (("demo_files", "demo"), ("demo_tool_files", "demo_tools")):
         if folder in Path(path).parts:
             return f"; the demo's files are made by: python -m rlgraph.runtime.{module}"

@@ -1,4 +1,4 @@
-"""Run an iteration again, from one of its nodes on: with recorded columns, in this process, for a debugger.
+"""Runs an iteration again, from one of its nodes on: with recorded columns, in this process, for a debugger.
 
     recorded        prompts ─ rollout ─ rewards
     run again                              └─ advantages ─ update_policy     with the weights of then
@@ -17,31 +17,34 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import plan_tree
 from rlgraph.errors import RunError, nearest
-from rlgraph.measured import read_metrics
-from rlgraph.nodes.recordfile import Recorded, about, read, steps_of
-from rlgraph.plan import Plan, Step
-from rlgraph.planfile import load
-from rlgraph.runtime.calls import Calls, after
-from rlgraph.runtime.cluster import InlineCluster, Value
-from rlgraph.runtime.columns import Part
-from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.measures import metrics
-from rlgraph.runtime.recording import recorded_columns
-from rlgraph.runtime.rows import Collected
-from rlgraph.runtime.rundir import RunDir
-from rlgraph.runtime.walk import Entry, Ran, Walk
-from rlgraph.runtime.worker import Report
-from rlgraph.text import sentence
-from rlgraph.versions import is_older, since_entry
-
-COPIES = ("repeat", "select", "repartition")  # steps that make copies of columns: they are made again
+from rlgraph.frontend.compose import compose
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.versions import since_entry
+from rlgraph.nodes.support.record_file import Recorded, about, read, steps_of
+from rlgraph.passes.lower import in_one_process
+from rlgraph.planning.auto_settings import as_planned, fixed
+from rlgraph.printing.plan_text import sentence
+from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.plan_file import load
+from rlgraph.runtime.cluster.cluster import InlineCluster, Value
+from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.driver.control import ControlCalls, after
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.iteration import Entry, Ran, Walk
+from rlgraph.runtime.driver.metrics import metrics
+from rlgraph.runtime.driver.row_buffer import Stock
+from rlgraph.runtime.messages.column_ref import ColumnRef
+from rlgraph.runtime.messages.report import Report
+from rlgraph.runtime.rundir.recording import recorded_columns
+from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric or a column of a step: what was recorded of it, and what it is now."""
+    """A metric or a column of a step, as it was recorded and as it is now."""
 
     name: str
     recorded: str
@@ -54,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Replayed:
-    """An iteration that ran again: its steps, each with what came of it."""
+    """An iteration that ran again: its steps, each with its outcome."""
 
     title: str
     steps: tuple[tuple[Step, tuple[Compared, ...]], ...]
@@ -73,9 +76,8 @@ class Replayed:
                 told = "the same" if one.same else f"now {one.now}"
                 yield f"{'' if one.same else '*':>6} {one.name:<{name}}  {one.recorded:<{width}}  {told}"
         other = sum(not one.same for one in every)
-        yield f"{len(every) - other} results are those of the run" + (
-            f", {other} differ (marked *)" if other else ""
-        )
+        differ = f", {other} differ (marked *)" if other else ""
+        yield f"{len(every) - other} results are those of the run{differ}"
 
 
 def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None) -> Replayed:
@@ -91,17 +93,17 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         RunError: there is no such run, node, record or checkpoint; the graph has changed; or a step failed.
         GraphError: the graph is wrong now.
     """
-    plan = _plan_again(run_dir)
-    first = _first(plan, iteration, node)
+    plan = in_one_process(_plan_again(run_dir))
     walk_steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
-    again = _again(walk_steps, first)
+    again = _again(plan, walk_steps, _first(plan, walk_steps, iteration, node))
     given = [step for step in walk_steps if step not in again]
     _weights_are_there(plan, given, again, iteration)
     columns = _recorded(run_dir, iteration, given, again)
     cluster = InlineCluster(plan.pools)
     try:
-        calls = Calls(plan, cluster)
-        _set_up(calls, cluster, plan, run_dir)
+        calls = ControlCalls(plan, cluster)
+        calls.all("join", str(run_dir.resolve()))
+        calls.all("setup", plan, calls.meeting(), place=True)
         versions, positions = _restore(calls, plan, run_dir, iteration, again)
         past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
         walk = Walk(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
@@ -119,66 +121,62 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
 
 
 def _plan_again(run_dir: Path) -> Plan:
-    """The run's graph, planned for one device a pool."""
+    """Return the run's plan for one device per pool."""
     if not (run_dir / "plan.json").is_file():
         raise RunError(f"{run_dir} holds no run (no plan.json)")
     saved = load(run_dir / "plan.json")
     assert saved.origin
     pools = saved.origin.composed.get("pools") or {}
     single = [f"pools.{name}.devices=1" for name in pools]
-    _, plan = compose_and_plan(saved.origin.graph, (*saved.origin.overrides, *single), 1)
+    tree = compose(saved.origin.graph, (*saved.origin.overrides, *single))
+    plan = fixed(plan_tree(as_planned(tree, saved), 1, saved.device))
     if plan.digest != saved.digest:
         law = f"{saved.origin.graph} is no longer the graph that {run_dir} was made from"
         raise RunError(f"{law}\n  compare it with {run_dir}/graph.yaml: rlgraph diff")
     return plan
 
 
-def _first(plan: Plan, iteration: int, node: str) -> Step:
-    """The step of a node, if it runs in the iteration."""
-    steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
-    names = [step.node for step in steps if step.kind == "run"]
-    if node not in names:
-        known = [step for step in plan.steps if step.node == node]
-        law = f"{plan.graph} has no node `{node}`"
-        if known:
-            law = f"`{node}` does not run in iteration {iteration}" + (
-                f", it is repeated until `{known[0].region}` has its rows" if known[0].region else ""
-            )
-        raise RunError(
-            "\n  ".join([law, f"begin with one of {', '.join(names)}", *filter(None, [nearest(node, names)])])
-        )
-    return next(step for step in steps if step.node == node)
+def _first(plan: Plan, steps: Sequence[Step], iteration: int, node: str) -> Step:
+    """Return the step of a node, if it runs in the iteration."""
+    runs = {step.node: step for step in steps if not step.inserted}
+    if node in runs:
+        return runs[node]
+    law = f"{plan.graph} has no node `{node}`"
+    if known := [step for step in plan.steps if step.node == node]:
+        until = f", it is repeated until `{known[0].region}` has its rows" if known[0].region else ""
+        law = f"`{node}` does not run in iteration {iteration}{until}"
+    remedies = filter(None, [f"begin with one of {', '.join(runs)}", nearest(node, runs)])
+    raise RunError("\n  ".join([law, *remedies]))
 
 
-def _again(steps: Sequence[Step], first: Step) -> list[Step]:
-    """The steps from the first on, and before them the copies and syncs that they need."""
-    again = {step.id for step in steps if step.id >= first.id}
-    for step in reversed(steps):
-        readers = [other for other in steps if other.id in again]
-        copied = step.kind in COPIES and any({*step.writes} & {*other.reads} for other in readers)
-        synced = step.kind == "sync" and any(step.id in other.after for other in readers)
-        again |= {step.id} if copied or synced else set()
+def _again(plan: Plan, steps: Sequence[Step], first: Step) -> list[Step]:
+    """Return the steps from the first on, and before them the copies and syncs that they need."""
+    facts = {step.id: step.facts for step in steps}
+    later = {number for number in facts if number >= first.id}
+    made_again = {number for number, known in facts.items() if known.copies or known.syncs}
+    needs = plan.needs["train"].subgraph(later | made_again)
+    again = reached(needs, later, lambda _, need: facts[need].syncs)
     return [step for step in steps if step.id in again]
 
 
 def _weights_are_there(plan: Plan, given: Sequence[Step], again: Sequence[Step], iteration: int) -> None:
-    """A checkpoint has the weights on entry to the iteration, no older and no newer ones."""
+    """Check that a checkpoint has the weights on entry to the iteration, no older and no newer ones."""
     for step in again:
-        for model, label in step.models.items():
+        for model, version in step.models.items():
             made = [other for other in given if other.updated == model]
-            if is_older(label):
-                law = f"`{step.node}` reads {model}@{label}, and a checkpoint has {model}@v alone"
+            if version and version.is_older:
+                law = f"`{step.node}` reads {model}@{version}, and a checkpoint has {model}@v alone"
                 raise RunError(f"{law}\n  begin with a node behind it")
-            if made and since_entry(plan, model, label, iteration):
-                law = f"`{step.node}` reads {model}@{label}, which `{made[0].node}` makes"
+            if made and version and since_entry(plan, model, version, iteration):
+                law = f"`{step.node}` reads {model}@{version}, which `{made[0].node}` makes"
                 raise RunError(f"{law}\n  begin with `{made[0].node}`")
 
 
 def _recorded(
     run_dir: Path, iteration: int, given: Sequence[Step], again: Sequence[Step]
 ) -> dict[str, Recorded]:
-    """The columns of the steps that do not run."""
-    wanted = [column for step in given if step.kind in ("run", "collect") for column in step.writes]
+    """Return the columns of the steps that do not run."""
+    wanted = [column for step in given if not step.facts.copies for column in step.writes]
     found = recorded_of(run_dir, iteration)
     missing = [column for column in wanted if column not in found]
     if missing:
@@ -189,27 +187,20 @@ def _recorded(
 
 
 def recorded_of(run_dir: Path, iteration: int) -> dict[str, Recorded]:
-    """Every column that was recorded of an iteration."""
+    """Return every column that was recorded of an iteration."""
     folder = steps_of(run_dir).get(iteration)
     files = sorted(folder.glob("*.parquet")) if folder else []
     return {name: column for path in files for name, column in read(path, [*about(path).types]).items()}
 
 
-def _set_up(calls: Calls, cluster: InlineCluster, plan: Plan, run_dir: Path) -> None:
-    first = cluster.places[0]
-    (_, address, _), port = (calls.one(first, name) for name in ("place", "free_port"))
-    calls.all("join", str(run_dir.resolve()))
-    calls.all("setup", plan, f"tcp://{address}:{port}", place=True)
-
-
 def _restore(
-    calls: Calls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
+    calls: ControlCalls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The weights before an iteration, their versions, and where the data was."""
+    """Restore the weights before an iteration, and return their versions and the position in the data."""
     start = {name: 0 for name, model in plan.models.items() if model.train}
     if iteration == 1:
         return start, {}
-    found = {_number(path): path for path in RunDir(run_dir).checkpoints()}
+    found = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
     changing = {step.updated for step in plan.steps} - {""}
     if iteration - 1 not in found and any(changing & step.models.keys() for step in again):
         known = ", ".join(str(1 + number) for number in found) or "none"
@@ -226,37 +217,34 @@ def _restore(
 
 
 def _controls(plan: Plan, run_dir: Path, iteration: int) -> dict[str, float]:
-    """The adaptive numbers that the iteration had."""
+    """Return the adaptive numbers that the iteration had."""
     metrics_then, functions = _metrics(run_dir, iteration), plan.functions["train"]
     names = [f"{node}/{name}" for node, function in functions.items() for name in function.controllers]
     return {name.replace("/", "."): metrics_then[name] for name in names if name in metrics_then}
 
 
 def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
-    """The line of an iteration in metrics.jsonl."""
+    """Return the line of an iteration in metrics.jsonl."""
     return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
 
 
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.name.partition("-")[2])
-
-
 def _give(walk: Walk, step: Step, columns: Mapping[str, Recorded]) -> None:
-    """Count a step as done, with what was recorded of it."""
+    """Count a step as done, with its recorded columns."""
     walk.unsubmitted.discard(step.id)
-    if step.kind not in ("run", "collect"):
+    if step.facts.copies:
         return
     parts = [Part(columns[name].values, columns[name].offsets) for name in step.writes]
     for name, part in zip(step.writes, parts, strict=True):
-        walk.refs[name] = [Value(part)]
+        walk.refs[name] = [ColumnRef(name, Value(part))]
+    walk.happened |= {step.id, *step.writes}
     if not parts:
         return
     lengths = next((part for part in parts if part.offsets is not None), parts[0]).lengths
     kept = np.flatnonzero(parts[0].values) if step.filters else None
     walk.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
-    if step.kind == "collect":
+    if step.facts.collects:
         domain = walk.columns[step.writes[0]].domain
-        walk.rows.collected[domain] = Collected(lengths, np.zeros(len(lengths), np.int64))
+        walk.rows.collected[domain] = Stock(lengths, np.zeros(len(lengths), np.int64))
 
 
 def _title(run_dir: Path, iteration: int, node: str) -> str:
@@ -270,11 +258,18 @@ def _compared(
     before = _metrics(run_dir, iteration)
     columns = recorded_of(run_dir, iteration)
     found = []
-    for ran in [Ran(step, walk.rows.reports[step.id]) for step in again if step.kind == "run"]:
+    for ran in [Ran(step, walk.rows.reports[step.id]) for step in again if not step.inserted]:
         now = [Compared(n, _text(before.get(n)), _text(value)) for n, value in metrics([ran]).items()]
-        now += [_column(n, columns.get(n), walk.refs[n][0].get()) for n in ran.step.writes]
+        now += [_column(n, columns.get(n), _value(walk, n)) for n in ran.step.writes]
         found.append((ran.step, tuple(now)))
     return tuple(found)
+
+
+def _value(walk: Walk, name: str) -> Part:
+    (ref,) = walk.refs[name]
+    assert ref
+    found: Part = ref.location.get()
+    return found
 
 
 def _text(value: float | None) -> str:
@@ -282,7 +277,7 @@ def _text(value: float | None) -> str:
 
 
 def _column(name: str, recorded: Recorded | None, now: Part) -> Compared:
-    """A column beside the recorded one: rows, and how many values are others, and by how much at most."""
+    """Compare a column with the recorded one: rows, how many values differ, and by how much at most."""
     if recorded is None:
         return Compared(name, "not recorded", f"{len(now)} rows")
     then = Part(recorded.values, recorded.offsets)

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import torch
-
+from rlgraph.costs.detect import local_device
+from rlgraph.costs.device_groups import together
 from rlgraph.errors import RunError, fail
-from rlgraph.plan import Plan, Target
-from rlgraph.planfile import plan_given
-from rlgraph.runtime.cluster import Cluster, InlineCluster, RayCluster
-from rlgraph.runtime.failure import LostError, out_of_room
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.passes.lower import in_one_process
+from rlgraph.reports.plan_file import plan_given
+from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
+from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
+from rlgraph.runtime.cluster.failures import LostError, out_of_room
+from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.preflight import preflight
-from rlgraph.runtime.progress import Progress
-from rlgraph.runtime.rundir import RunDir
-from rlgraph.runtime.trackers import installed
-from rlgraph.runtime.training import Training
-from rlgraph.text import show_text
+from rlgraph.runtime.rundir.progress import Progress
+from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.rundir.trackers import installed
+from rlgraph.runtime.training import TrainingRun
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.write import show_text
 
 
 def run_graph(
@@ -42,23 +46,27 @@ def run_graph(
         graph: a path, the name of a shipped graph, or a saved plan (``rlgraph plan GRAPH -o plan.json``),
             which goes with no overrides and devices: what it was made with is settled.
         overrides: ``key=value`` settings.
-        devices: how many devices ``auto`` stands for; those of this machine unless given.
+        devices: how many devices ``auto`` stands for; those of the Ray cluster, or of this machine, unless
+            given.
         steps: stop after this many iterations in all, instead of ``schedule.iterations``.
         run_dir: where the run is kept; ``runs/<graph>`` unless given.
         resume: continue the run in ``run_dir`` from its last checkpoint.
         address: of a Ray cluster to join.
         inline: everything in this process, each pool on one device, without Ray.
-        target: a cluster to plan for, so that engines leave their devices where all would not fit.
+        target: a cluster to plan for, so that engines leave their devices where all would not fit. On GPUs it
+            is by default the cluster of those that there are.
         track: services that take the metrics too: ``wandb``, ``mlflow``.
         profile: iterations, counted from 1, of which every worker writes a trace.
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
-        RunError: the run could not start, a saved plan is not what its graph gives now, a step failed, or
-            workers were lost more often than ``schedule.restarts`` allows.
+        RunError: the run could not start, a saved plan is not what its graph gives now, a plan is for other
+            devices than there are, a step failed, or workers were lost more often than ``schedule.restarts``
+            allows.
     """
     installed(track)
-    tree, plan = plan_given(graph, overrides, devices, inline, target)
+    there = None if inline else of_ray(address) if address else of_machine()
+    tree, plan = _planned(graph, overrides, devices, target, there)
     if inline and max(plan.pools.values()) > 1:
         pool = next(pool for pool, devices in plan.pools.items() if devices > 1)
         mark = tree.at(("pools", pool, "devices")).mark
@@ -74,21 +82,33 @@ def run_graph(
     folder.track, folder.profile = track, frozenset(profile)
     total = plan.iterations if steps is None else steps
     with Progress(plan, total, folder.path) as progress:
-        _train(Attempt(plan, folder, progress, total, address, inline), resume)
+        _train(Attempt(plan, folder, progress, total, address, there), resume)
     progress.farewell()
     return folder.path
 
 
+def _planned(
+    graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, there: Devices | None
+) -> tuple[Tree, Plan]:
+    """The composed graph and its plan for the devices that there are; None: for this process alone."""
+    if there is None:
+        tree, plan = plan_given(graph, overrides, devices, True, target, device=local_device())
+        return tree, in_one_process(plan)
+    tree, plan = plan_given(graph, overrides, devices, False, target, there.cluster, there.kind)
+    agree(plan, there)
+    return tree, plan
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """What a run needs each time that its workers start."""
+    """The inputs of a run each time that its workers start."""
 
     plan: Plan
     folder: RunDir
     progress: Progress
     total: int
     address: str | None
-    inline: bool
+    devices: Devices | None  # None: everything is in this process
 
     def run(self, resume: bool) -> None:
         """Start the workers, train from the last checkpoint or from the start, and end them.
@@ -100,7 +120,7 @@ class Attempt:
         try:
             cluster = self._cluster()
             try:
-                Training(self.plan, cluster, self.folder, self.progress, self.total).run(resume)
+                TrainingRun(self.plan, cluster, self.folder, self.progress, self.total).run(resume)
             finally:
                 cluster.close()
                 self.folder.close()
@@ -109,17 +129,18 @@ class Attempt:
                 raise RunError(f"{self.folder.path}: {law}".rstrip()) from error
             raise
 
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> WorkerCluster:
         self.progress.say("starting workers")
-        if self.inline:
+        if self.devices is None:
             return InlineCluster(self.plan.pools)
-        logs, timeout = self.folder.path / "logs", self.plan.schedule["timeout"]
-        return RayCluster(self.plan.pools, torch.cuda.is_available(), self.address, logs, timeout)
+        logs, timeout = self.folder.path / "logs", self.plan.schedule.timeout
+        gpus = self.devices.kind == "cuda"
+        return RayCluster(self.plan.pools, gpus, self.address, logs, timeout, together(self.plan))
 
 
 def _train(attempt: Attempt, resume: bool) -> None:
     """Train; where a worker is lost, again from the last checkpoint, as often as the schedule allows."""
-    allowed = attempt.plan.schedule["restarts"]
+    allowed = attempt.plan.schedule.restarts
     for restart in count(1):
         try:
             attempt.run(resume)

@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlgraph.errors import RunError
-from rlgraph.nodes.recordfile import FOLDER
-from rlgraph.plan import Plan
-from rlgraph.runtime.calls import Calls, after
-from rlgraph.runtime.cluster import Cluster
-from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.measures import beside, metrics, performance, times
-from rlgraph.runtime.pipeline import State, lead, stretch
-from rlgraph.runtime.progress import Progress
-from rlgraph.runtime.recording import about_domain, gatherings, is_recorded, recorded_columns
-from rlgraph.runtime.rundir import RunDir
-from rlgraph.runtime.samples import excerpts, sample_columns
-from rlgraph.runtime.stock import Stock, Waiting
-from rlgraph.runtime.walk import Entry, Walk
+from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.record_file import FOLDER, file_of
+from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
+from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.driver.control import ControlCalls, after
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
+from rlgraph.runtime.driver.row_buffer import Stock, Waiting, gathering
+from rlgraph.runtime.driver.segments import State, lead, stretch
+from rlgraph.runtime.messages.report import Report
+from rlgraph.runtime.rundir.progress import Progress
+from rlgraph.runtime.rundir.recording import about_domain, columns_by_domain, is_recorded, recorded_columns
+from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.rundir.samples import excerpts, sample_columns
 
 
-class Training:
+class TrainingRun:
     """A run from its workers' start to the exported models."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, folder: RunDir, progress: Progress, total: int) -> None:
+    def __init__(
+        self, plan: Plan, cluster: WorkerCluster, folder: RunDir, progress: Progress, total: int
+    ) -> None:
         self.plan, self.cluster, self.folder = plan, cluster, folder
         self.progress, self.total = progress, total
         self.driver = Driver(plan, cluster, progress.steps, folder.path / "logs")
-        self.calls = Calls(plan, cluster)
+        self.calls, self.noted = ControlCalls(plan, cluster), set[str]()
         # with generation ahead, a checkpoint empties the pipeline: other weights, and no overlap
-        self.every_iteration = plan.schedule["restarts"] > 0 and not lead(plan)
+        self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, bool] | None = None  # a checkpoint that is being written
 
     def run(self, resume: bool) -> None:
-        """From the start, or from the last checkpoint, to the last iteration; then export the models."""
-        self._setup()
+        """Train from the start, or the last checkpoint, to the last iteration; then export the models."""
+        self._setup(resume)
         if resume:
             self._restore()
         with _stop_on_interrupt(self.progress) as stop:
@@ -76,7 +83,7 @@ class Training:
             self.folder.metrics(values)
             self.progress.iteration(values)
             self._finish_save()  # it was written while the iteration ran
-            if self.every_iteration or self._is_due(self.plan.schedule["save_every"], self.state.iteration):
+            if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._begin_save()
             if self.every_iteration:
                 self._finish_save()  # a restart loses no more than the iteration that it happens in
@@ -85,41 +92,55 @@ class Training:
 
     def _boundary(self) -> int:
         """The next iteration after which something else comes."""
-        rhythms = [self.plan.schedule["save_every"], self.plan.eval_every if self.plan.eval_steps else 0]
+        rhythms = [self.plan.schedule.save_every, self.plan.eval_every if self.plan.eval_steps else 0]
         rhythms += [1] if self.every_iteration else []
         later = range(self.state.iteration + 1, self.total + 1)
         alone = {*self.folder.profile, *(i - 1 for i in self.folder.profile)}  # nothing else in the trace
         return next(i for i in later if i in alone or any(self._is_due(every, i) for every in rhythms))
 
     def _is_due(self, every: int, iteration: int) -> bool:
-        """Whether what happens every so often, and at the end, happens after this many iterations."""
+        """Return whether what happens every so often, and at the end, happens after this many iterations."""
         return iteration == self.total or bool(every and iteration % every == 0)
 
     def _kept(self, iteration: int) -> frozenset[str]:
         """The columns that an iteration, counted from 0, keeps for its samples file and its record."""
         kept = frozenset[str]()
-        if self._is_due(self.plan.schedule["save_every"], iteration + 1):
+        if self._is_due(self.plan.schedule.save_every, iteration + 1):
             kept |= {*sample_columns(self.plan, "train")}
-        if is_recorded(self.plan.schedule["record_every"], iteration + 1):
+        if is_recorded(self.plan.schedule.record_every, iteration + 1):
             kept |= recorded_columns(self.plan)
         return kept
 
-    def _setup(self) -> None:
-        first = self.cluster.places[0]
-        (_, address, _), port = (self.calls.one(first, name) for name in ("place", "free_port"))
+    def _setup(self, again: bool) -> None:
+        meeting = self.calls.meeting()
         self.calls.all("join", str(self.folder.path.resolve()))
         self.progress.say("loading models")
-        found = zip(self.cluster.places, self.calls.all("environment"), strict=True)
-        self.folder.environment([{"pool": pool, "device": number, **on} for (pool, number), on in found])
-        self.calls.all("setup", self.plan, f"tcp://{address}:{port}", place=True)
+        places, found = self.cluster.places, self.calls.all("environment")
+        on = [
+            {"pool": pool, "device": number, **of} for (pool, number), of in zip(places, found, strict=True)
+        ]
+        self.folder.environment(on)
+        enough_memory(self.plan, on)
+        if again:  # what was lost may be ending still
+            wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
+        reports = self.calls.all("setup", self.plan, meeting, place=True)
+        self._note(reports)
+
+    def _note(self, reports: Iterable[Report]) -> None:
+        """Tell the user once what workers noticed."""
+        for note in dict.fromkeys(note for report in reports for note in report.notes):
+            if note not in self.noted:
+                self.noted.add(note)
+                self.progress.note(note)
 
     def _measured(self, walk: Walk, since: float) -> dict[str, Any]:
         """The metrics line of an iteration; its timeline and samples are written on the way."""
         ran = walk.ran
+        self._note(report for item in ran for report in item.reports.values())
         self.folder.timeline(ran, self.state.iteration)
-        if self._is_due(self.plan.schedule["save_every"], self.state.iteration):
+        if self._is_due(self.plan.schedule.save_every, self.state.iteration):
             self._samples(walk)
-        if is_recorded(self.plan.schedule["record_every"], self.state.iteration):
+        if is_recorded(self.plan.schedule.record_every, self.state.iteration):
             self._record(walk)
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
         values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **walk.measured(), **timed}
@@ -136,7 +157,7 @@ class Training:
         self.folder.timeline(walk.ran, self.state.iteration)
         values = {}
         for metric, column in self.plan.report.items():
-            parts = [ref for ref in walk.refs[column] if ref is not None]
+            parts = [ref.location for ref in walk.refs[column] if ref]
             total, count = self.calls.one((walk.pools[column], 0), "mean", *parts)
             values[f"eval/{metric}"] = total / count if count else float("nan")
         values |= beside(self.plan, walk.ran)
@@ -163,10 +184,11 @@ class Training:
         """Write the columns of an iteration; they count once all of them are on disk."""
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin(FOLDER)
-        for domain, (columns, parts) in gatherings(walk).items():
-            place = (walk.pools[columns[0].column], 0)
-            about = about_domain(self.plan, domain, columns)
-            self.calls.one(place, "write_recorded", str(folder), about, columns, *parts)
+        for domain, columns in columns_by_domain(walk).items():
+            every, about = np.arange(walk.rows.count(domain)), about_domain(self.plan, domain, columns)
+            how, refs = gathering([walk.selection(column).take(every) for column in columns])
+            parts, place = [ref.location for ref in refs], (walk.pools[columns[0]], 0)
+            self.calls.one(place, "write_recorded", str(folder / file_of(domain)), about, *how, *parts)
         self.folder.commit_recorded(folder, self.state.iteration)
 
     def _begin_save(self) -> None:
@@ -179,11 +201,12 @@ class Training:
         for name, waiting in self.state.waiting.items():
             for kind, stock in waiting.parts().items():
                 how, rows = stock.gathering([*stock.columns])
-                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *rows)
+                parts = [ref.location for ref in rows]
+                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *parts)
         self.saving = (
             folder,
             replace(self.state),
-            self._is_due(self.plan.schedule["save_every"], self.state.iteration),
+            self._is_due(self.plan.schedule.save_every, self.state.iteration),
         )
 
     def _finish_save(self) -> None:
@@ -192,7 +215,7 @@ class Training:
             (folder, state, lasting), self.saving = self.saving, None
             self.calls.when = after(state.iteration)
             self.calls.all("finish_save")
-            self.folder.commit_checkpoint(folder, state, self.plan.schedule["keep"], lasting)
+            self.folder.commit_checkpoint(folder, state, self.plan.schedule.keep, lasting)
 
     def _restore(self) -> None:
         record, folder = self.folder.restore()

@@ -1,17 +1,55 @@
-"""Golden texts: compared with files under tests/golden, rewritten by ``pytest --bless``."""
+"""Golden texts, rewritten by ``pytest --bless``; a limit of time for ``make nightly``."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+# read when torch is loaded: threads that wait for each other would else spin, on cores that are shared here
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Ray's workers give way to everything else unless told otherwise, so that a busy machine would starve them
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 GOLDEN = Path(__file__).parent / "golden"
+NO_TIME = "left out: there is no more time"
+
+with suppress(ImportError):  # on a machine with a GPU there may be none
+    from hypothesis import settings
+
+    settings.register_profile("day", max_examples=25)
+    settings.register_profile("nightly", max_examples=200)
+    settings.load_profile("day")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite golden files; read the diff")
+    parser.addoption("--until", type=float, default=float("inf"), help="start no test after this time (Unix)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--bless"):
+        config.option.markexpr = ""  # nightly's golden files too
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > item.config.getoption("--until"):
+        pytest.skip(NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the tests that were left out, whose number alone pytest would give."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    names = [report.nodeid for report in skipped if NO_TIME in str(report.longrepr)]
+    if names:
+        terminalreporter.section(f"{len(names)} tests were left out: there was no more time")
+        terminalreporter.write_line("\n".join(names))
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The reward of the ragged setting of ``trl_grpo.py``."""
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 @op()

@@ -1,1 +1,1 @@
-"""Conversations of several turns: agent loops, tool calls, and what joins turns, token by token."""
+"""Conversations of several turns: agent loops, tool calls, and the token ids that join turns."""

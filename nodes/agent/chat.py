@@ -14,13 +14,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rlgraph.engines import Request
-from rlgraph.nodes.agent.concurrent import Rounds
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.nodes.agent.template import Joints, Side, cut
+from rlgraph.nodes.agent.request_batching import Rounds
+from rlgraph.nodes.agent.template import CutSide, Joints, cut
 from rlgraph.nodes.agent.toolbox import Toolbox
+from rlgraph.ops import Request
 
-MARK = "..."  # stands where an answer was cut
+MARK = "..."  # replaces the part of an answer that was cut
 
 
 class LimitReached(Exception):
@@ -28,20 +28,20 @@ class LimitReached(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Where conversations end. Tokens of others count as well as those of the policy."""
+class ChatLimits:
+    """Limits at which a conversation ends. Tokens of tools and users count as well as those of the policy."""
 
     max_new_tokens: int
     max_turn_tokens: int | None
     max_turns: int
     max_calls: int
     max_result_tokens: int
-    truncate: Side
+    truncate: CutSide
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy wrote: its text without the end token, the calls in it, and its ids."""
+    """A turn of the policy: its text without the end token, the calls in it, and its ids."""
 
     text: str
     calls: Sequence[ToolCall]
@@ -58,20 +58,20 @@ class Chat:
                 await chat.use(turn.calls)
     """
 
-    number: int  # among the samples of this device
+    number: int  # the sample's index on this device
     prompt: Sequence[int]
     seed: int
     engine: Rounds
     joints: Joints
     tools: Toolbox
     parser: Callable[[str], list[ToolCall]]
-    limits: Limits
-    tokens: list[int] = field(default_factory=list)  # behind the prompt
-    written: list[bool] = field(default_factory=list)  # by the policy, a token
-    logprobs: list[float] = field(default_factory=list)  # nats a token, 0 where others speak
+    limits: ChatLimits
+    tokens: list[int] = field(default_factory=list)  # ids behind the prompt
+    written: list[bool] = field(default_factory=list)  # true where the policy wrote the token
+    logprobs: list[float] = field(default_factory=list)  # nats per token, 0 where others speak
     turns: int = 0
     calls: int = 0
-    response: str = ""  # the newest turn
+    response: str = ""  # text of the newest turn
     truncated: bool = False
 
     async def turn(self) -> Turn:
@@ -86,18 +86,18 @@ class Chat:
         limit = min(room, self.limits.max_turn_tokens or room)
         request = Request((*self.prompt, *self.tokens), [self.seed + self.turns], str(self.seed), limit)
         asked, self.turns = (self.number, self.turns), self.turns + 1
-        made = await self.engine.generate(asked, request)
-        self._join(made.tokens, made.logprobs)
-        self.response = self.joints.tokenizer.decode(list(made.tokens), skip_special_tokens=True)
-        if made.finish != "stop":
+        generation = await self.engine.generate(asked, request)
+        self._join(generation.tokens, generation.logprobs)
+        self.response = self.joints.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
+        if generation.finish != "stop":
             raise LimitReached
-        text = self.joints.tokenizer.decode(list(made.tokens[:-1]))
-        return Turn(text, self.parser(text) if self.tools.offers else [], list(made.tokens))
+        text = self.joints.tokenizer.decode(list(generation.tokens[:-1]))
+        return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
         """Run calls at the same time, and let the policy read the answers in their order.
 
-        Calls beyond ``max_calls`` are answered with an error. Of no calls nothing is read.
+        Calls beyond ``max_calls`` are answered with an error. Without calls nothing is read.
 
         Raises:
             LimitReached: no turn is left in which to read them, or no room for them.
@@ -116,7 +116,7 @@ class Chat:
         return answers
 
     def say(self, role: str, text: str) -> None:
-        """Let the policy read a message, of ``user`` say. What it wrote must have ended.
+        """Let the policy read a message, such as one of role ``user``. Its own turn must have ended.
 
         Raises:
             LimitReached: there is no room for it.

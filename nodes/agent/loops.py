@@ -1,6 +1,6 @@
-"""The shipped agent loops. One is an async function that leads a conversation; it returns when that is over.
+"""The shipped agent loops. A loop is an async function that leads a conversation.
 
-``my_loops.py:name`` is one of your own. Parameters behind ``chat`` are columns of the node, with the value of
+``my_loops.py:name`` is one of yours. Parameters behind ``chat`` are columns of the node, with the value of
 this conversation's prompt; those behind the * are attributes.
 """
 

@@ -1,4 +1,4 @@
-r"""Tool calls in what a policy wrote: one parser a format, as models were taught it.
+r"""Parsers of tool calls in the policy's text, one per format that models were taught.
 
     hermes   <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>        Hermes 2 Pro, Qwen2.5, Qwen3
     json     {"name": "f", "parameters": {"x": 1}}, or a list of such           Llama 3.1
@@ -23,7 +23,7 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTAL
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool and what it is given, or why that can't be read."""
+    """A tool call with its arguments, or the reason why they can't be read."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class ToolCall:
 
 
 def hermes(text: str) -> list[ToolCall]:
-    """Calls as JSON between <tool_call> and </tool_call>; several may stand in one turn.
+    """Return calls written as JSON between <tool_call> and </tool_call>; a turn may hold several.
 
     Source: https://huggingface.co/NousResearch/Hermes-2-Pro-Llama-3-8B.
 
@@ -43,7 +43,7 @@ def hermes(text: str) -> list[ToolCall]:
 
 
 def plain_json(text: str) -> list[ToolCall]:
-    """A turn that is one JSON object {"name", "arguments" or "parameters"}, or a list of such.
+    """Return the calls of a turn that is one JSON object {"name", "arguments" or "parameters"}, or a list.
 
     It may stand in a fenced block. A turn that is anything else calls nothing. Source: https://www.llama.com/docs.
 
@@ -53,16 +53,16 @@ def plain_json(text: str) -> list[ToolCall]:
     """
     fenced = FENCE.match(text.strip())
     try:
-        found = json.loads(fenced[1] if fenced else text)
+        parsed = json.loads(fenced[1] if fenced else text)
     except (ValueError, RecursionError):
         return []
-    calls = found if isinstance(found, list) else [found]
+    calls = parsed if isinstance(parsed, list) else [parsed]
     named = all(isinstance(call, dict) and "name" in call for call in calls)
     return [_read(call) for call in calls] if named else []
 
 
 def qwen(text: str) -> list[ToolCall]:
-    r"""Calls as <function=NAME> with a <parameter=NAME> each, between <tool_call> and </tool_call>.
+    r"""Return calls written as <function=NAME> with one <parameter=NAME> each, within <tool_call>.
 
     Values are text: the tool's own types say what they are read as. Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
@@ -72,9 +72,9 @@ def qwen(text: str) -> list[ToolCall]:
     """
     calls = []
     for block in BLOCK.findall(text):
-        found = FUNCTION.findall(block)
-        calls += [ToolCall(name.strip(), dict(PARAMETER.findall(inside))) for name, inside in found]
-        if not found:
+        functions = FUNCTION.findall(block)
+        calls += [ToolCall(name.strip(), dict(PARAMETER.findall(inside))) for name, inside in functions]
+        if not functions:
             calls.append(ToolCall("", error="a call must hold <function=NAME>...</function>"))
     return calls
 
@@ -99,7 +99,7 @@ def _read(call: Any) -> ToolCall:
 
 def _loaded(arguments: str) -> Any:
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else []
+        parsed = None
+    return parsed if isinstance(parsed, dict) else []

@@ -13,24 +13,38 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.engines import Context, Sampling, ServeEngine
-from rlgraph.nodes.agent.chat import Chat, LimitReached, Limits
-from rlgraph.nodes.agent.concurrent import Rounds
+from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached
 from rlgraph.nodes.agent.loops import tool_loop
 from rlgraph.nodes.agent.parsers import hermes
+from rlgraph.nodes.agent.request_batching import Rounds
 from rlgraph.nodes.agent.template import Joints
 from rlgraph.nodes.agent.toolbox import Offer, Toolbox, row_of
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.nodes.rollout import seed
-from rlgraph.op import Loop, Parser, op
-from rlgraph.tool import Tool
-from rlgraph.types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
+from rlgraph.nodes.rollout.rollout import SAMPLING, seed
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import (
+    Context,
+    Loop,
+    Parser,
+    Sampling,
+    ServeEngine,
+    Tool,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompt_tokens,
+    prompts,
+    samples,
+    text,
+    tokens,
+)
 
-Count = Annotated[int, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class Conversations(NamedTuple):
-    """What ``rollout.agent`` writes."""
+    """The columns that ``rollout.agent`` writes."""
 
     tokens: int64[samples, tokens]
     loss_mask: boolean[samples, tokens]
@@ -43,27 +57,27 @@ class Conversations(NamedTuple):
     tool_rewards: float32[samples]
 
 
-@op(makes="samples", times="n", rows="each")
+@op(makes="samples", times="n", rows="each", roles=SAMPLING)
 def agent(
     model: ServeEngine,
     ctx: Context,
     prompt: int64[prompts, prompt_tokens],
     *,
-    n: Count = 1,
-    max_new_tokens: Count,
+    n: AtLeastOne = 1,
+    max_new_tokens: AtLeastOne,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,
-    max_turns: Count = 8,
-    max_turn_tokens: Count | None = None,
-    max_calls: Count = 16,
-    max_result_tokens: Count = 256,
+    max_turns: AtLeastOne = 8,
+    max_turn_tokens: AtLeastOne | None = None,
+    max_calls: AtLeastOne = 16,
+    max_result_tokens: AtLeastOne = 256,
     truncate: Literal["left", "right", "middle"] = "middle",
     tool_timeout: Annotated[float, Field(gt=0)] = 30.0,
-    parallel: Count = 64,
+    parallel: AtLeastOne = 64,
     template_options: dict[str, Any] | None = None,
 ) -> Conversations:
     """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
@@ -77,11 +91,11 @@ def agent(
     sample from its seed + t. Tools that are not async run in threads, and a late one goes on to its end.
     Records ``rollout/length`` (tokens that the policy wrote), ``rollout/prompt_length``,
     ``rollout/truncated``, ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool),
-    ``rollout/tool_calls`` (calls a sample), ``rollout/tool_errors`` (the fraction of calls that fail) and
+    ``rollout/tool_calls`` (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail) and
     ``tokens/generated`` (a total). ReAct: arXiv 2210.03629.
 
     Attributes:
-        n: conversations a prompt, at least 1.
+        n: conversations per prompt, at least 1.
         max_new_tokens: the most tokens behind the prompt, of all turns and what tools answer together.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
@@ -93,7 +107,7 @@ def agent(
         max_turns: turns of the policy, at least 1.
         max_turn_tokens: the most tokens of one turn, which ends the conversation there; null: as many as are
             left.
-        max_calls: calls a conversation; those beyond are answered with an error.
+        max_calls: calls per conversation; those beyond are answered with an error.
         max_result_tokens: the most tokens of what a tool answers to one call.
         truncate: which side of a longer answer is cut: left, right or middle.
         tool_timeout: seconds that a call may take, above 0.
@@ -105,7 +119,7 @@ def agent(
                   tools: {calculator: {kind: calculator}}}
     """
     rows = [row * n + k for row in ctx.rows for k in range(n)]
-    limits = Limits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
+    limits = ChatLimits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
     offers, joints = Offer.of(tools or {}), Joints(model.tokenizer, template_options)
     engine = Rounds(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
     threads = ThreadPoolExecutor(parallel)
@@ -137,7 +151,7 @@ async def _all(chats: Sequence[Chat], loop: Loop | None) -> list[float]:
 
 
 async def _lead(chat: Chat, loop: Loop | None, row: int) -> float:
-    """Have one conversation: what its tools say of it."""
+    """Hold one conversation; return the reward that its tools give it."""
     lead: Callable[[Chat], Awaitable[None]] = tool_loop
     if loop:
         lead = partial(loop.body, **row_of(loop, row, ("chat",)))
@@ -154,8 +168,6 @@ async def _lead(chat: Chat, loop: Loop | None, row: int) -> float:
 
 
 def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[float]) -> Conversations:
-    import torch
-
     masks = [[False] * len(chat.prompt) + chat.written for chat in chats]
     logprobs = [[0.0] * len(chat.prompt) + chat.logprobs for chat in chats]
     return Conversations(

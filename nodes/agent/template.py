@@ -1,4 +1,4 @@
-"""What a chat template writes between two turns of the policy, as token ids.
+"""Token ids that a chat template writes between two turns of the policy.
 
 What the policy wrote is never rendered or tokenised again. A template is asked what it would write behind a
 turn that stands for any other, with messages that stand for any other; its text is cut there:
@@ -15,11 +15,11 @@ from typing import Any, Literal
 from rlgraph.errors import RunError
 
 TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
-Side = Literal["left", "right", "middle"]
+CutSide = Literal["left", "right", "middle"]
 
 
 class TemplateError(RunError):
-    """A chat template that can't go on from a turn: says which, and what to do."""
+    """A chat template can't go on from a turn; the message names it and says what to do."""
 
 
 class Joints:
@@ -32,7 +32,7 @@ class Joints:
     def between(
         self, messages: Sequence[tuple[str, str]], contents: Sequence[Sequence[int]], last: int
     ) -> list[int]:
-        """Ids of some messages and of the opening of the policy's next turn.
+        """Return the ids of some messages and of the opening of the policy's next turn.
 
         Args:
             messages: role and name of each; the name is empty but for tools.
@@ -53,9 +53,9 @@ class Joints:
         return ids
 
     def content(self, text: str) -> list[int]:
-        """Ids of a message's text, in which no control token is read as such."""
-        made = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return list(made["input_ids"])
+        """Return the ids of a message's text, in which no control token is read as such."""
+        encoding = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(encoding["input_ids"])
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -65,8 +65,8 @@ class Joints:
         text = self._rendered([_message(*who, mark) for who, mark in zip(messages, marks, strict=True)])
         pieces = [text]
         for mark in (TURN, *marks):
-            before, found, after = pieces.pop().rpartition(mark)
-            if not found or mark in before:
+            before, match, after = pieces.pop().rpartition(mark)
+            if not match or mark in before:
                 law = f"the chat template of {self.tokenizer.name_or_path} does not write each message once"
                 raise TemplateError(f"{law}; give another with template_options: {{chat_template: ...}}")
             pieces += [before, after]
@@ -90,8 +90,8 @@ class Joints:
             ) from error
 
 
-def cut(ids: Sequence[int], limit: int, side: Side, mark: Sequence[int]) -> list[int]:
-    """At most ``limit`` ids; ``mark`` stands where some were taken out, if it fits.
+def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> list[int]:
+    """Return at most ``limit`` ids; ``mark`` replaces those taken out, if it fits.
 
     Example:
         >>> [cut([1, 2, 3, 4, 5, 6], 4, side, [0]) for side in ("left", "right", "middle")]
@@ -106,6 +106,6 @@ def cut(ids: Sequence[int], limit: int, side: Side, mark: Sequence[int]) -> list
 
 
 def _message(role: str, name: str, content: str) -> dict[str, str]:
-    """A message as templates take it; some want a tool's answer to name the call."""
+    """Return a message as templates take it; some want a tool's answer to name the call."""
     named = {"name": name, "tool_call_id": "000000000"} if name else {}
     return {"role": role, "content": content, **named}

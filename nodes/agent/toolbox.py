@@ -1,4 +1,4 @@
-"""The tools of one conversation: what the policy calls is checked, run, timed, and answered as text."""
+"""The tools of one conversation: they check, run and time the policy's calls, and answer as text."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from pydantic import BaseModel, ValidationError
 from rlgraph.errors import RunError, nearest
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.template import Joints
-from rlgraph.nodes.datafile import changed
-from rlgraph.op import Hook, signature
-from rlgraph.tool import Tool, arguments
-from rlgraph.types import holds_paths
+from rlgraph.nodes.support.data_file import changed
+from rlgraph.ops.column_types import holds_paths
+from rlgraph.ops.declare import Hook
+from rlgraph.ops.signature import signature
+from rlgraph.ops.tools import Tool, arguments
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A tool as the graph names it: its function or class, and what it is given beside a call."""
+    """A tool as the graph names it: its function or class, and the arguments that the graph gives it."""
 
     hook: Tool
-    record: type[BaseModel]  # what the policy gives
+    record: type[BaseModel]  # validates the policy's arguments
 
     @staticmethod
     def of(tools: Mapping[str, Tool]) -> dict[str, Offer]:
-        """The tools of a node by name."""
+        """Return the tools of a node by name."""
         return {name: Offer(hook, arguments(name, hook.body)) for name, hook in tools.items()}
 
-    def given(self, row: int) -> dict[str, Any]:
-        """Its columns' values at a row, and its attributes."""
+    def bound_arguments(self, row: int) -> dict[str, Any]:
+        """Return the values of the tool's columns at a row, and its attributes."""
         return row_of(self.hook, row, self.record.model_fields)
 
 
 def row_of(hook: Hook, row: int, filled: Collection[str]) -> dict[str, Any]:
-    """What a hook is called with beside ``filled``: its columns' values at a row, and its attributes.
+    """Return the arguments of a hook beside ``filled``: its columns' values at a row, and its attributes.
 
     A value is a text, a number, a list of numbers, or None where no node writes the column.
     """
@@ -56,7 +57,7 @@ def _value(column: Any, row: int) -> Any:
 
 
 def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str, Any] | None) -> None:
-    """That a run with these tools can go on behind their first answer.
+    """Check that a run with these tools can go on behind their first answer.
 
     Raises:
         TemplateError: the chat template can't.
@@ -66,8 +67,8 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
         Joints(tokenizer, options).between([("tool", "any")], [[]], -1)
     for name, tool in tools.items():
         for attribute, field in signature(name, tool.body, Tool).attributes.model_fields.items():
-            if holds_paths(field.annotation, *field.metadata) and (given := tool.attributes[attribute]):
-                for file in [given] if isinstance(given, str) else given:
+            if holds_paths(field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
+                for file in [path] if isinstance(path, str) else path:
                     changed(file)
 
 
@@ -83,11 +84,11 @@ class Toolbox:
 
     def __init__(self, offers: Mapping[str, Offer], row: int, threads: Executor, timeout: float) -> None:
         self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout
-        self.made: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
+        self.instances: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
         self.errors = 0
 
     async def run(self, call: ToolCall) -> str:
-        """The answer to a call; of one that fails, why."""
+        """Return the answer to a call, or the reason why the call fails."""
         try:
             return _text(await asyncio.wait_for(self._run(call), self.timeout))
         except TimeoutError:
@@ -95,27 +96,29 @@ class Toolbox:
         except Refusal as refusal:
             reason = str(refusal)
         except RunError:
-            raise  # the run is not set up as the graph says: not the policy's fault
-        except Exception as error:  # whatever else a tool raises is for the policy to read
+            raise  # the run is not set up as the graph says, which is not the policy's fault
+        except Exception as error:  # the policy reads any other error of a tool
             reason = f"{type(error).__name__}: {error}"
         self.errors += 1
         return f"error: {reason}"
 
     async def reward(self) -> float:
-        """What the tools that were called say of the conversation, summed."""
-        made = [await task for task in self._whole()]
-        return float(sum([await self._do(tool.reward) for tool in made if hasattr(tool, "reward")]))
+        """Return the sum of the rewards that the called tools give the conversation."""
+        instances = [await task for task in self._whole()]
+        return float(sum([await self._do(tool.reward) for tool in instances if hasattr(tool, "reward")]))
 
     async def release(self) -> None:
-        """Free what the tools took."""
+        """Free the resources that the tools hold."""
         for task in self._whole():
             if hasattr(tool := await task, "release"):
                 await self._do(tool.release)
-        for task in self.made.values():
-            task.cancel()  # one that was late and is still being made
+        for task in self.instances.values():
+            task.cancel()  # cancels an instance that is late and still being made
 
     def _whole(self) -> list[asyncio.Task[Any]]:
-        return [t for t in self.made.values() if t.done() and not t.cancelled() and t.exception() is None]
+        return [
+            t for t in self.instances.values() if t.done() and not t.cancelled() and t.exception() is None
+        ]
 
     async def _run(self, call: ToolCall) -> Any:
         if call.error:
@@ -124,32 +127,32 @@ class Toolbox:
             hint = nearest(call.name, self.offers)
             raise Refusal(f"there is no tool {call.name!r}; {hint or 'there are ' + ', '.join(self.offers)}")
         offer = self.offers[call.name]
-        given = _checked(offer.record, call.arguments)
+        arguments = _checked(offer.record, call.arguments)
         if not isinstance(offer.hook.body, type):
-            return await self._do(offer.hook.body, **given, **offer.given(self.row))
-        if call.name not in self.made:
-            self.made[call.name] = asyncio.ensure_future(self._create(offer))
-        return await self._do((await asyncio.shield(self.made[call.name])).execute, **given)
+            return await self._do(offer.hook.body, **arguments, **offer.bound_arguments(self.row))
+        if call.name not in self.instances:
+            self.instances[call.name] = asyncio.ensure_future(self._create(offer))
+        return await self._do((await asyncio.shield(self.instances[call.name])).execute, **arguments)
 
     async def _create(self, offer: Offer) -> Any:
-        tool = offer.hook.body(**offer.given(self.row))
+        tool = offer.hook.body(**offer.bound_arguments(self.row))
         if hasattr(tool, "create"):
             await self._do(tool.create)
         return tool
 
-    async def _do(self, function: Callable[..., Any], **given: Any) -> Any:
+    async def _do(self, function: Callable[..., Any], **arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function):
-            return await function(**given)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, **given))
+            return await function(**arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, **arguments))
 
 
 class Refusal(Exception):
-    """A call that no tool gets to see."""
+    """A call that is refused before any tool sees it."""
 
 
-def _checked(record: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(record: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        checked = record.model_validate(dict(given))
+        checked = record.model_validate(dict(arguments))
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
         known = ", ".join(record.model_fields) or "none"

@@ -1,1 +1,1 @@
-"""Rewards: from responses to a score a sample, and from scores to rewards a token."""
+"""Rewards: from responses to a score per sample, and from scores to rewards per token."""

@@ -1,4 +1,4 @@
-"""A reward for a program that passes a test, run in a process of its own (``nodes/confined.py``)."""
+"""A reward for a program that passes a test, run in a process of its own (``nodes/support/sandbox.py``)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.engines import Context
-from rlgraph.errors import RunError
-from rlgraph.nodes.confined import MIB, NO_NETWORK, Limits, confined, isolates
-from rlgraph.nodes.reward.each import record_late
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
-
-
-class CodeError(RunError):
-    """Programs can't be run as the graph says: says what to change."""
+from rlgraph.nodes.reward.per_sample import record_late
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.sandbox import MIB, Limits, check_network, confined
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 @op(beside=True)
@@ -55,14 +49,8 @@ def code(
     Example:
         rewards: {op: reward.code, timeout: 10}
     """
-    import torch
-
+    check_network("reward.code", network)
     limits = Limits(timeout, memory_mib * MIB, file_mib * MIB, network)
-    if not network and not isolates():
-        raise CodeError(
-            f"reward.code: no network can't be had here: `{' '.join(NO_NETWORK)} true` fails; allow user "
-            "namespaces, or set network: true"
-        )
     with ThreadPoolExecutor(parallel) as pool:
         verdicts = list(pool.map(lambda r, a: passes(program(r), a, limits), responses, answer))
     scores = [float(verdict is True) for verdict in verdicts]
@@ -72,7 +60,7 @@ def code(
 
 
 def program(response: str) -> str:
-    r"""The program in a response.
+    r"""Return the program in a response.
 
     Example:
         >>> program("So:\n```python\nx = 1\n```\nDone.")
@@ -83,9 +71,9 @@ def program(response: str) -> str:
 
 
 def passes(source: str, test: str, limits: Limits) -> bool | None:
-    """Whether a program and then its test run to their end; None: they ran out of time."""
+    """Return whether a program and then its test run to their end; None if they run out of time."""
     token = secrets.token_hex(16)
     with confined({"program": source, "test": test, "token": token}, limits) as verdict:
         in_time = bool(select.select([verdict], [], [], limits.timeout)[0])
-        said = os.read(verdict, len(token)) if in_time else b""
-    return said == token.encode() if in_time else None
+        output = os.read(verdict, len(token)) if in_time else b""
+    return output == token.encode() if in_time else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 @op()
@@ -16,8 +15,8 @@ def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> floa
     Example:
         rewards: {op: reward.exact}
     """
-    import torch
-
-    scores = [float(given.strip() == wanted.strip()) for given, wanted in zip(responses, answer, strict=True)]
+    scores = [
+        float(response.strip() == wanted.strip()) for response, wanted in zip(responses, answer, strict=True)
+    ]
     ctx.record("reward/mean", scores)
     return torch.tensor(scores, dtype=torch.float32)

@@ -6,9 +6,8 @@ import re
 import string
 from collections import Counter
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, float32, op, samples, text
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -25,28 +24,26 @@ def f1(ctx: Context, responses: text[samples], answer: text[samples]) -> float32
     Example:
         rewards: {op: reward.f1}
     """
-    import torch
-
-    scores = [overlap(given, wanted) for given, wanted in zip(responses, answer, strict=True)]
+    scores = [overlap(response, wanted) for response, wanted in zip(responses, answer, strict=True)]
     ctx.record("reward/mean", scores)
     return torch.tensor(scores, dtype=torch.float32)
 
 
-def overlap(given: str, wanted: str) -> float:
-    """F1 of two texts.
+def overlap(response: str, wanted: str) -> float:
+    """Return the F1 of two texts.
 
     Example:
         >>> overlap("The cat sat.", "a cat")
         0.6666666666666666
     """
-    ours, theirs = Counter(words(given)), Counter(words(wanted))
+    ours, theirs = Counter(words(response)), Counter(words(wanted))
     if not ours and not theirs:
         return 1.0
     return 2 * (ours & theirs).total() / (ours.total() + theirs.total())
 
 
 def words(response: str) -> list[str]:
-    """The words of a text that count.
+    """Return the words of a text that count.
 
     Example:
         >>> words("It's  the U.S.A., an\\nEXAMPLE")

@@ -1,4 +1,4 @@
-"""A reward for keeping to a form."""
+"""A reward for a response that matches a pattern."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 def compilable(pattern: str) -> str:
-    """A pattern as it is.
+    """Return a pattern as it is.
 
     Raises:
         ValueError: it is no regular expression.
@@ -41,8 +40,6 @@ def form(
     Example:
         formatted: {op: reward.format, pattern: "<think>.+</think>.+"}
     """
-    import torch
-
     wanted = re.compile(pattern, re.DOTALL)
     scores = [float(wanted.fullmatch(response.strip()) is not None) for response in responses]
     ctx.record("mean", scores)

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlgraph.engines import Context, Request, Sampling, ServeEngine
-from rlgraph.nodes.reward.each import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.format import compilable
-from rlgraph.nodes.rollout import seed
-from rlgraph.op import op
-from rlgraph.types import samples, text
+from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
+from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, Request, Sampling, ServeEngine, op, samples, text
 
 PLACE = re.compile(r"\{(question|response|answer)\}")
 PROMPT = """\
@@ -40,7 +39,7 @@ def _increasing(scale: list[float]) -> list[float]:
     return scale
 
 
-@op(assumes=("dropped",))
+@op(assumes=("dropped",), roles={"response_limit": "max_new_tokens", "temperature": "temperature"})
 def judge(
     ctx: Context,
     model: ServeEngine,
@@ -73,7 +72,7 @@ def judge(
             reasons, and then for "Score: N" from 0 to 10.
         score: a regular expression; its first group is the score.
         scale: the scores of reward 0 and of reward 1, low and high; those beyond count as these.
-        n: judgements a sample, at least 1; with temperature 0 all are the same.
+        n: judgements per sample, at least 1; with temperature 0 all are the same.
         max_new_tokens: the most tokens of a judgement.
         max_response_tokens: the judge reads so many tokens of a response's end; null: all.
         temperature: what the judge's logits are divided by; 0 takes the most likely token.
@@ -85,39 +84,36 @@ def judge(
     Example:
         rewards: {op: reward.judge, model: judge, n: 4, temperature: 1.0}
     """
-    import torch
-
     answers = answer or [""] * len(responses)
     shown = [_end(model.tokenizer, response, max_response_tokens) for response in responses]
     asked = [_filled(prompt or PROMPT, *row) for row in zip(question, shown, answers, strict=True)]
     seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
     prompts = _encoded(model.tokenizer, asked, template, template_options or {})
     requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
-    made = model.generate(requests, Sampling(max_new_tokens, temperature))
+    generations = model.generate(requests, Sampling(max_new_tokens, temperature))
     written = [
-        [model.tokenizer.decode(list(g.tokens), skip_special_tokens=True) for g in many] for many in made
+        [model.tokenizer.decode(list(g.tokens), skip_special_tokens=True) for g in many]
+        for many in generations
     ]
     scores = [[s for words in many if (s := scored(words, score)) is not None] for many in written]
     missing = zip(scores, written, asked, strict=True)
-    failures = [
-        (f"no score in {words[0][-300:]!r}", {"asked": a}) for found, words, a in missing if not found
-    ]
+    failures = [(f"no score in {words[0][-300:]!r}", {"asked": a}) for s, words, a in missing if not s]
     complain(failures, on_error)
-    ctx.record("reward/judge_length", [len(g.tokens) for many in made for g in many])
-    rewards = torch.tensor([_mean(found, *scale) for found in scores], dtype=torch.float32)
-    return settled(ctx, rewards, torch.tensor([not found for found in scores], dtype=torch.bool))
+    ctx.record("reward/judge_length", [len(g.tokens) for many in generations for g in many])
+    rewards = torch.tensor([_mean(s, *scale) for s in scores], dtype=torch.float32)
+    return settled(ctx, rewards, torch.tensor([not s for s in scores], dtype=torch.bool))
 
 
 def scored(words: str, score: str) -> float | None:
-    r"""The last score in a judgement, or None.
+    r"""Return the last score in a judgement, or None.
 
     Example:
         >>> scored("Score: 3? No.\nScore: **7.5**", SCORE), scored("Good!", SCORE)
         (7.5, None)
     """
-    found = [match[1] for match in re.finditer(score, words)]
+    scores = [match[1] for match in re.finditer(score, words)]
     try:
-        number = float(found[-1]) if found else math.nan
+        number = float(scores[-1]) if scores else math.nan
     except (TypeError, ValueError):  # the group took no part, or holds no number
         return None
     return number if math.isfinite(number) else None
@@ -129,7 +125,7 @@ def _mean(scores: Sequence[float], low: float, high: float) -> float:
 
 
 def _filled(prompt: str, question: str, response: str, answer: str) -> str:
-    """All at once: a response that holds ``{answer}`` does not get it."""
+    """Fill in all fields at once, so that a response that holds ``{answer}`` does not get it."""
     values = {"question": question, "response": response, "answer": answer}
     return PLACE.sub(lambda place: values[place[1]], prompt)
 

@@ -1,21 +1,16 @@
-"""Scores and a KL penalty as rewards a token."""
+"""Rewards per token: a score per sample and a KL penalty."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.engines import Context
-from rlgraph.nodes.loss import KlKind
-from rlgraph.nodes.loss import kl as estimate
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, samples, tokens
-
-if TYPE_CHECKING:
-    import torch
-
-    from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.policy import KlKind
+from rlgraph.nodes.loss.policy import kl as estimate
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
 
 
 @op(assumes=("reference",), measures={"beta": "kl/ref"})
@@ -29,7 +24,7 @@ def kl_penalty(
     beta: Annotated[float, Field(ge=0)] = 0.001,
     kl: KlKind = "k1",
 ) -> float32[samples, tokens]:
-    """Rewards a token: -beta KL(old, ref) on each token that the policy wrote, and the score on its last.
+    """Rewards per token: -beta KL(old, ref) on each token that the policy wrote, and the score on its last.
 
     r_t = -beta kl_t + [t is the last in the loss mask] s (arXiv 1909.08593, 2203.02155). A sample with
     nothing in its loss mask gets no reward: its score has no token to stand on. Records ``kl/ref``, nats a
@@ -43,8 +38,6 @@ def kl_penalty(
     Example:
         shaped: {op: reward.kl_penalty, beta: 0.001}
     """
-    import torch
-
     divergence = estimate(old_logprobs.values, ref_logprobs.values, kl)
     divergence = torch.where(loss_mask.values, divergence, 0)
     ctx.record("kl/ref", float(divergence.double().sum()), count=int(loss_mask.values.sum()))
@@ -53,9 +46,7 @@ def kl_penalty(
 
 
 def _last_written(loss_mask: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows with anything in the loss mask, and where in ``[all tokens]`` the last of it stands."""
-    import torch
-
+    """Return the rows with anything in the loss mask, and the index of its last token in ``[all tokens]``."""
     written = loss_mask.values.nonzero().squeeze(1)
     rows, counts = torch.unique_consecutive(loss_mask.row_of[written], return_counts=True)
     return rows, written[counts.cumsum(0) - 1]

@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.engines import Context
-from rlgraph.nodes.reward.each import record_late
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.nodes.reward.per_sample import record_late
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 @op(beside=True)
@@ -33,8 +32,6 @@ def math(
     Example:
         rewards: {op: reward.math}
     """
-    import torch
-
     from rlgraph.nodes.reward.verifier import verifier
 
     verdicts = verifier().judge(list(zip(responses, answer, strict=True)), timeout)

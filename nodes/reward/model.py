@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rlgraph.engines import Context, TrainEngine
-from rlgraph.nodes.ragged import Ragged, offsets_of
-from rlgraph.op import op
-from rlgraph.types import float32, int64, samples, tokens
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.ops import Context, TrainEngine, float32, int64, op, samples, tokens
 
 
 @op(head="value")
 def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens]) -> float32[samples]:
-    """What a reward model gives prompt and response together (arXiv 2203.02155).
+    """A reward model's score of prompt and response together (arXiv 2203.02155).
 
     The output of its value head at the last token of the sequence, that token read. The model needs ``head:
     value``, a head in its folder (one that is missing is drawn at random), and the policy's tokenizer and
@@ -26,13 +25,11 @@ def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens
 
 
 def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:
-    """Rows with one more token each, and a loss mask that is true on it alone: ``[samples, tokens + 1]``.
+    """Return rows with one more token each, and a loss mask that is true on it alone.
 
     An engine's value of a token is what the model says before it reads that token. So that of one behind the
     end, which may be any, is what it says of the whole row.
     """
-    import torch
-
     offsets = offsets_of(tokens.lengths + 1)
     last = torch.zeros(int(offsets[-1]), dtype=torch.bool, device=tokens.values.device)
     last[offsets[1:] - 1] = True

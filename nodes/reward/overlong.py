@@ -6,9 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, samples, tokens
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
 
 
 @op()

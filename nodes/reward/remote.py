@@ -1,7 +1,7 @@
 """A reward from a service that answers over HTTP.
 
 POST {"samples": [{"question": ..., "response": ..., "answer": ...}, ...]}
-  -> {"rewards": [number, ...]}                                              one a sample, in order
+  -> {"rewards": [number, ...]}                                              one per sample, in order
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.engines import Context
-from rlgraph.nodes.reward.each import Judged, OnError, RewardError, complain, settled
-from rlgraph.op import op
-from rlgraph.types import samples, text
+from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, settled
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, op, samples, text
 
-Sample = dict[str, str]
+JudgedRow = dict[str, str]
 
 
 class RemoteError(RewardError):
-    """A service that gave no rewards: says why."""
+    """A service gave no rewards; the message says why."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where rewards are asked for, and how patiently."""
+    """The address of a reward service, with its time limit and retries."""
 
     url: str
-    timeout: float  # seconds a try may take
+    timeout: float  # seconds that a try may take
     retries: int  # tries after the first
     backoff: float  # seconds before the first retry; doubles with each
 
-    def ask(self, batch: Sequence[Sample]) -> list[float]:
-        """A reward for each sample.
+    def ask(self, batch: Sequence[JudgedRow]) -> list[float]:
+        """Return a reward for each sample.
 
         Raises:
             RemoteError: the service refused, gave something else, or could not be reached in any try.
@@ -53,7 +52,7 @@ class Service:
             try:
                 return _rewards(self._post(body), len(batch))
             except urllib.error.HTTPError as error:
-                with error:  # its body is an open connection
+                with error:  # closes the connection
                     reason = f"HTTP {error.code} {error.reason}"
                 if error.code != 429 and error.code < 500:
                     break
@@ -85,7 +84,7 @@ def remote(
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
 
     POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,
-    one a sample in order. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
+    one per sample in order. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
     ``backoff``, then twice that, and so on; not when it says anything else. A batch that fails has reward 0
     and ``failed`` true unless ``on_error`` is ``fail``, and the first of them is logged with a sample.
     Records ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did.
@@ -103,8 +102,6 @@ def remote(
     Example:
         rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}
     """
-    import torch
-
     names = ("question", "response", "answer")
     rows = [dict(zip(names, row, strict=True)) for row in zip(question, responses, answer, strict=True)]
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
@@ -122,7 +119,7 @@ def remote(
     return settled(ctx, rewards, failed)
 
 
-def _outcome(service: Service, batch: Sequence[Sample]) -> list[float] | RemoteError:
+def _outcome(service: Service, batch: Sequence[JudgedRow]) -> list[float] | RemoteError:
     try:
         return service.ask(batch)
     except RemoteError as error:
@@ -130,7 +127,7 @@ def _outcome(service: Service, batch: Sequence[Sample]) -> list[float] | RemoteE
 
 
 def _rewards(reply: bytes, count: int) -> list[float]:
-    """The numbers of a reply.
+    """Return the numbers of a reply.
 
     Raises:
         RemoteError: it is something else.

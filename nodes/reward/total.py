@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples
+from rlgraph.ops import Context, float32, op, samples
 
 OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
 
@@ -22,7 +20,7 @@ def total(
     weight_3: float = 0.0,
     weight_4: float = 0.0,
 ) -> float32[samples]:
-    """sum_k w_k s_k of two to four rewards a sample; one of weight 0 is not read.
+    """sum_k w_k s_k of two to four rewards per sample; one of weight 0 is not read.
 
     Linear scalarisation (Roijers et al. 2013, doi 10.1613/jair.3987); advantage.gdpo normalises each reward
     before it adds them. Records ``mean`` under the node's name.

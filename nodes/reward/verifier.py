@@ -1,4 +1,4 @@
-r"""Math-Verify in a process of its own.
+r"""A supervisor that runs Math-Verify in a child process.
 
 Math-Verify stops a runaway answer with SIGALRM, which works only in a main thread and only between bytecodes:
 neither is given in an actor or for ``9^{9^{9}}``. So answers are judged in a child, which is killed and
@@ -26,7 +26,7 @@ START_SECONDS = 120.0  # the child imports sympy; a busy machine is slow at it
 
 
 class VerifierError(Exception):
-    """The child that judges answers can't be started: says how to find out why."""
+    """The child that judges answers can't be started; the message says how to find out why."""
 
 
 class Verifier:
@@ -37,7 +37,7 @@ class Verifier:
         self.lock = threading.Lock()
 
     def judge(self, pairs: Sequence[tuple[str, str]], timeout: float) -> list[Verdict]:
-        """Of each response and answer, whether they are equal; ``late``: it took over ``timeout`` seconds."""
+        """Judge each response against its answer; ``late`` means that it took over ``timeout`` seconds."""
         with self.lock:  # steps may run in threads; the child answers one at a time
             return [self._judge_one(response, answer, timeout) for response, answer in pairs]
 
@@ -64,7 +64,7 @@ class Verifier:
 
 @functools.lru_cache(maxsize=1)
 def verifier() -> Verifier:
-    """This process's verifier."""
+    """Return this process's verifier."""
     shared = Verifier()
     atexit.register(shared.close)
     return shared
@@ -87,18 +87,18 @@ def _readable(child: subprocess.Popen[str], timeout: float) -> bool:
 
 
 def compare(response: str, answer: str) -> Verdict:
-    """Whether a response's answer equals the reference. May take forever."""
+    """Compare a response's answer with the reference. May take forever."""
     from math_verify import parse, verify
 
-    given = parse(response, parsing_timeout=None)
-    if not given:
+    parsed = parse(response, parsing_timeout=None)
+    if not parsed:
         return "unparsed"
-    equal = verify(parse(f"\\boxed{{{answer}}}", parsing_timeout=None), given, timeout_seconds=None)
+    equal = verify(parse(f"\\boxed{{{answer}}}", parsing_timeout=None), parsed, timeout_seconds=None)
     return "right" if equal else "wrong"
 
 
 def serve() -> None:
-    """Answer a line a pair until the input ends."""
+    """Answer one line per pair until the input ends."""
     logging.disable(logging.CRITICAL)  # Math-Verify warns that it has no timeout: the parent has
     compare("1", "1")
     print("ready", flush=True)

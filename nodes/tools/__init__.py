@@ -1,1 +1,1 @@
-"""Tools that a policy may call, one module a tool."""
+"""Tools that a policy may call, one module per tool."""

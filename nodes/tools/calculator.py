@@ -6,8 +6,8 @@ import functools
 import operator
 from typing import Any
 
-LONGEST = 500  # characters of an expression
-BITS = 4096  # of a whole number
+LONGEST = 500  # characters in an expression
+BITS = 4096  # bits in a whole number
 
 
 def calculator(expression: str) -> str:
@@ -26,7 +26,7 @@ def calculator(expression: str) -> str:
 
 @functools.cache
 def _evaluator() -> Any:
-    """One that knows numbers, these operators and these functions; it runs no Python (no eval)."""
+    """Return an evaluator that knows numbers, these operators and functions; it runs no Python (no eval)."""
     import ast
     import math
 
@@ -70,7 +70,7 @@ def _bounded(bits: int) -> None:
 
 
 def _written(number: float) -> str:
-    """A whole number as such; any other with twelve digits."""
+    """Write a whole number as such, any other with twelve digits."""
     if isinstance(number, int) or (number.is_integer() and abs(number) < 2**53):
         return str(int(number))
     return f"{number:.12g}"

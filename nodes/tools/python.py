@@ -6,8 +6,7 @@ import os
 import select
 import time
 
-from rlgraph.errors import RunError
-from rlgraph.nodes.confined import MIB, NO_NETWORK, Limits, confined, isolates
+from rlgraph.nodes.support.sandbox import MIB, Limits, check_network, confined
 
 MOST = 2**16  # bytes of output that are read
 
@@ -29,28 +28,22 @@ def python(
     Example:
         tools: {python: {kind: python, timeout: 5}}
     """
-    if not network and not isolates():
-        law = f"the tool python: no network can't be had here: `{' '.join(NO_NETWORK)} true` fails"
-        raise NoNetworkError(f"{law}; allow user namespaces, or set network: true")
+    check_network("the tool python", network)
     limits = Limits(timeout, memory_mib * MIB, file_mib * MIB, network)
     with confined({"program": code}, limits) as output:
-        said, in_time = _read(output, time.monotonic() + timeout)
-    text = said.decode("utf-8", "replace").rstrip()
+        printed, in_time = _read(output, time.monotonic() + timeout)
+    text = printed.decode("utf-8", "replace").rstrip()
     return text if in_time else f"{text}\n(ended: it ran over {timeout:g} s)".lstrip()
 
 
-class NoNetworkError(RunError):
-    """A process without network can't be had here: says what to change."""
-
-
 def _read(output: int, end: float) -> tuple[bytes, bool]:
-    """What a process prints, and whether it ended before ``end``; of much, the start."""
-    said = b""
-    while len(said) < MOST:
+    """Return the start of a process's output, and whether it ended before ``end``."""
+    printed = b""
+    while len(printed) < MOST:
         if not select.select([output], [], [], max(end - time.monotonic(), 0))[0]:
-            return said, False
+            return printed, False
         part = os.read(output, MOST)
         if not part:
             break
-        said += part
-    return said[:MOST], True
+        printed += part
+    return printed[:MOST], True

@@ -1,4 +1,4 @@
-"""Search in a corpus of texts on this machine, by BM25.
+"""A tool that searches a corpus of texts on this machine, by BM25.
 
 Robertson and Zaragoza 2009, doi 10.1561/1500000019; by bm25s (arXiv 2407.03618).
 """
@@ -9,8 +9,8 @@ import functools
 import re
 from typing import Any
 
-from rlgraph.nodes.datafile import DataError, changed, read_rows
-from rlgraph.types import File
+from rlgraph.nodes.support.data_file import DataError, changed, read_rows
+from rlgraph.ops import File
 
 WORD = re.compile(r"\w+")
 
@@ -22,7 +22,7 @@ def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> s
         query: the words to look for.
 
     Attributes:
-        corpus: a .parquet or .jsonl file with a text a row; a process indexes it once, for BM25.
+        corpus: a .parquet or .jsonl file with a text per row; a process indexes it once, for BM25.
         column: which holds the text.
         top: how many passages are given, best first.
 
@@ -30,8 +30,8 @@ def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> s
         tools: {search: {kind: search, corpus: wiki.jsonl, top: 3}}
     """
     index = _index(corpus, column, changed(corpus))
-    found = index.best(_words(query), top)
-    return "\n".join(f"[{place}] {text}" for place, text in enumerate(found, 1)) or "nothing was found"
+    passages = index.best(_words(query), top)
+    return "\n".join(f"[{place}] {text}" for place, text in enumerate(passages, 1)) or "nothing was found"
 
 
 class Index:
@@ -45,7 +45,7 @@ class Index:
         self.weights.index([_words(text) for text in texts], show_progress=False)
 
     def best(self, words: list[str], top: int) -> list[str]:
-        """The texts with the highest scores above 0; of equal ones those that come first."""
+        """Return the texts with the highest scores above 0; of equal ones those that come first."""
         known = [word for word in words if word in self.weights.vocab_dict]
         if not known:
             return []
@@ -56,7 +56,7 @@ class Index:
 
 @functools.lru_cache(maxsize=4)
 def _index(corpus: str, column: str, written: int) -> Index:
-    """The index of a file as it was ``written``, in ns."""
+    """Return the index of a file as it was ``written``, in ns."""
     texts = [str(row[column]) for _, row in read_rows(corpus, [column])]
     if not texts:
         raise DataError(f"{corpus}: no rows; give a corpus that has some")

@@ -1,22 +1,22 @@
-"""The compiler on one page: from a bound graph to one whose nodes are the steps of an iteration."""
+"""The compiler's passes on one page: from a bound graph to one whose nodes are an iteration's steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlgraph.graph import Graph
-from rlgraph.passes.assume import assume
+from rlgraph.frontend.infer import infer
+from rlgraph.ir.graph import Graph
+from rlgraph.passes.check_laws import assume
+from rlgraph.passes.defaults import resolve
 from rlgraph.passes.elide import elide
-from rlgraph.passes.infer import infer
+from rlgraph.passes.intervals import skip
 from rlgraph.passes.order import order
 from rlgraph.passes.partition import partition
 from rlgraph.passes.place import place
 from rlgraph.passes.prune import prune
 from rlgraph.passes.refill import refill
-from rlgraph.passes.resolve import resolve
-from rlgraph.passes.skip import skip
-from rlgraph.passes.sync import sync
-from rlgraph.passes.version import version
+from rlgraph.passes.versions import version
+from rlgraph.passes.weight_sync import sync
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     infer,
@@ -25,10 +25,10 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     refill,
     assume,
     resolve,
-    elide,  # after resolve: what is left out must score at the temperature of its reader
+    elide,  # after resolve: a node left out must score at the temperature of its reader
     place,
     partition,
     sync,
-    skip,  # after all that is inserted for a node, which is left out with it
+    skip,  # after all insertions for a node, which is left out with them
     order,
 )

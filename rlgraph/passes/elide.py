@@ -1,4 +1,4 @@
-"""Leave out what the versions prove to be known already, and say so; point at work that is done twice.
+"""Eliminates redundant recomputes that the versions prove, and reports work that is done twice.
 
 ``old_logprobs`` of the weights that an update starts from, with one optimizer step, are the log-probs that
 the update computes itself: the ratio is 1 at every token, and its gradient is that of the log-probs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.graph import Graph, Node
+from rlgraph.ir.graph import Graph, Node
 
 COLUMN = "old_logprobs"
 
@@ -26,8 +26,8 @@ def elide(graph: Graph) -> Graph:
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
-    """The update that makes a node redundant, if there is one."""
-    if not (node.call and node.op.name == "logprobs" and not node.call.attributes["keep"]):
+    """Return the update that makes a node redundant, if there is one."""
+    if not node.call or node.call.value("keep", True):  # what can be left out has an attribute to keep it
         return None
     readers = graph.readers(node.writes[0])
     if len(readers) != 1 or not readers[0].updates or node.writes[0] in graph.report.values():
@@ -36,8 +36,8 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     assert reader.call
     same = (reader.model, reader.version) == (node.model, node.version)
     ports = [port for port, column in reader.call.ins.items() if column == node.writes[0]]
-    alike = reader.call.attributes.get("temperature") == node.call.attributes["temperature"]
-    alike = alike and reader.call.courses.get("temperature") == node.call.courses.get("temperature")
+    alike = reader.call.value("temperature") == node.call.value("temperature")
+    alike = alike and reader.call.course("temperature") == node.call.course("temperature")
     return reader if same and alike and ports == [COLUMN] and reader.optimizer_steps == 1 else None
 
 
@@ -59,7 +59,7 @@ def _without(graph: Graph, node: Node, reader: Node) -> Graph:
 
 
 def _twins(graph: Graph) -> tuple[str, ...]:
-    """Nodes that compute the same from the same: reported, never merged."""
+    """Return notes of nodes that compute the same from the same: reported, never merged."""
     seen: dict[str, Node] = {}
     notes = []
     for node in graph.nodes:

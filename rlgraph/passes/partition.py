@@ -1,4 +1,4 @@
-"""Say how the rows of each node lie on its devices, and move columns where two nodes differ.
+"""Lays out the rows of each node on its devices, and moves columns where two nodes differ.
 
     one          all rows on the pool's first device
     even         split by prompt: contiguous, the samples of a prompt together
@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from rlgraph.graph import Column, Graph, Node
-from rlgraph.passes.order import sequence
+from rlgraph.ir.graph import Column, Graph, Node
+from rlgraph.ir.row_layout import ONE, RowLayout
+from rlgraph.ir.steps import Kind
+from rlgraph.ops.column_types import DOMAINS
 
-ONE, EVEN = "one", "even"
+EVEN = RowLayout("even")
 
 BECAUSE = {
     ONE: "needs all rows together",
@@ -26,14 +28,14 @@ BECAUSE = {
 
 
 def partition(graph: Graph) -> Graph:
-    """A layout for every node and column; a ``repartition`` before a reader of another layout."""
+    """Give every node and column a layout; insert a ``repartition`` before a reader of another layout."""
     columns = dict(graph.columns)
-    moved: dict[tuple[str, str, int], str] = {}  # (column, layout, devices) -> its copy in that layout
+    moved: dict[tuple[str, RowLayout, int], str] = {}  # (column, layout, devices) -> its copy in that layout
     nodes: list[Node] = []
     steps = _optimizer_steps(graph)
-    for node in sequence(graph.nodes):
+    for node in graph.in_order:
         layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]
-        fixed = node.kind != "collect"  # which takes rows from wherever they are
+        fixed = node.kind.facts.in_place  # others take rows from wherever they are
         elsewhere = [c for c in node.reads if fixed and not lies_so(graph, columns[c], layout, node.pool)]
         wrong = [c for c in elsewhere if (c, layout, devices) not in moved]
         if wrong:
@@ -41,62 +43,63 @@ def partition(graph: Graph) -> Graph:
             moves = {c: f"{c}@{place}" for c in wrong}
             moved.update({(c, layout, devices): copy for c, copy in moves.items()})
             for column, copy in moves.items():
-                columns[copy] = replace(columns[column], name=copy, layout=layout, pool=node.pool)
+                there = replace(columns[column], name=copy, layout=layout, pool=node.pool, moved=True)
+                columns[copy] = replace(there, copy_of=there.copy_of or column)
             nodes.append(_repartition(node, moves, layout, {columns[c].pool for c in wrong}))
         nodes.append(_reading(node, {c: moved[c, layout, devices] for c in elsewhere}, layout))
         columns.update({c: replace(columns[c], layout=layout, pool=node.pool) for c in node.writes})
     return replace(graph, nodes=tuple(nodes), columns=columns)
 
 
-def lies_so(graph: Graph, column: Column, layout: str, pool: str) -> bool:
-    """Whether a column's rows lie as a node on ``pool`` reads them."""
+def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
+    """Return whether a column's rows lie as a node on ``pool`` reads them."""
     alike = layout == ONE or graph.devices[column.pool] == graph.devices[pool]
     return column.layout == layout and alike
 
 
 def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
-    """Domain -> mini-batches of its updates (of the first, where they differ)."""
+    """Return domain -> mini-batches of its updates (of the first, where they differ)."""
     found: dict[str | None, int] = {}
     for node in graph.nodes:
         if node.updates and node.call:
-            found.setdefault(node.domain, int(node.call.attributes.get("minibatches", 1)))
+            found.setdefault(node.domain, int(node.call.value("minibatches", 1)))
     return found
 
 
-def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> str:
+def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> RowLayout:
     if graph.devices[node.pool] == 1:
         return ONE
-    if node.kind in ("repeat", "collect"):
+    if node.kind.facts.layout == EVEN:
         return EVEN
-    if node.kind == "select":
+    if node.kind.facts.layout == "filter":
         (filtered,) = node.after
         return columns[graph.node(filtered).writes[0]].layout
     rows = node.op.declared.rows
-    scattered = rows == "group" and graph.ancestors(node.domain)[-1].kind == "samples"
+    scattered = rows == "group" and DOMAINS[graph.ancestors(node.domain)[-1].kind].answered
     if node.op.source or rows == "all" or scattered:  # a source's samples lie by row, not by group
         return ONE
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
         assert node.call
-        return f"balanced/{node.call.attributes.get('minibatches', steps.get(node.domain, 1))}"
-    weights: Counter[str] = Counter()
+        return RowLayout("balanced", node.call.value("minibatches", steps.get(node.domain, 1)))
+    weights: Counter[RowLayout] = Counter()
     for name in node.reads:
-        # a number a token weighs more to move than a number a row
+        # a number per token weighs more to move than a number per row
         weights[columns[name].layout] += 100 if columns[name].type.axis else 1
     if rows == "group" or node.op.declared.filters:
         return max((ONE, EVEN), key=lambda layout: (weights[layout], layout == EVEN))
     return max(weights, key=lambda layout: weights[layout])
 
 
-def _repartition(reader: Node, moves: dict[str, str], layout: str, origins: set[str]) -> Node:
+def _repartition(reader: Node, moves: dict[str, str], layout: RowLayout, origins: set[str]) -> Node:
     who = f"the {reader.kind} for `{reader.name}`" if reader.inserted else f"`{reader.name}`"
-    why = BECAUSE[layout.partition("/")[0]]
+    why = BECAUSE[layout.way]
     if origins != {reader.pool}:
         why = f"runs on pool {reader.pool}, and they are on {' and '.join(sorted(origins))}"
     return Node(
         name=f"repartition:{reader.name}",
-        kind="repartition",
+        kind=Kind.REPARTITION,
         reads=tuple(moves),
         writes=tuple(moves.values()),
         domain=reader.domain,
@@ -106,8 +109,8 @@ def _repartition(reader: Node, moves: dict[str, str], layout: str, origins: set[
     )
 
 
-def _reading(node: Node, renamed: dict[str, str], layout: str) -> Node:
-    """The node with its reads under their new names."""
+def _reading(node: Node, renamed: dict[str, str], layout: RowLayout) -> Node:
+    """Return the node with its reads under their new names."""
     reads = tuple(renamed.get(column, column) for column in node.reads)
     call = node.call
     if call and renamed:

@@ -1,4 +1,4 @@
-"""Put every engine and node on a pool.
+"""Places every engine and node on a pool.
 
 engines   where the graph says; else training and scoring on the first pool that is not given to serving,
           generation on the first pool that nothing of these is on (with one pool, there)
@@ -9,28 +9,14 @@ nodes     on a model: where its engine is. Others: where they say, else where mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rlgraph.errors import fail
-from rlgraph.graph import Graph, Model, Node
-from rlgraph.passes.order import sequence
-
-
-def engine_pools(models: Iterable[Model], pools: Sequence[str]) -> dict[str, str]:
-    """``policy.train`` and ``policy.serve`` -> pool, for every model."""
-    train = {model.name: model.spec.train.pool for model in models}
-    serve = {model.name: model.spec.serve.pool for model in models}
-    trains = next((pool for pool in pools if pool not in serve.values()), pools[0])
-    taken = {trains, *train.values()}
-    serves = next((pool for pool in pools if pool not in taken), trains)
-    return {f"{name}.train": pool or trains for name, pool in train.items()} | {
-        f"{name}.serve": pool or serves for name, pool in serve.items()
-    }
+from rlgraph.ir.graph import Graph, Node
 
 
 def place(graph: Graph) -> Graph:
-    """A pool for every node.
+    """Give every node a pool.
 
     Raises:
         GraphError: a pool that nothing runs on.
@@ -38,7 +24,7 @@ def place(graph: Graph) -> Graph:
     pools: dict[str, str] = {}
     weights = {name: 100 if column.type.axis else 1 for name, column in graph.columns.items()}
     writer = {column: node.name for node in graph.nodes for column in node.writes}
-    for node in sequence(graph.nodes):
+    for node in graph.in_order:
         pools[node.name] = _fixed(graph, node, pools)
         if not pools[node.name]:
             near: Counter[str] = Counter()
@@ -52,9 +38,9 @@ def place(graph: Graph) -> Graph:
 
 
 def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
-    """The pool that a node has to be on, if there is one."""
-    if node.kind in ("select", "collect"):
-        return pools[node.after[0]]  # its filter's, which says which rows stay
+    """Return the pool that a node has to be on, if there is one."""
+    if node.kind.facts.at_filter:
+        return pools[node.after[0]]  # the pool of its filter, which marks the rows that stay
     if node.call and node.op.engine:
         return graph.engines[f"{node.model}.{node.op.engine}"]
     if node.call and node.op.source and not node.pool:
@@ -65,7 +51,7 @@ def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
 
 
 def _copied_in_place(graph: Graph) -> None:
-    """Weights are copied from one train engine onto another of the same pool."""
+    """Check that weights are copied from one train engine onto another of the same pool."""
     for node in graph.nodes:
         pools = {name: graph.engines[f"{name}.train"] for name in (node.model, node.of) if name}
         if node.of and len({*pools.values()}) > 1:
@@ -76,7 +62,7 @@ def _copied_in_place(graph: Graph) -> None:
 
 
 def _whole_groups(graph: Graph) -> None:
-    """Tensor-parallel groups fill their pool."""
+    """Check that tensor-parallel groups fill their pool."""
     for name in dict.fromkeys(
         str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"
     ):

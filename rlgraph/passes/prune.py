@@ -1,10 +1,11 @@
-"""Drop what nothing uses, and say so."""
+"""Drops nodes that nothing uses, and says so."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.graph import Graph, Node
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.graph import Graph, Node
 
 
 def prune(graph: Graph) -> Graph:
@@ -12,19 +13,9 @@ def prune(graph: Graph) -> Graph:
 
     In an evaluation, keep those that lead to what is reported. A graph with neither keeps everything.
     """
-    writers = {column: node for node in graph.nodes for column in node.writes}
-    by_name = {node.name: node for node in graph.nodes}
-    stack = _roots(graph)
-    used: set[str] = set()
-    while stack:
-        node = stack.pop()
-        if node.name in used:
-            continue
-        used.add(node.name)
-        stack += [writers[column] for column in node.reads]
-        stack += [
-            by_name[name] for name in node.after if (node.reads_next or node.inserted) and name in by_name
-        ]
+    early = {node.name for node in graph.nodes if node.reads_next or node.inserted}
+    roots = [node.name for node in _roots(graph)]
+    used = reached(graph.needs, roots, waits=lambda node, _: node in early)
     if not graph.report and not any(node.updates for node in graph.nodes):
         graph = replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
     return _without(graph, used)

@@ -1,4 +1,4 @@
-"""Make a filter with ``refill`` a region: its steps are repeated until as many rows stay as the graph wants.
+"""Makes a filter with ``refill`` a region, whose steps repeat until as many rows stay as are wanted.
 
     prompts ─> rollout ─> rewards ─> informative     again and again, each time with the next prompts
                   └─ tokens, rewards ──┴─> collect ─> tokens/informative: 512 rows, whatever it took
@@ -9,17 +9,19 @@ on; who reads its columns reads them behind the ``collect``, for only what the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from rlgraph.errors import GraphError, Mark, Problem
-from rlgraph.graph import Graph, Node, Region
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.graph import Graph, Node, Region
+from rlgraph.ir.steps import Kind
 from rlgraph.passes.trace import draw, writer
 
 
 def refill(graph: Graph) -> Graph:
-    """A ``collect`` for every filter with ``refill`` whose rows are read; an evaluation has none.
+    """Add a ``collect`` for every filter with ``refill`` whose rows are read; an evaluation has none.
 
     Raises:
         GraphError: steps that read rows of the region, or that can't be repeated; or a target that no whole
@@ -28,7 +30,7 @@ def refill(graph: Graph) -> Graph:
     if graph.report:
         return graph
     filters = [node for node in graph.nodes if node.refill and _selects(graph, node)]
-    problems = _same_source(graph, filters)
+    problems = [*_same_source(graph, filters)]
     for node in filters if not problems else ():
         collected = _collected(graph, node)
         problems += _problems(collected, collected.node(f"collect:{node.name}"))
@@ -38,26 +40,19 @@ def refill(graph: Graph) -> Graph:
     return graph
 
 
-def members(nodes: Sequence[Node], collect: Node) -> list[Node]:
-    """The nodes of a region, in their order: all that its ``collect`` reads of, and its filter."""
-    by_name = {node.name: node for node in nodes}
-    writers = {column: node.name for node in nodes for column in node.writes}
-    stack, found = [*collect.after, *(writers[column] for column in collect.reads)], set[str]()
-    while stack:
-        name = stack.pop()
-        if name not in found:
-            found.add(name)
-            stack += [writers[column] for column in by_name[name].reads]
-    return [node for node in nodes if node.name in found]
+def members(graph: Graph, collect: Node) -> list[Node]:
+    """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
+    found = reached(graph.needs, graph.needs[collect.name], waits=lambda *_: False)
+    return [node for node in graph.nodes if node.name in found]
 
 
 def collects(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that end a region."""
-    return [node for node in nodes if node.kind == "collect"]
+    """Return the nodes that end a region."""
+    return [node for node in nodes if node.kind.facts.collects]
 
 
 def aged(graph: Graph) -> Graph:
-    """The graph as its oldest rows see it: of a region that keeps a surplus, nodes read older weights.
+    """Return the graph as its oldest rows see it: of a region that keeps a surplus, nodes read older weights.
 
     A row that waits for an iteration was sampled, and whatever was measured of it in the region, by the
     weights of the iteration before.
@@ -65,7 +60,7 @@ def aged(graph: Graph) -> Graph:
     older: dict[str, Node] = {}
     for collect in collects(graph.nodes):
         waits = graph.regions[collect.after[0]].keep
-        for node in members(graph.nodes, collect):
+        for node in members(graph, collect):
             made = sum(other.updates and other.model == node.model for other in graph.nodes)
             if node.version is not None:
                 older[node.name] = replace(node, version=node.version - waits * made)
@@ -73,7 +68,9 @@ def aged(graph: Graph) -> Graph:
 
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
-    return [node for node in graph.nodes if node.kind == "select" and node.after == (filtering.name,)]
+    return [
+        node for node in graph.nodes if node.kind.facts.layout == "filter" and node.after == (filtering.name,)
+    ]
 
 
 def _collected(graph: Graph, filtering: Node) -> Graph:
@@ -84,7 +81,7 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
     because += f"{region.kind} until {region.rows} rows stay, {tries}"
     collect = Node(
         name=f"collect:{filtering.name}",
-        kind="collect",
+        kind=Kind.COLLECT,
         reads=tuple(node.reads[0] for node in selects),
         writes=tuple(node.writes[0] for node in selects),
         domain=selects[0].domain,
@@ -105,7 +102,7 @@ def _region(graph: Graph, filtering: Node) -> Region:
     assert filtering.refill
     wanted, line = filtering.refill, graph.ancestors(filtering.domain)
     source = graph.node(line[-1].maker)
-    batch = (source.call.attributes.get("batch") if source.call else None) or 0
+    batch = (source.call.value("rows") if source.call else None) or 0
     times = prod(domain.times for domain in line)
     return Region(
         filter=filtering.name,
@@ -122,80 +119,74 @@ def _region(graph: Graph, filtering: Node) -> Region:
 
 
 def _problems(graph: Graph, collect: Node) -> list[Problem]:
-    """What keeps the steps before a ``collect`` from being repeated."""
-    region, inside = graph.regions[collect.after[0]], members(graph.nodes, collect)
+    """Return the reasons why the steps before a ``collect`` can't be repeated."""
+    region, inside = graph.regions[collect.after[0]], members(graph, collect)
     checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead)
     return [problem for check in checks for problem in check(graph, region, inside)]
 
 
-def _refused(kind: str, law: str, mark: Mark | None, remedy: str, drawing: str = "") -> list[Problem]:
-    return [Problem(kind, law, mark, (), remedy, drawing)]
-
-
-def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
     source = graph.node(region.source)
-    given = source.call.attributes.get("batch") if source.call else None
+    given = source.call.value("rows") if source.call else None
     if not source.op.source or not isinstance(given, int):
         law = f"`{region.filter}` refills from `{source.name}` ({source.op.name}), which is asked for more "
-        law += "prompts by its attribute `batch`, a number"
-        return _refused("no-batch", law, source.mark, f"set: {{{source.name}.batch: 128}}")
-    return []
+        batch = (source.call.name_of("rows") if source.call else "") or "batch"
+        law += f"prompts by its attribute `{batch}`, a number"
+        yield Problem("no-batch", law, source.mark, (), f"set: {{{source.name}.{batch}: 128}}")
 
 
-def _whole_groups(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
+def _whole_groups(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
     filtering = graph.node(region.filter)
-    if filtering.op.declared.rows != "group" or region.rows % region.times == 0:
-        return []
-    law = f"`{region.filter}` keeps whole groups of {region.times}; {region.rows} rows are none"
-    rows = max(region.rows // region.times, 1) * region.times
-    return _refused("cut-groups", law, filtering.mark, f"set: {{{region.filter}.refill.rows: {rows}}}")
+    if filtering.op.declared.rows == "group" and region.rows % region.times:
+        law = f"`{region.filter}` keeps whole groups of {region.times}; {region.rows} rows are none"
+        rows = max(region.rows // region.times, 1) * region.times
+        remedy = f"set: {{{region.filter}.refill.rows: {rows}}}"
+        yield Problem("cut-groups", law, filtering.mark, (), remedy)
 
 
-def _read_outside(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
-    """Only what the filter keeps leaves a region."""
+def _read_outside(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
+    """Check that only rows kept by the filter leave a region."""
     names, written = {node.name for node in inside}, {column for node in inside for column in node.writes}
-    problems = []
     for node in graph.nodes:
         read = [column for column in node.reads if column in written]
-        if read and node.name not in names and node.kind != "collect":
+        if read and node.name not in names and not node.kind.facts.collects:
             reader = _reader(graph, node)
             law = f"`{reader.name}` reads `{read[0]}` of all rows, and `{region.filter}` refills: only the "
             law += "rows that it keeps are collected"
             remedy = f"set: {{{reader.name}.rows: {region.filter}}}"
             drawing = draw(graph, [writer(graph, read[0]).name, reader.name])
-            problems += _refused("before-refill", law, reader.mark, remedy, drawing)
-    return problems
+            yield Problem("before-refill", law, reader.mark, (), remedy, drawing)
 
 
 def _reader(graph: Graph, node: Node) -> Node:
-    """The node that the user wrote behind an inserted one."""
+    """Return the node that the user wrote behind an inserted one."""
     return node if node.call else _reader(graph, graph.readers(node.writes[0])[0])
 
 
-def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
-    """Of the groups of a round, one step says which are finished."""
+def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
+    """Check that one step marks the finished groups of a round."""
     leaving = [node for node in inside if node.call and node.op.declared.leaves]
-    if len(leaving) < 2:
-        return []
-    first, second = leaving[:2]
-    law = f"`{first.name}` and `{second.name}` both leave groups unfinished, and `{region.filter}` refills"
-    return _refused("two-partial", law, second.mark, f"replace: {{{second.name}: {{op: rollout, ...}}}}")
+    if len(leaving) > 1:
+        first, second = (f"`{node.name}`" for node in leaving[:2])
+        law = f"{first} and {second} both leave groups unfinished, and `{region.filter}` refills"
+        remedy = f"replace: {{{leaving[1].name}: {{op: rollout, ...}}}}"
+        yield Problem("two-partial", law, leaving[1].mark, (), remedy)
 
 
-def _same_source(graph: Graph, filters: Sequence[Node]) -> list[Problem]:
-    """The steps behind a source are repeated for one filter."""
+def _same_source(graph: Graph, filters: Sequence[Node]) -> Iterator[Problem]:
+    """Check that the steps behind a source are repeated for one filter."""
     first: dict[str, Node] = {}
     for node in filters:
         source = graph.ancestors(node.domain)[-1].maker
         other = first.setdefault(source, node)
         if other is not node:
             law = f"`{other.name}` and `{node.name}` both refill from `{source}`"
-            return _refused("two-regions", law, node.mark, f"set: {{{other.name}.refill: false}}")
-    return []
+            yield Problem("two-regions", law, node.mark, (), f"set: {{{other.name}.refill: false}}")
+            return
 
 
-def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Problem]:
-    """A region runs ahead of the updates as a whole, or not at all."""
+def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
+    """Check that a region runs ahead of the updates as a whole, or not at all."""
     trained = {node.model for node in graph.nodes if node.updates}
     ahead = [node for node in inside if node.version is not None and node.version < 0]
     for node in inside:
@@ -203,5 +194,5 @@ def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> list[Pro
             law = f"`{region.filter}` refills, and what it repeats runs ahead of training with "
             law += f"`{ahead[0].name}` ({ahead[0].weights}); `{node.name}` scores by {node.weights}"
             remedy = f"set: {{{node.name}.rows: {region.filter}}}"
-            return _refused("region-ahead", law, node.mark, remedy)
-    return []
+            yield Problem("region-ahead", law, node.mark, (), remedy)
+            return

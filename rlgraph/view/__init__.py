@@ -1,6 +1,6 @@
-"""A plan and a run to look at: pictures, a page and a timeline, all of them made from the plan's JSON.
+"""Views of a plan and a run: pictures, a page and a timeline, all of them made from the plan's JSON.
 
-graph, plan.json or run ─ given ─ links ────┬─ drawing ─ mermaid, dot ─ picture   .svg, .png
+graph, plan.json or run ─ given ────────────┬─ drawings/                          .mmd, .dot, .svg, .png
                              │              │
                              ├─ timeline ───┼─ counters ─ trace                   for ui.perfetto.dev
                              │              │

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rlgraph import __version__
-from rlgraph.against import differences
-from rlgraph.cadence import words
-from rlgraph.compose import compose
-from rlgraph.diff import as_tree, diff_text
+from rlgraph.costs.memory import PARTS
 from rlgraph.errors import GraphError
-from rlgraph.lineage import weight
-from rlgraph.memory import PARTS
-from rlgraph.plan import Function, Plan, Step
-from rlgraph.prediction import prediction_text, step_text
-from rlgraph.source import Tree
-from rlgraph.text import flow, place, sentence
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.ir.intervals import words
+from rlgraph.ir.plan import Function, Plan, Step, plain
+from rlgraph.printing.column_text import weight
+from rlgraph.printing.plan_diff import differences
+from rlgraph.printing.plan_text import prediction_text, sentence, step_text
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.write import flow, place
+from rlgraph.version import VERSION
 from rlgraph.view.docs import docs, hook_name
-from rlgraph.view.given import Given
-from rlgraph.view.links import links, phases, title, weights
+from rlgraph.view.drawings.links import links, title, weights
+from rlgraph.view.given import Subject
 from rlgraph.view.recorded import recorded
-from rlgraph.view.timeline import arrows, depth, engines, expected, footprint, lanes, memory
+from rlgraph.view.timeline import arrows, depth, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]
 LASTING = ("reserve", "weights", "optimizer", "serve weights")  # drawn below what comes and goes
 
 
-def contents(new: Given, old: Given | None = None) -> Contents:
-    """What a page holds.
+def contents(new: Subject, old: Subject | None = None) -> Contents:
+    """Return what a page holds.
 
     Args:
         new: whose graph, plan and run are shown.
@@ -37,12 +37,12 @@ def contents(new: Given, old: Given | None = None) -> Contents:
     """
     plan, graph = new.plan, _composed(new.plan)
     return {
-        "rlgraph": __version__,
+        "rlgraph": VERSION,
         "graph": plan.graph,
         "about": plan.about,
         "pools": dict(plan.pools),
-        "models": {name: asdict(model) for name, model in plan.models.items()},
-        "phases": {phase: _phase(plan, phase, steps, graph) for phase, steps in phases(plan).items()},
+        "models": plan.fields["models"],
+        "phases": {phase: _phase(plan, phase, steps, graph) for phase, steps in plan.phases.items()},
         "docs": docs(new),
         "notes": [*plan.notes],
         "open": [*plan.open_values],
@@ -59,10 +59,15 @@ def contents(new: Given, old: Given | None = None) -> Contents:
 def _phase(plan: Plan, phase: str, steps: tuple[Step, ...], graph: Tree | None) -> Contents:
     return {
         "steps": [_step(plan, step, graph) for step in steps],
-        "links": [asdict(link) for link in links(steps)],
+        "links": [asdict(link) for link in links(plan, phase)],
         "weights": [{**asdict(found), "name": found.name} for found in weights(steps)],
         "columns": {
-            name: {**asdict(column), "weight": weight(column.type)}
+            name: {
+                **asdict(column),
+                "parent": plan.domain(phase, name).parent,
+                "times": plan.domain(phase, name).times,
+                "weight": weight(column.type),
+            }
             for name, column in plan.columns[phase].items()
         },
     }
@@ -74,6 +79,9 @@ def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
     written = nodes.get(step.node) if nodes else None
     return {
         **asdict(step),
+        "work": step.work,
+        "engines": step.engines,
+        "moves": step.facts.moves,
         "title": title(step),
         "does": sentence(step),
         "often": words(step.when) if step.when else "",
@@ -91,19 +99,12 @@ def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str,
     for name, value in function.attributes.items():
         tree = items.get(name)
         course = function.courses.get(name)
-        yield name, str(course or flow(as_tree(_listed(value)))), place(tree) if tree else ""
+        yield name, str(course or flow(plain(value))), place(tree) if tree else ""
     for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
         tree = items.get(name)
         told = {key: str(course) for key, course in hook.courses.items()}
         kind = {"kind": hook_name(hook), **hook.attributes, **told}
-        yield name, flow(as_tree(_listed(kind))), place(tree) if tree else ""
-
-
-def _listed(value: Any) -> Any:
-    """With lists for tuples: the values that a tree has."""
-    if isinstance(value, Mapping):
-        return {str(name): _listed(child) for name, child in value.items()}
-    return [_listed(child) for child in value] if isinstance(value, list | tuple) else value
+        yield name, flow(plain(kind)), place(tree) if tree else ""
 
 
 def _composed(plan: Plan) -> Tree | None:
@@ -151,25 +152,30 @@ def _memory(plan: Plan) -> Contents | None:
 
 
 def _engines(plan: Plan) -> Contents:
-    """Engine -> its pool, its parts, and those that are away between two iterations."""
-    return {
-        name: {"pool": pool, "parts": parts, "away": [*plan.away.get(name, ())]}
-        for name, (pool, parts) in engines(plan).items()
-    }
+    """Engine, as ``policy.train`` -> its pool, the parts that may leave the device, and those that are away
+    between two iterations."""
+    found: Contents = {}
+    for name, model in plan.models.items():
+        if model.train:
+            parts = ("parameters",) if model.frozen else ("parameters", "optimizer")
+            found[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
+        if model.serve:
+            found[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}
+    return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in found.items()}
 
 
 def _diff(new: Plan, old: Plan) -> Contents:
     """The edits that make the new graph of the old one, and what the plans do otherwise."""
     edits: list[str] = []
     if new.origin and old.origin:
-        edits = diff_text(as_tree(old.origin.composed), as_tree(new.origin.composed)).splitlines()
+        edits = diff_text(Tree.of(old.origin.composed), Tree.of(new.origin.composed)).splitlines()
     return {
         "old": old.graph,
         "edits": [[part.strip() for part in edit.partition(" ")[::2]] for edit in edits],
         "plan": differences(old, new),
         "before": {
             "steps": [_step(old, step, None) for step in old.steps],
-            "links": [asdict(link) for link in links(old.steps)],
+            "links": [asdict(link) for link in links(old, "train")],
         },
         "status": _status(new, old),
     }
@@ -187,6 +193,6 @@ def _status(new: Plan, old: Plan) -> dict[str, str]:
 
 
 def _said(plan: Plan, step: Step) -> tuple[Any, ...]:
-    """What makes a step the same: not its number, nor what is predicted."""
+    """Return what makes a step the same: not its number, nor what is predicted."""
     function = plan.functions["train"].get(step.node)
     return step.kind, step.op, step.pool, step.reads, step.writes, dict(step.models), step.lead, function

@@ -1,4 +1,4 @@
-"""What rises and falls in a trace: memory, and requests that a rollout has not answered yet."""
+"""Counters of a trace: memory, and requests that a rollout has not answered yet."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rlgraph.plan import Plan, Step
+from rlgraph.costs.workload import Workload, workload
+from rlgraph.ir.plan import Plan, Step
 from rlgraph.view.recorded import Measured
 from rlgraph.view.timeline import footprint, memory
-from rlgraph.workload import Workload, workload
 
-Count = tuple[str, float, str, dict[str, int]]  # pool, seconds, name, values by series
-POINTS = 8  # of the curve of a rollout's requests
+CounterValue = tuple[str, float, str, dict[str, int]]  # pool, seconds, name, values by series
+POINTS = 8  # points of the curve of a rollout's requests
 HELD, MOST, REQUESTS = "memory of a device", "most memory so far", "requests in flight"
 
 
-def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[Count]:
-    """What the busiest device of a pool holds as each step starts, in bytes, part by part."""
+def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the bytes that a pool's busiest device holds as each step starts, part by part."""
     found = footprint(plan)
     if found is None:
         return
@@ -33,8 +33,8 @@ def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[Count]:
 
 def measured_memory(
     plan: Plan, bars: Sequence[Measured], lines: Sequence[Mapping[str, Any]]
-) -> Iterator[Count]:
-    """The most that each device has held, in bytes, as each iteration ends."""
+) -> Iterator[CounterValue]:
+    """Yield the most bytes that each device has held, as each iteration ends."""
     ends = {bar.iteration: bar.end for bar in sorted(bars, key=lambda bar: bar.end) if bar.phase == "train"}
     for line in lines:
         for pool, devices in plan.pools.items():
@@ -44,8 +44,8 @@ def measured_memory(
                 yield pool, ends[line["step"]], MOST, values
 
 
-def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[Count]:
-    """The rows that a rollout still generates, where lengths are as the plan's times take them to be."""
+def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the rows that a rollout still generates, with response lengths as the plan predicts them."""
     target = plan.origin.target if plan.origin else None
     work = workload(plan, *((target.prompt_tokens, target.response_tokens) if target else ()))
     for step, mine, rows in _rollouts(plan, bars, work):
@@ -56,16 +56,18 @@ def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[Count]:
         yield from _falling(step.pool, mine, [(start, rows), *falls])
 
 
-def measured_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[Count]:
-    """The rows of the devices whose part of a rollout still runs: when one is answered, no run records."""
+def measured_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the rows of devices whose part of a rollout still runs; no run records when a row is answered."""
     for step, mine, rows in _rollouts(plan, bars, workload(plan)):
         ends = sorted(bar.end for bar in mine)
         falls = [(end, rows * (1 - done / len(mine))) for done, end in enumerate(ends[:-1], start=1)]
         yield from _falling(step.pool, mine, [(min(bar.start for bar in mine), rows), *falls])
 
 
-def _falling(pool: str, mine: Sequence[Measured], points: Sequence[tuple[float, float]]) -> Iterator[Count]:
-    """Requests in flight at some times of a rollout, and none when it has ended."""
+def _falling(
+    pool: str, mine: Sequence[Measured], points: Sequence[tuple[float, float]]
+) -> Iterator[CounterValue]:
+    """Yield the requests in flight at some times of a rollout, and none when it has ended."""
     for at, left in (*points, (max(bar.end for bar in mine), 0)):
         yield pool, at, REQUESTS, {"requests": round(left)}
 
@@ -73,11 +75,11 @@ def _falling(pool: str, mine: Sequence[Measured], points: Sequence[tuple[float, 
 def _rollouts(
     plan: Plan, bars: Sequence[Measured], work: Workload
 ) -> Iterator[tuple[Step, Sequence[Measured], float]]:
-    """The rollouts of training, round by round, with what each does on every device, and its rows.
+    """Yield the rollouts of training, round by round, with each device's part, and its rows.
 
     Those of a region are repeated; its rows are shared out to its rounds as if these were alike.
     """
-    steps = {step.id: step for step in plan.steps if step.kind == "run" and step.engine == "serve"}
+    steps = {step.id: step for step in plan.steps if step.generates}
     found = [bar for bar in bars if bar.phase == "train" and bar.step in steps]
     found.sort(key=lambda bar: (bar.iteration, bar.step, bar.start))
     for (_, number), mine in groupby(found, key=lambda bar: (bar.iteration, bar.step)):
@@ -87,7 +89,7 @@ def _rollouts(
 
 
 def _rounds(bars: Iterable[Measured]) -> list[list[Measured]]:
-    """What each device does for the first time, for the second, and so on."""
+    """Group the bars by round: what each device does first, then second, and so on."""
     found: list[list[Measured]] = []
     times: Counter[int | str] = Counter()
     for bar in bars:

@@ -1,55 +1,47 @@
-"""What the ops and losses of a plan say of themselves."""
+"""Collects the docs of a plan's ops and losses."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from rlgraph.catalog import load
-from rlgraph.describe import Entry, entry_of
-from rlgraph.docstring import read_docstring
+from rlgraph.ir.plan import Function
 from rlgraph.nodes import HOOKS, OPS
-from rlgraph.plan import Function
-from rlgraph.view.given import Given
+from rlgraph.ops.docstring import read_docstring
+from rlgraph.ops.registry import load
+from rlgraph.reference.describe import entry_of
+from rlgraph.view.given import Subject
 
 HOOK_OF: dict[str, str] = {target: name for known in HOOKS.values() for name, target in known.items()}
 
 
-def docs(new: Given) -> dict[str, dict[str, Any]]:
-    """Op or loss -> its docs; of a user's only where its file was loaded to compile the graph."""
+def docs(new: Subject) -> dict[str, dict[str, Any]]:
+    """Return op or loss -> its docs; of a user's only where its file was loaded to compile the graph."""
     found: dict[str, dict[str, Any]] = {}
     for phase, functions in new.plan.functions.items():
-        steps = new.plan.steps if phase == "train" else new.plan.eval_steps
-        names = {step.node: step.op for step in steps}
+        names = {step.node: step.op for step in new.plan.phases[phase]}
         for node, function in functions.items():
-            _note(found, names[node], function, names[node] in OPS, new.compiled)
+            name = names[node]
+            if name not in found and (name in OPS or new.compiled):
+                found[name] = _shipped(name) if name in OPS else _own(name, function)
             for path, hook in function.hooks.items():
-                kind = load(function.target).hook(path) if new.compiled else None
-                _note(found, hook_name(hook), hook, hook.target in HOOK_OF, new.compiled, kind)
+                shipped, name = hook.target in HOOK_OF, hook_name(hook)
+                if name not in found and (shipped or new.compiled):
+                    kind = None if shipped else load(function.target).hook(path)
+                    found[name] = _shipped(name) if shipped else _own(name, hook, kind)
     return found
 
 
 def hook_name(hook: Function) -> str:
-    """As graphs call it: a shipped loss or tool by its name, another by its file and function."""
+    """Return a hook's name in graphs: a shipped loss or tool by its name, another by file and function."""
     return HOOK_OF.get(hook.target, hook.target)
 
 
-def _note(
-    found: dict[str, dict[str, Any]],
-    name: str,
-    function: Function,
-    shipped: bool,
-    compiled: bool,
-    kind: Any = None,
-) -> None:
-    if name in found:
-        return
-    if shipped:
-        found[name] = _entry(entry_of(name))
-    elif compiled:
-        doc = read_docstring(load(function.target, name, kind).doc)
-        found[name] = {**asdict(doc), "facts": [("source", ", ".join(doc.sources))]}
+def _own(name: str, function: Function, kind: Any = None) -> dict[str, Any]:
+    doc = read_docstring(load(function.target, name, kind).doc)
+    return {**asdict(doc), "facts": [("source", ", ".join(doc.sources))]}
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _shipped(name: str) -> dict[str, Any]:
+    entry = entry_of(name)
     return {**asdict(entry.doc), "facts": [*entry.facts]}

@@ -1,4 +1,4 @@
-"""What a view is of: a graph, a saved plan or a run directory."""
+"""Resolves the subject of a view: a graph, a saved plan or a run directory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
-from rlgraph.plan import Plan, Target
-from rlgraph.planfile import SETTLED, is_plan, load
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.plan_file import SETTLED, is_plan, load
 
 
 @dataclass(frozen=True)
-class Given:
-    """A plan, the run that it is of, and whether the files of its ops were loaded to make it."""
+class Subject:
+    """A plan, its run if any, and whether the files of its ops were loaded to make it."""
 
     plan: Plan
     run_dir: Path | None = None
@@ -23,8 +24,8 @@ class Given:
 
 def given(
     name: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
-) -> Given:
-    """What was named: a folder is a run, a file of JSON a saved plan, all else a graph.
+) -> Subject:
+    """Load the subject: a folder is a run, a JSON file a saved plan, all else a graph.
 
     Nothing of a run or a saved plan is executed: its ops' files are not loaded.
 
@@ -37,7 +38,7 @@ def given(
     if (run or is_plan(name)) and (overrides or devices or target):
         raise RunError(f"{name} {SETTLED if not run else 'is a run: it is shown as it was planned'}")
     if run:
-        return Given(load(folder / "plan.json"), folder)
+        return Subject(load(folder / "plan.json"), folder)
     if is_plan(name):
-        return Given(load(folder))
-    return Given(compile_graph(name, overrides, devices, target), compiled=True)
+        return Subject(load(folder))
+    return Subject(compile_graph(name, overrides, devices, target, device=local_device()), compiled=True)

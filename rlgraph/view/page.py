@@ -28,7 +28,7 @@ UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
 def page(contents: dict[str, Any], follow: str = "") -> str:
-    """The text of an HTML file.
+    """Return the text of an HTML file.
 
     Args:
         contents: what ``contents.contents`` gives.
@@ -48,7 +48,9 @@ def page(contents: dict[str, Any], follow: str = "") -> str:
             f"<title>{html.escape(contents['graph'])} - rlgraph</title>",
             *(f"<style>\n{_read(name)}</style>" for name in STYLES),
             "</head>",
-            f"<body><!--\n{_licences()}\n-->",
+            "<body><!--",
+            *(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES),
+            "-->",
             "<noscript>This page draws itself with JavaScript, which is off here.</noscript>",
             f'<script type="application/json" id="contents">{data}</script>',
             *(f"<script>{script}</script>" for script in scripts),
@@ -60,7 +62,7 @@ def page(contents: dict[str, Any], follow: str = "") -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand within a script element: none of its characters can end it.
+    """Return JSON that may stand within a script element: none of its characters can end it.
 
     Example:
         >>> embedded("</script>")
@@ -77,10 +79,6 @@ def _policy(scripts: Iterable[str], follow: str) -> str:
     return "; ".join(
         [*rules, "base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] * bool(follow))]
     )
-
-
-def _licences() -> str:
-    return "\n".join(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a run directory holds, for looking at: metrics, measured steps, samples, facts."""
+"""Reads a run directory for a view: metrics, measured steps, samples, facts."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.measured import counted, middle, read_metrics
-from rlgraph.plan import Plan
-from rlgraph.planfile import load
+from rlgraph.ir.plan import Plan
+from rlgraph.reports.measured import counted, read_metrics
+from rlgraph.reports.plan_file import load
+from rlgraph.units import middle
 
 POINTS = 1500  # lines of metrics that a page draws
-ITERATIONS = 8  # whose steps it draws
-SAMPLE_BYTES = 3_000_000  # of samples that it holds
-FILE_BYTES = 750_000  # of one file of them
+ITERATIONS = 8  # iterations whose steps a page draws
+SAMPLE_BYTES = 3_000_000  # bytes of samples that a page holds
+FILE_BYTES = 750_000  # bytes of one samples file that a page holds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One step on one device. Seconds since the first step of the run."""
+    """One step on one device. Seconds count from the first step of the run."""
 
     step: int
     phase: str
     iteration: int
     pool: str
-    device: int | str  # or what is beside it: ``0 beside``
+    device: int | str  # a device's number, or ``0 beside`` for the tasks beside it
     start: float
     end: float
 
 
 def read_timeline(run_dir: Path) -> list[Measured]:
-    """The steps of a run as they were measured, by start; none where it has no timeline yet."""
-    path = run_dir / "timeline.json"
-    found = [*_events(path.read_text(encoding="utf-8"))] if path.is_file() else []
+    """Read the steps of a run as they were measured, by start; none where it has no timeline yet."""
+    found = _objects(run_dir / "timeline.json")
     first = min((event["ts"] for event in found), default=0)
     bars = [
         Measured(
@@ -52,16 +52,16 @@ def read_timeline(run_dir: Path) -> list[Measured]:
     return sorted(bars, key=lambda bar: bar.start)
 
 
-def _events(text: str) -> Iterator[dict[str, Any]]:
-    """A line each; the last one may be cut short, while the run writes it."""
-    *lines, last = text.split("\n")
-    for line in (*lines, last if last.endswith("}") else ""):
-        if line.startswith("{"):
-            yield json.loads(line.rstrip(","))
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file, one per line, but for a last one that is cut short while the run
+    writes it; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    whole = (line.rstrip(",") for line in lines if line.startswith("{"))
+    return [json.loads(line) for line in whole if line.endswith("}")]
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
-    """A run as JSON holds it.
+    """Return a run as JSON values.
 
     Raises:
         RunError: the folder holds no run.
@@ -79,17 +79,17 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
         "environment": _environment(run_dir),
-        "restarts": _restarts(run_dir),
+        "restarts": _objects(run_dir / "restarts.jsonl"),
     }
 
 
 def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
-    """As ``read_metrics``; none where the run has not come so far."""
+    """Read the metrics as ``read_metrics`` does; none where the run has not come so far."""
     return read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
 
 
 def _thinned(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """At most so many lines, evenly, and all that tell of an evaluation."""
+    """Return a limited number of lines, evenly spaced, and all lines of evaluations."""
     every = -(-len(lines) // POINTS) or 1
     return [line for n, line in enumerate(lines) if n % every == 0 or _evaluated(line) or line is lines[-1]]
 
@@ -99,27 +99,27 @@ def _evaluated(line: Mapping[str, Any]) -> bool:
 
 
 def _series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Name -> a value a line, null where the line has none."""
+    """Return name -> one value per line, null where the line has none."""
     names = dict.fromkeys(name for line in lines for name in line)
     return {name: [_short(line.get(name)) for line in lines] for name in names}
 
 
 def _short(value: Any) -> Any:
-    """Six digits are more than a chart shows; JSON has no infinities."""
+    """Round to six digits, as a chart shows no more; JSON has no infinities."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _shown(iterations: Sequence[int]) -> list[int]:
-    """The first iterations and the last ones."""
+    """Return the first iterations and the last ones."""
     if len(iterations) <= ITERATIONS:
         return [*iterations]
     return [*iterations[: ITERATIONS // 2], *iterations[-ITERATIONS // 2 :]]
 
 
 def _beside(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each step, predicted and measured: mean seconds of an iteration; the first warms up."""
+    """Yield each step, predicted and measured: mean seconds per iteration; the first warms up."""
     timed = counted(lines)
     for step in plan.steps:
         name = f"time/{step.node}"
@@ -131,7 +131,7 @@ def _beside(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
 
 
 def _samples(run_dir: Path) -> dict[str, Any]:
-    """Rows of the newest files that fit, and of the first one; the names of the others."""
+    """Return rows of the newest files that fit, and of the first one; the names of the others."""
     files = sorted((run_dir / "samples").glob("*.jsonl"))
     room, omitted = SAMPLE_BYTES, []
     found: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def _samples(run_dir: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> tuple[list[str], int]:
-    """The first rows of a file that fit, in few digits, and how many it has."""
+    """Return the first rows of a file that fit, in few digits, and how many it has."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
     rows: list[str] = []
     room = FILE_BYTES
@@ -160,29 +160,22 @@ def _rows(path: Path) -> tuple[list[str], int]:
 
 
 def _plain(value: Any) -> Any:
-    """What a sample holds, with numbers as ``_short`` has them."""
+    """Return a sample's value, with numbers as ``_short`` has them."""
     if isinstance(value, dict):
         return {name: _plain(child) for name, child in value.items()}
     return [_plain(child) for child in value] if isinstance(value, list) else _short(value)
 
 
 def _environment(run_dir: Path) -> dict[str, Any] | None:
-    """What the run ran on, as it wrote it down; None of a run that did not."""
+    """Return the environment that the run wrote down, or None."""
     path = run_dir / "environment.json"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found: dict[str, Any] | None = _plain(json.loads(text)) if text else None
     return found
 
 
-def _restarts(run_dir: Path) -> list[dict[str, Any]]:
-    """When the run began anew, and why."""
-    path = run_dir / "restarts.jsonl"
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def _facts(run_dir: Path, plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What ran: how it was made, and how far it came."""
+    """Return facts of the run: how it was made, and how far it came."""
     origin = plan.origin
     made = [("graph", plan.graph), ("seed", str(plan.seed)), ("digest", plan.digest)]
     if origin:

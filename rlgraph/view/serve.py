@@ -1,4 +1,4 @@
-"""A page served on this machine, and made anew for each request: so it follows a run."""
+"""Serves a page on this machine; it is made anew for each request, so that it follows a run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from rlgraph.view.page import page
 
 CONTENTS = "/contents.json"
-Answer = tuple[int, str, str]  # status, type, text
+PageReply = tuple[int, str, str]  # status, type, text
 
 
 def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> ThreadingHTTPServer:
-    """A server at this machine's own address alone; 0 is any free port.
+    """Return a server at this machine's own address alone; 0 is any free port.
 
     Args:
-        make: what gives the contents as they are now.
+        make: returns the contents as they are now.
         port: where it listens.
         follow: whether the page asks for newer contents by itself.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # a page of another site may reach this address under a name of its own, and read what is here
             host = self.headers.get("Host", "").partition(":")[0]
@@ -37,12 +37,12 @@ def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> Threa
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the terminal shows the address alone."""
+            """Log nothing: the terminal shows the address alone."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", port), PageHandler)
 
 
-def _answer(path: str, make: Callable[[], dict[str, Any]], follow: bool) -> Answer:
+def _answer(path: str, make: Callable[[], dict[str, Any]], follow: bool) -> PageReply:
     if path == CONTENTS:
         return 200, "application/json", json.dumps({**make(), "follow": CONTENTS})
     if path == "/":

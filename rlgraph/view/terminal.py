@@ -1,33 +1,33 @@
-"""A plan in a terminal: colours by pool, memory as bars, and what runs when as lanes."""
+"""Shows a plan in a terminal: colours by pool, memory as bars, the schedule as lanes, nodes as a tree."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from rlgraph.plan import Plan, Step
-from rlgraph.text import plan_text
+from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.units import seconds_text, size_text
 from rlgraph.view.timeline import depth, expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
 BUSY = re.compile(r"( +)")
 STEP = re.compile(r"^([ +!]) +\d+\. ")
-WIDTH, LABEL = 100, 16  # characters of a line, and of what stands before a lane or a bar
+WIDTH, LABEL = 100, 16  # characters per line, and before a lane or a bar
 
 
 def terminal_text(plan: Plan) -> str:
-    """The plan as text, in colours, with lanes and bars; a terminal's 100 columns hold it."""
+    """Return the plan as text, in colours, with lanes and bars; a terminal's 100 columns hold it."""
     lines = [*_coloured(plan), "", *_lanes(plan), *_bars(plan), "", _closing(plan)]
     return "\n".join(lines) + "\n"
 
 
 def _coloured(plan: Plan) -> Iterator[str]:
-    steps = iter((*plan.eval_steps, *plan.steps))  # as the text has them
+    steps = iter((*plan.eval_steps, *plan.steps))  # steps in the order of the text
     look: dict[str, Any] = {}
     for number, line in enumerate(plan_text(plan).splitlines()):
         found = STEP.match(line)
@@ -43,7 +43,7 @@ def _coloured(plan: Plan) -> Iterator[str]:
 
 
 def _narrow(line: str) -> list[str]:
-    """A line, broken where it is too wide, and indented from where it begins."""
+    """Yield a line, broken where it is too wide, and indented from where it begins."""
     indent = " " * (len(line) - len(line[1:].lstrip()) + 3)
     return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
@@ -53,7 +53,7 @@ def _colour(plan: Plan, pool: str) -> str:
 
 
 def _lanes(plan: Plan) -> Iterator[str]:
-    """What each pool runs in a period of the steady state, a step's name as wide as the step lasts."""
+    """Yield what each pool runs in a period of the steady state; a name is as wide as its step lasts."""
     events, period = expected(plan)
     middle = [event for event in events if event.iteration == depth(plan) + 1]
     start = min(event.start for event in middle)
@@ -74,7 +74,7 @@ def _lanes(plan: Plan) -> Iterator[str]:
 
 
 def _fitting(step: Step, width: int) -> str:
-    """The name of a step in so many characters, the last of which parts it from the next."""
+    """Return a step's name in so many characters, the last of which parts it from the next."""
     return (step.node[: width - 1] + "·" * (width - 1 - len(step.node)) + "|") if width > 0 else ""
 
 
@@ -90,7 +90,7 @@ def _bars(plan: Plan) -> Iterator[str]:
 
 
 def _closing(plan: Plan) -> str:
-    """Steps, seconds, memory and bytes in a line."""
+    """Return steps, seconds, memory and bytes in one line."""
     inserted = sum(step.inserted for step in plan.steps)
     parts = [f"{len(plan.steps)} steps, {inserted} of them inserted"]
     if plan.predicted:
@@ -98,3 +98,51 @@ def _closing(plan: Plan) -> str:
         parts.append(f"peak {size_text(max(peak.bytes for peak in (plan.peak or {}).values()))}")
         parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved")
     return click.style("; ".join(parts), bold=True)
+
+
+def tree_text(plan: Plan) -> str:
+    """Return the nodes that the user wrote, with their models and the columns that they read of others.
+
+    Example:
+        >>> from rlgraph.compiler import compile_graph
+        >>> print(tree_text(compile_graph("grpo", devices=1)).splitlines()[1])
+        └─ prompts (data.prompts)
+    """
+    lines = []
+    for phase, steps in plan.phases.items():
+        lines.append("in every iteration" if phase == "train" else "in evaluation")
+        lines += _tree(steps, plan.columns[phase])
+    return "\n".join(lines) + "\n"
+
+
+def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan]) -> Iterator[str]:
+    reads = {step.node: _sources(step, columns) for step in steps if not step.inserted}
+    by_name = {step.node: step for step in steps}
+    below: dict[str, list[str]] = {}
+    for node, sources in reads.items():
+        last = max(sources, key=lambda name: by_name[name].id, default="")
+        below.setdefault(last, []).append(node)
+    # what is still to be written, and the lines before it: graphs are deep, so that this does not recurse
+    stack = [(node, "") for node in reversed(below.get("", []))]
+    while stack:
+        node, pad = stack.pop()
+        last_one = not any(other_pad == pad for _, other_pad in stack)
+        deeper, children = pad + ("   " if last_one else "│  "), below.get(node, [])
+        line = f"{pad}{'└─' if last_one else '├─'} {_node(by_name[node], reads[node])}"
+        indent = deeper + ("│    " if children else "     ")
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        stack += [(child, deeper) for child in reversed(children)]
+
+
+def _sources(step: Step, columns: Mapping[str, ColumnPlan]) -> dict[str, list[str]]:
+    """Return node -> the columns that a step has of it, through the copies that were inserted between."""
+    found: dict[str, list[str]] = {}
+    for origin in (columns[name].origin for name in step.reads):
+        found.setdefault(columns[origin].writer, []).append(origin)
+    return found
+
+
+def _node(step: Step, sources: Mapping[str, Sequence[str]]) -> str:
+    models = "".join(f" with {model}@{version}" for model, version in step.models.items())
+    columns = ", ".join(dict.fromkeys(column for names in sources.values() for column in names))
+    return f"{step.node} ({step.op}){models}" + (f"  reads {columns}" if columns else "")

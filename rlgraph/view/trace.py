@@ -1,4 +1,4 @@
-"""A plan and a run as Chrome trace events (the Trace Event Format), which ui.perfetto.dev opens.
+"""Writes a plan and a run as Chrome trace events (Trace Event Format), which ui.perfetto.dev opens.
 
 Pools are processes, devices threads, memory and requests in flight counters, columns and weights arrows (flow
 events), iterations spans over them (async events). What is predicted and what was measured are two groups of
@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rlgraph.plan import Plan, Step
-from rlgraph.text import sentence
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.plan_text import sentence
 from rlgraph.view.counters import (
-    Count,
+    CounterValue,
     measured_memory,
     measured_requests,
     predicted_memory,
     predicted_requests,
 )
-from rlgraph.view.links import phases, title
+from rlgraph.view.drawings.links import title
 from rlgraph.view.recorded import Measured
 from rlgraph.view.timeline import arrows, expected, places
 
 GROUPS = ("predicted", "measured")
 FIRST = (1, 1001)  # the numbers of the processes of each group begin so
-Event = dict[str, Any]
-Key = tuple[str, int, int]  # phase, step, iteration
+TraceEvent = dict[str, Any]
+SpanKey = tuple[str, int, int]  # phase, step, iteration
 
 
 def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The JSON text of a trace: some iterations as they are expected, and those that were measured.
+    """Return the JSON text of a trace: some iterations as they are expected, and those that were measured.
 
     Args:
         plan: what runs.
@@ -59,7 +59,7 @@ def _predicted(plan: Plan) -> Iterator[Measured]:
 
 
 def _clipped(bars: Iterable[Measured]) -> list[Measured]:
-    """Steps of a device one behind the other: a file's whole microseconds may overlap by one or two."""
+    """Return a device's steps one behind the other; a file's whole microseconds may overlap by one or two."""
     found: list[Measured] = []
     by_place = sorted(bars, key=lambda bar: (bar.pool, str(bar.device), bar.start, bar.end))
     for _, lane in groupby(by_place, key=lambda bar: (bar.pool, bar.device)):
@@ -76,18 +76,14 @@ def _micro(seconds: float) -> float:
 
 @dataclass
 class _Group:
-    """The events of what is predicted, or of what was measured."""
+    """Trace events of the prediction, or of the measurement."""
 
     plan: Plan
     number: int
     bars: Sequence[Measured]
-    counts: Sequence[Count]
-    steps: Mapping[tuple[str, int], Step] = field(init=False)
+    counts: Sequence[CounterValue]
 
-    def __post_init__(self) -> None:
-        self.steps = {(phase, s.id): s for phase, found in phases(self.plan).items() for s in found}
-
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[TraceEvent]:
         yield from self._names()
         yield from map(self._slice, self.bars)
         yield from self._flows()
@@ -97,7 +93,7 @@ class _Group:
     def _pid(self, pool: str) -> int:
         return FIRST[self.number] + [*self.plan.pools].index(pool)
 
-    def _names(self) -> Iterator[Event]:
+    def _names(self) -> Iterator[TraceEvent]:
         for pool, devices in self.plan.pools.items():
             pid, group = self._pid(pool), GROUPS[self.number]
             yield _meta("process_name", pid, name=f"{group}: pool {pool}")
@@ -112,12 +108,12 @@ class _Group:
                 yield _meta("thread_sort_index", pid, number, sort_index=number)
 
     def _lane(self, pool: str, device: int | str) -> int:
-        """A number for a device, or for what is beside it."""
+        """Return a number for a device, or for what is beside it."""
         number, _, beside = str(device).partition(" ")
         return int(number) + (self.plan.pools[pool] if beside else 0)
 
-    def _slice(self, bar: Measured) -> Event:
-        step = self.steps[bar.phase, bar.step]
+    def _slice(self, bar: Measured) -> TraceEvent:
+        step = self.plan.phases[bar.phase][bar.step - 1]
         args = {"step": step.id, "iteration": bar.iteration, "phase": bar.phase, "does": sentence(step)}
         said = {"because": step.because} if step.because else {}
         start, end = _micro(bar.start), _micro(bar.end)
@@ -132,13 +128,13 @@ class _Group:
             "args": {**args, **said},
         }
 
-    def _counter(self, count: Count) -> Event:
+    def _counter(self, count: CounterValue) -> TraceEvent:
         pool, at, name, values = count
         return {"name": name, "ph": "C", "ts": _micro(at), "pid": self._pid(pool), "tid": 0, "args": values}
 
-    def _flows(self) -> Iterator[Event]:
-        """A pair of events for each arrow, on the first device of either step."""
-        first: dict[Key, Measured] = {}
+    def _flows(self) -> Iterator[TraceEvent]:
+        """Yield a pair of events for each arrow, on the first device of either step."""
+        first: dict[SpanKey, Measured] = {}
         for bar in self.bars:
             first.setdefault((bar.phase, bar.step, bar.iteration), bar)
         offset = min((bar.iteration for bar in self.bars if bar.phase == "train"), default=0)
@@ -150,7 +146,7 @@ class _Group:
                 number += 1
                 yield from self._flow(number, arrow.name, [first[end] for end in ends])
 
-    def _flow(self, number: int, name: str, ends: Sequence[Measured]) -> Iterator[Event]:
+    def _flow(self, number: int, name: str, ends: Sequence[Measured]) -> Iterator[TraceEvent]:
         for phase, bar in zip("sf", ends, strict=True):
             # an arrow is bound to the slice around its time: the middle is in no other
             at = _micro((bar.start + bar.end) / 2)
@@ -158,20 +154,17 @@ class _Group:
             event |= {"pid": self._pid(bar.pool), "tid": bar.device}
             yield event | ({"bp": "e"} if phase == "f" else {})
 
-    def _iterations(self) -> Iterator[Event]:
-        """A span from the first step of an iteration to its last one."""
+    def _iterations(self) -> Iterator[TraceEvent]:
+        """Yield a span from the first step of an iteration to its last one."""
         pid = self._pid(next(iter(self.plan.pools)))
         train = [bar for bar in self.bars if bar.phase == "train"]
         for iteration in dict.fromkeys(bar.iteration for bar in train):
             mine = [bar for bar in train if bar.iteration == iteration]
             for phase, at in (("b", min(b.start for b in mine)), ("e", max(b.end for b in mine))):
-                event = {
-                    "name": f"iteration {iteration}",
-                    "cat": f"{GROUPS[self.number]},iteration",
-                    "ph": phase,
-                }
-                yield event | {"id": f"{self.number}-{iteration}", "ts": _micro(at), "pid": pid, "tid": 0}
+                event = {"name": f"iteration {iteration}", "cat": f"{GROUPS[self.number]},iteration"}
+                event |= {"ph": phase, "id": f"{self.number}-{iteration}"}
+                yield event | {"ts": _micro(at), "pid": pid, "tid": 0}
 
 
-def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> Event:
+def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> TraceEvent:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}

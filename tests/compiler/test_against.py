@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from share import examples, families
 
-from rlgraph.against import _moved, against_text, differences
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Peak, Plan, Prediction, Step
-from rlgraph.shipped import shipped_graphs
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.prediction import Peak, Prediction
+from rlgraph.printing.plan_diff import _moved, against_text, differences
 
 GRPO = compile_graph("grpo", devices=2)
 
@@ -31,7 +32,7 @@ def after(*overrides: str, devices: int = 2) -> list[str]:
     return [line.strip() for line in differences(GRPO, compile_graph("grpo", overrides, devices))]
 
 
-@pytest.mark.parametrize("name", shipped_graphs())
+@pytest.mark.parametrize("name", families())
 def test_nothing_is_different_about_the_same_plan(name: str) -> None:
     assert differences(compile_graph(name, devices=3), compile_graph(name, devices=3)) == []
 
@@ -101,7 +102,7 @@ def test_steps_that_move() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100)
 @given(order=st.permutations(range(7)))
 def test_the_others_keep_their_order_and_no_fewer_could_move(order: list[int]) -> None:
     old, new = [str(n) for n in range(7)], [str(n) for n in order]
@@ -163,7 +164,7 @@ def test_what_decides_nothing_is(change: dict[str, object]) -> None:
 def predicted(seconds: float) -> Plan:
     steps = tuple(replace(step, seconds=(seconds, 2 * seconds), bytes=8) for step in GRPO.steps)
     peak = {"main": Peak(1, 2, "rollout", {"weights": 1})}
-    prediction = Prediction("h100-8", (seconds, 2 * seconds), {}, ())
+    prediction = Prediction("h100-8", (seconds, 2 * seconds), {}, (), {})
     return replace(GRPO, steps=steps, peak=peak, predicted=prediction)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.algorithms import algorithms
-from rlgraph.cli import main
-from rlgraph.compose import compose
-from rlgraph.shipped import shipped_graphs
+from rlgraph.cli.main import main
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.reference.page_algorithms import algorithms
 
 NO_PAPER = ("demo", "demo_sft", "calculator_sft")
 
@@ -36,9 +36,13 @@ def test_a_shipped_graph_opens_with_its_drawing_and_has_a_source(name: str) -> N
     assert name in NO_PAPER or re.search(r"arXiv \d{4}\.\d{5}", about)
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    return algorithms()
+
+
 @pytest.mark.parametrize("name", shipped_graphs())
-def test_each_has_a_section_below_its_parents(name: str) -> None:
-    page = algorithms()
+def test_each_has_a_section_below_its_parents(name: str, page: str) -> None:
     assert page.count(f"\n## {name}\n") == 1
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     if parent := re.search(r"An edit of \[(\w+)\]", section):

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import rlgraph
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError, RunError
 from rlgraph.view.page import embedded
 
@@ -100,7 +100,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
 
 
 def test_diff_is_the_function_whatever_was_imported_before() -> None:
-    script = "import rlgraph.compiler, rlgraph.planfile, rlgraph; from rlgraph.diff import diff_trees; "
+    script = "import rlgraph.compiler, rlgraph.reports.plan_file, rlgraph.frontend.graph_diff; "
     script += "print(len(rlgraph.diff('ppo', 'grpo').edits))"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.graph import Graph
-from rlgraph.passes.assume import LAWS
-from rlgraph.plan import Plan
-from rlgraph.text import plan_text
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plan import Plan
+from rlgraph.passes.check_laws import LAWS
+from rlgraph.printing.plan_text import plan_text
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +133,8 @@ def test_the_drawing_shows_the_weights_and_the_columns() -> None:
 
 
 def test_every_law_is_assumed_by_something_shipped() -> None:
-    from rlgraph.catalog import load
     from rlgraph.nodes import LOSSES, OPS
+    from rlgraph.ops.registry import load
 
     assumed = {law for target in (*OPS.values(), *LOSSES.values()) for law in load(target).declared.assumes}
     assert assumed == LAWS.keys()

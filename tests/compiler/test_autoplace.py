@@ -8,35 +8,37 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rlgraph.autoplace import Candidate, Layout, autoplace, layouts, overrides
-from rlgraph.cli import main
-from rlgraph.cluster import FOLDER
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.hardware import FOLDER
+from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan, Target
-from rlgraph.planfile import load
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.layout_search import Candidate, PoolLayout, autoplace, layouts, overrides
+from rlgraph.reports.plan_file import load
 
 SEVEN = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
 SEVEN += [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
+SEVEN += ["models.policy.serve.engine=transformers"]  # which has no groups: fewer layouts to try
 
 
 def call(*args: str) -> Result:
     return CliRunner().invoke(main, args)
 
 
-@pytest.fixture(scope="module")
-def sixteen(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("cluster") / "sixteen.yaml"
+@pytest.fixture(autouse=True, params=["few", pytest.param("all", marks=pytest.mark.nightly)])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A cluster, and how much of what it allows is tried: on 8 devices by day, on 16 by night."""
+    large = request.param == "all"
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096, 16384) if large else (16384,))
+    monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 8 if large else 4)
+    if not large:
+        return "h100-8"
+    path = tmp_path / "sixteen.yaml"
     path.write_text(
         (FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", "hosts: 2").replace("h100-8", "h100-16")
     )
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer sizes of micro-batches, so that the tests are quick."""
-    monkeypatch.setattr("rlgraph.autoplace.MICRO", (4096, 16384))
 
 
 def seconds(plan: Plan) -> float:
@@ -44,37 +46,40 @@ def seconds(plan: Plan) -> float:
     return math.sqrt(math.prod(plan.predicted.seconds))
 
 
-@pytest.mark.parametrize("graph", ["grpo", "ppo", "decoupled_ppo"])
-def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, sixteen: str) -> None:
-    default = compile_graph(graph, target=Target(sixteen))
-    found, best = autoplace(graph, (), Target(sixteen))
+@pytest.mark.parametrize("graph", ["grpo", "decoupled_ppo", pytest.param("ppo", marks=pytest.mark.nightly)])
+def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, cluster: str) -> None:
+    default = compile_graph(graph, target=Target(cluster))
+    found, best = autoplace(graph, (), Target(cluster))
     assert seconds(best) <= seconds(default) + 1e-9
     assert any(candidate.layout is None and candidate.fits for candidate in found)
     assert seconds(best) == pytest.approx(found[0].seconds)
 
 
-def test_it_is_close_to_trying_everything(sixteen: str) -> None:
-    graph, target = "decoupled_ppo", Target(sixteen)
+@pytest.mark.nightly
+@pytest.mark.parametrize("cluster", ["all"], indirect=True)
+def test_it_is_close_to_trying_everything(cluster: str) -> None:
+    graph, target = "decoupled_ppo", Target(cluster)
     found, _ = autoplace(graph, SEVEN, target)
-    plan = compile_graph(graph, SEVEN, 16)
-    every = list(layouts(plan, range(16), 8))
+    total = load_cluster(cluster).total
+    plan = compile_graph(graph, SEVEN, total)
+    every = list(layouts(plan, range(total), 8))
     assert len(found) < 0.7 * len(every)
     best = math.inf
     for layout in every:
         try:
-            made = compile_graph(graph, [*SEVEN, *overrides(layout.settings(plan, 16))], target=target)
+            made = compile_graph(graph, [*SEVEN, *overrides(layout.settings(plan, total))], target=target)
         except GraphError:
             continue
         best = min(best, seconds(made))
     assert found[0].seconds <= 1.1 * best
 
 
-def test_pools_get_what_they_need(sixteen: str) -> None:
+def test_pools_get_what_they_need(cluster: str) -> None:
     # a rollout of long answers wants more devices than one of short ones
     shares = []
     for tokens in (16, 4000):
         given = [*SEVEN, "rollout.max_new_tokens=8000"]
-        found, _ = autoplace("decoupled_ppo", given, Target(sixteen, response_tokens=tokens))
+        found, _ = autoplace("decoupled_ppo", given, Target(cluster, response_tokens=tokens))
         assert found[0].layout
         shares.append(found[0].layout.generating)
     assert shares[0] < shares[1]
@@ -87,8 +92,8 @@ def test_staleness_is_what_makes_pools_apart_pay() -> None:
     assert together[0].layout.generating == 0 < apart[0].layout.generating
 
 
-def test_what_does_not_fit_says_so(sixteen: str) -> None:
-    found, best = autoplace("grpo", SEVEN, Target(sixteen))
+def test_what_does_not_fit_says_so(cluster: str) -> None:
+    found, best = autoplace("grpo", SEVEN, Target(cluster))
     short = [candidate for candidate in found if not candidate.fits]
     assert short and all(candidate.why_not for candidate in short)
     assert best.peak and all(peak.bytes <= peak.capacity for peak in best.peak.values())
@@ -126,5 +131,5 @@ def test_it_needs_a_cluster(options: str) -> None:
 def test_candidates_that_fit_come_first() -> None:
     plan = compile_graph("grpo", target=Target("h100-8"))
     fits = Candidate(None, {}, plan)
-    broken = Candidate(Layout(0, frozenset(), 1, 2048, False), {}, None, "no")
+    broken = Candidate(PoolLayout(0, frozenset(), 1, 2048, False), {}, None, "no")
     assert sorted([broken, fits], key=lambda candidate: candidate.rank)[0] is fits

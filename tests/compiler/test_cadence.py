@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.against import differences
-from rlgraph.bind import bind
-from rlgraph.cadence import Cadence, Cadences, count, due, share, union, words
 from rlgraph.compiler import compile_graph, lower
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.graph import Graph
-from rlgraph.plan import Plan, Target
-from rlgraph.simulate import Broken, simulate, steady, weighed
-from rlgraph.text import plan_text
-from rlgraph.versions import made, since_entry
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.intervals import Cadence, Cadences, count, due, share, union, words
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.ir.versions import made, since_entry
+from rlgraph.ir.weights import Version
+from rlgraph.planning.simulate import Broken, simulate, steady, weighed
+from rlgraph.printing.plan_diff import differences
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.plan_file import parse
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 2}"
 DECOUPLED = "replace: {update_policy.loss: {kind: decoupled_ppo}}"
@@ -133,8 +135,8 @@ def test_versions_count_the_updates_that_ran() -> None:
         "update_policy": "v",
         "again": "v+1",
     }
-    assert [since_entry(plan, "policy", "v+1", t) for t in (3, 4)] == [0, 1]
-    assert [since_entry(plan, "policy", "v+2", t) for t in (1, 3, 4)] == [0, 1, 2]
+    assert [since_entry(plan, "policy", Version(1), t) for t in (3, 4)] == [0, 1]
+    assert [since_entry(plan, "policy", Version(2), t) for t in (1, 3, 4)] == [0, 1, 2]
 
 
 def test_generation_ahead_is_proved_through_a_cycle_of_updates() -> None:
@@ -197,7 +199,7 @@ def test_a_learning_rate_that_ends_with_the_run_counts_the_steps_that_are_made()
     cosine = "set: {models.policy.optimizer.schedule: cosine, schedule.iterations: 100}"
     plan = planned("ppo", cosine, "set: {update_policy.from: 21, update_policy.every: 2}")
     assert plan.models["policy"].optimizer
-    assert plan.models["policy"].optimizer["total_steps"] == 4 * 40  # minibatches times updates
+    assert plan.models["policy"].optimizer.total_steps == 4 * 40  # minibatches times updates
 
 
 def test_an_evaluation_runs_whatever_the_cadence() -> None:
@@ -208,7 +210,7 @@ def test_an_evaluation_runs_whatever_the_cadence() -> None:
 def test_plans_tell_of_a_changed_cadence() -> None:
     old, new = planned("ppo"), planned("ppo", "set: {update_policy.from: 20}")
     assert "             runs in every iteration -> runs from 20" in differences(old, new)
-    assert Plan.from_json(new.json()) == new
+    assert parse(new.json()) == new
 
 
 def test_a_refreshed_reference_has_versions() -> None:

@@ -12,17 +12,18 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from rlgraph.calibrate import KINDS, load_calibration, work_of
-from rlgraph.cli import main
-from rlgraph.cluster import FOLDER, load_cluster
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.calibration import RATES, load_calibration
+from rlgraph.costs.hardware import FOLDER
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError, RunError
-from rlgraph.measured import Priced
-from rlgraph.plan import Plan, Target
-from rlgraph.planfile import compile_again
-from rlgraph.predict import Pricing, sizes_of
-from rlgraph.report import report_text
-from rlgraph.workload import workload
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.measured import Priced
+from rlgraph.reports.plan_file import compile_again
+from rlgraph.reports.report import make_report, report_text
 
 TINY = {
     "model_type": "qwen2",
@@ -60,7 +61,7 @@ def a_run(plan: Plan, times: Mapping[str, float] = TIMES, wobble: float = 0.0) -
     for number, length in enumerate(LENGTHS):
         pricing = Pricing(plan, load_cluster("cpu"), workload(plan, PROMPT, length), sizes_of(plan))
         slower = 10.0 if number == 0 else 1 + wobble * (number - 2)
-        took = {f"time/{s.node}": slower * times.get(work_of(s), 1.0) * pricing.middle(s) for s in plan.steps}
+        took = {f"time/{s.node}": slower * times.get(s.rate, 1.0) * pricing.middle(s) for s in plan.steps}
         line = {"step": number + 1, "rollout/length": length, "time/step": sum(took.values()), **took}
         lines.append(json.dumps(line))
     (folder / "metrics.jsonl").write_text("\n".join(['{"step": 0, "eval/accuracy": 0.5}', *lines]) + "\n")
@@ -146,7 +147,7 @@ def test_every_kind_of_work_is_some_step() -> None:
     wide = [f"models.{name}.train.{what}" for name in ("policy", "ref") for what in NARROW]
     seven = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16", *wide]
     plan = compile_graph("grpo", seven, target=Target("h100-8"))
-    assert {work_of(step) for step in plan.steps} == {*KINDS}
+    assert {step.rate for step in plan.steps} == {*RATES}
 
 
 # -- the command line
@@ -253,7 +254,7 @@ def rows(text: str) -> list[str]:
 
 def test_a_report_of_a_planned_run_shows_the_worst_misprediction_first() -> None:
     run = a_run(planned(Target("cpu", PROMPT, 25)), {**dict.fromkeys(TIMES, 1.0), "score": 0.01})
-    text = report_text(run)
+    text = report_text(make_report(run))
     assert {*rows(text)[:2]} == {"old_logprobs", "ref_logprobs"} and rows(text)[-1] == "iteration"
     for line in text.partition("critical path")[0].splitlines():
         if "old_logprobs" in line and "repartition" not in line:
@@ -262,12 +263,12 @@ def test_a_report_of_a_planned_run_shows_the_worst_misprediction_first() -> None
 
 
 def test_a_report_for_a_cluster_predicts_for_what_was_generated() -> None:
-    text = report_text(a_run(planned()), cluster="cpu", prompt_tokens=PROMPT)
+    text = report_text(make_report(a_run(planned()), cluster="cpu", prompt_tokens=PROMPT))
     lines = text.partition("critical path")[0].splitlines()
     (line,) = [line for line in lines if "update_policy" in line and "repart" not in line]
     assert float(line.split()[-1]) == pytest.approx(2, rel=0.05)  # lengths differ, the mean is taken
 
 
 def test_a_report_without_predictions_shows_the_slowest_first() -> None:
-    text = report_text(a_run(planned(), {"repartition": 1e4}))
+    text = report_text(make_report(a_run(planned(), {"repartition": 1e4})))
     assert rows(text)[0].startswith("repartition:") and "predicted" not in text

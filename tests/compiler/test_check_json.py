@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from rlgraph.check import check_report
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem
-from rlgraph.shipped import shipped_graphs
+from rlgraph.frontend.shipped import shipped_graphs
 
 BAD = Path(__file__).parent / "bad"
 KEYS = {"kind", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rlgraph.catalog import known_ops
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.shipped import shipped_graphs
-from rlgraph.text import plan_text
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.nodes import OPS
+from rlgraph.printing.plan_text import plan_text
 
 STEP_KEYS = {"id", "phase", "kind", "op", "node", "pool", "devices", "layout", "reads", "writes", "frees"}
 STEP_KEYS |= {"models", "inserted", "because", "after", "filters", "updates", "seconds", "bytes"}
@@ -113,7 +113,7 @@ def test_graphs_lists_every_shipped_graph() -> None:
     assert all(len(line.split()) > 1 for line in lines)
 
 
-@pytest.mark.parametrize("name", known_ops())
+@pytest.mark.parametrize("name", OPS)
 def test_nodes_describes_an_op(name: str) -> None:
     result = call("nodes", name)
     assert result.exit_code == 0 and result.stdout.startswith(f"{name}\n")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from difflib import unified_diff
 
 import pytest
+from share import FAMILIES, edits_of
 
-from rlgraph.cluster import load_cluster
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan, Target
-from rlgraph.shipped import shipped_graphs
-from rlgraph.text import sentence
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.printing.plan_text import sentence
 from rlgraph.units import range_text, size_text
 
 CLUSTERS = ("cpu", "h100-8", "h200-8", "h100-1024")
@@ -51,18 +53,34 @@ def lines(plan: Plan) -> list[str]:
     return [*found, f"an iteration: {range_text(plan.predicted.seconds)}"]
 
 
-@pytest.mark.parametrize("name", shipped_graphs())
-def test_plans_of_a_shipped_graph(name: str, golden: Callable[[str, str], None]) -> None:
-    parts = [
-        f"== {cluster}, {load_cluster(cluster).total} devices\n{said(name, cluster)}\n"
-        for cluster in CLUSTERS
-    ]
-    golden(f"clusters/{name}.txt", "\n".join(parts))
+def on_each(name: str) -> str:
+    """A graph's plans on all clusters, in which every inserted step says why."""
+    parts = []
+    for cluster in CLUSTERS:
+        text = said(name, cluster)
+        assert "because \n" not in text
+        assert text.count("because ") == sum(line.startswith("+") for line in text.splitlines())
+        parts.append(f"== {cluster}, {load_cluster(cluster).total} devices\n{text}\n")
+    return "\n".join(parts)
 
 
-@pytest.mark.parametrize("name", shipped_graphs())
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_every_inserted_step_says_why(name: str, cluster: str) -> None:
-    text = said(name, cluster)
-    assert "because \n" not in text
-    assert text.count("because ") == sum(line.startswith("+") for line in text.splitlines())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plans_of_a_family(family: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"clusters/{family}.txt", on_each(family))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", [family for family in FAMILIES if edits_of(family)])
+def test_plans_of_its_edits(family: str, golden: Callable[[str, str], None]) -> None:
+    """The lines of the other shipped graphs' texts that differ from the family's, but for steps' numbers."""
+    own, found = unnumbered(on_each(family)), []
+    for name in edits_of(family):
+        text = on_each(name).replace(f"{name} does not fit", f"{family} does not fit")
+        lines = unified_diff(own, unnumbered(text), family, name, n=0, lineterm="")
+        found += [line for line in lines if not line.startswith(("---", "@@"))]
+    golden(f"clusters/{family}-edits.txt", "\n".join(found) + "\n")
+
+
+def unnumbered(text: str) -> list[str]:
+    """The lines of a plan's text, which are then the same wherever a step stands."""
+    return [re.sub(r"^(.) +\d+\. ", r"\1 ", line) for line in text.splitlines()]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.shipped import shipped_graphs
-from rlgraph.source import Tree, read
-from rlgraph.text import show_text
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.syntax.source import Tree, read
+from rlgraph.syntax.write import show_text
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlgraph.against import differences
 from rlgraph.compiler import compile_graph
-from rlgraph.controller import Controller
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan
-from rlgraph.schema import graph_schema
-from rlgraph.text import plan_text
+from rlgraph.ir.kl_controller import Controller
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.plan_diff import differences
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.reference.json_schema import graph_schema
+from rlgraph.reports.plan_file import parse
 
 ADAPTIVE = "{adaptive: 0.1, target: 0.05, horizon: 10000}"
 
@@ -59,7 +60,7 @@ def test_the_plan_shows_it_and_is_read_again() -> None:
     assert function.at(7).varying == {"kl_coef": 0.1}
     assert function.at(7, {"kl_coef": 0.3}).varying == {"kl_coef": 0.3}
     assert "varies  kl_coef: 0.1, then adapts to kl_ref 0.05 over 10000 samples\n" in plan_text(plan)
-    assert Plan.from_json(plan.json()) == plan
+    assert parse(plan.json()) == plan
     assert "ref_logprobs" in [step.node for step in plan.steps]
 
 
@@ -102,9 +103,7 @@ def test_open_numbers_stay_open() -> None:
 
 
 OP = '''
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples
+from rlgraph.ops import Context, float32, op, samples
 
 
 @op(measures={"%s": "cost"})

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rlgraph import sections
-from rlgraph.bind import bind
-from rlgraph.cli import main
-from rlgraph.compose import compose
-from rlgraph.describe import describe, entry_of, find, is_loss
-from rlgraph.edits import SECTIONS
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PARSERS, TOOLS
-from rlgraph.reference import SECTIONS as DOCUMENTED
-from rlgraph.reference import entry_markdown, reference
+from rlgraph.reference.describe import describe, entry_of, find, is_loss
+from rlgraph.reference.page_ops import SECTIONS as DOCUMENTED
+from rlgraph.reference.page_ops import entry_markdown, reference
+from rlgraph.syntax import settings
 
 CATALOG = [*OPS, *LOSSES]
 OF_NO_PAPER = ("filter.judged",)  # it follows from what an op reports
@@ -36,9 +36,7 @@ nodes:
 OWN = '''
 from typing import Annotated, Literal
 from pydantic import Field
-from rlgraph.engines import Tokenizer, TrainEngine
-from rlgraph.op import op
-from rlgraph.types import File, boolean, float32, int64, samples, tokens
+from rlgraph.ops import File, Tokenizer, TrainEngine, boolean, float32, int64, op, samples, tokens
 
 @op(rows="group", head="value", when={"loss_mask": "scale"})
 def mine(
@@ -208,7 +206,7 @@ def test_the_reference_has_every_op_loss_and_section(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for name in CATALOG:
         assert f"\n### {name}\n" in text
-    assert {*DOCUMENTED.values()} == {*sections.Section.__subclasses__()}
+    assert {*DOCUMENTED.values()} == {*settings.Section.__subclasses__()}
 
 
 def test_a_filter_says_what_its_column_is_for() -> None:
@@ -220,9 +218,9 @@ def test_one_entry_of_the_reference() -> None:
     assert (
         call("nodes", "rollout", "--format", "markdown").stdout == entry_markdown(entry_of("rollout")) + "\n"
     )
-    assert "| `n` | whole number, at least 1 | 1 | responses a prompt, at least 1. |" in reference()
+    assert "| `n` | whole number, at least 1 | 1 | responses per prompt, at least 1. |" in reference()
     assert "| `ref_logprobs` | float32[samples, tokens] | only where kl_coef is not 0 |" in reference()
 
 
 def test_a_graph_files_sections_are_those_that_compose() -> None:
-    assert {*sections.GraphFile.model_fields} == {*SECTIONS, "extends", "edits"}
+    assert {*settings.GraphFile.model_fields} == {*SECTIONS, "extends", "edits"}

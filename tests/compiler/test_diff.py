@@ -11,20 +11,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from share import examples, rest_nightly
 
-from rlgraph.cli import main
-from rlgraph.compose import as_written, compose
-from rlgraph.diff import diff_text, diff_trees, diff_yaml
-from rlgraph.edits import SECTIONS, apply
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError, Source
-from rlgraph.shipped import shipped_graphs
-from rlgraph.source import Tree, parse
+from rlgraph.frontend.compose import as_written, compose
+from rlgraph.frontend.edits import apply
+from rlgraph.frontend.graph_diff import diff_text, diff_trees, diff_yaml
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.frontend.tree_paths import SECTIONS
+from rlgraph.syntax.source import Tree, parse
 
 PLAIN = {name: as_written(name).plain() for name in shipped_graphs()}
-PAIRS = [*itertools.product(PLAIN, PLAIN)]
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+PAIRS = rest_nightly(itertools.product(PLAIN, PLAIN), lambda a, b: a == b or "ppo" in (a, b))
+QUICK = examples(150)
 NAMES = st.sampled_from(
     ["n", "op", "loss", "in", "a.b", "x y", "", "nodes", "schedule", "models", "???", "n'\""]
 )

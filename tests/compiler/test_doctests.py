@@ -16,6 +16,9 @@ COMPILER = [
 ]
 
 
-@pytest.mark.parametrize("name", [*COMPILER, "rlgraph.nodes.ragged", "rlgraph.runtime.layout"])
+OTHERS = ["rlgraph.nodes.support.ragged", "rlgraph.runtime.columns.layouts"]
+
+
+@pytest.mark.parametrize("name", [*COMPILER, *OTHERS])
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0

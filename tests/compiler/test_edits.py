@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from share import examples
 
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.compose import as_written, compose
-from rlgraph.edits import EDITS, apply
 from rlgraph.errors import GraphError, Source
-from rlgraph.interpolate import interpolate
-from rlgraph.plan import Plan
-from rlgraph.rewire import _columns
-from rlgraph.shipped import shipped_graphs
-from rlgraph.source import Tree, parse
-from rlgraph.text import show_text
+from rlgraph.frontend.compose import as_written, compose
+from rlgraph.frontend.edge_edits import _columns
+from rlgraph.frontend.edits import EDITS, apply
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.plan import Plan
+from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.source import Tree, parse
+from rlgraph.syntax.write import show_text
 
 REWIRED = Path(__file__).parent / "rewired" / "rewired.yaml"
 PENALTY = "op: 'ops.py:length_penalty'"
@@ -251,7 +252,7 @@ def test_edits_of_edges_are_strict(edit: str, kind: str) -> None:
     assert caught.value.problems[0].kind == kind
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200)
 @given(
     name=st.sampled_from([*shipped_graphs()]),
     edits=st.lists(

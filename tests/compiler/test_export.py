@@ -13,15 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 import rlgraph
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
-from rlgraph.plan import Plan
-from rlgraph.shipped import shipped_graphs
-from rlgraph.view.dot import dot
-from rlgraph.view.drawing import Group, box, drawing
-from rlgraph.view.links import links, title, weights
-from rlgraph.view.mermaid import mermaid
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.plan import Plan
+from rlgraph.ir.steps import Kind
+from rlgraph.view.drawings.boxes import StepGroup, box, drawing
+from rlgraph.view.drawings.dot import dot
+from rlgraph.view.drawings.links import links, title, weights
+from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.trace import trace
 
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` \n #35; end'
@@ -54,21 +55,20 @@ def test_graphviz_reads_every_graph(name: str) -> None:
     nodes = [item for item in drawn["objects"] if "nodes" not in item]
     assert len(nodes) == expected
     flows = sum(len(w.readers) + bool(w.writer) for steps in both for w in weights(steps))
-    assert len(drawn["edges"]) == sum(len(links(steps)) for steps in both) + flows
+    assert len(drawn["edges"]) == sum(len(links(plan, phase)) for phase in plan.phases) + flows
 
 
 def test_regions_are_drawn_within_their_pool() -> None:
     plan = compile_graph("dapo", ["informative.refill=true"], devices=2)
-    (pool,) = [part for part in drawing(plan) if isinstance(part, Group)]
+    (pool,) = [part for part in drawing(plan) if isinstance(part, StepGroup)]
     (region,) = pool.regions
     assert {step.node for step in region.steps} >= {"prompts", "rollout", "rewards", "informative"}
     assert "update_policy" in {step.node for step in pool.steps}
     for text in (dot(plan), mermaid(plan)):
         assert text.count("subgraph ") == 2 and text.count(region.title) == 1
         assert all(
-            text.count(f"{box(step)}[") + text.count(f"{box(step)} [") >= 1
-            for step in region.steps
-            if not step.inserted
+            f"{name}[" in text or f"{name} [" in text
+            for name in (box(step.phase, step.id) for step in region.steps if not step.inserted)
         )
 
 
@@ -86,7 +86,7 @@ def test_mermaid_has_every_step_and_link(name: str) -> None:
     text = mermaid(plan)
     for step in plan.steps:
         assert re.search(rf"^ +train_{step.id}[\[(]", text, re.M), title(step)
-    for link in links(plan.steps):
+    for link in links(plan, "train"):
         assert re.search(rf"^ +train_{link.source} (-->|-\.->).* ?train_{link.target}$", text, re.M), link
     assert text.count("subgraph ") == text.count("\n  end\n")
 
@@ -111,9 +111,9 @@ def test_columns_have_types_and_models_versions() -> None:
 
 
 def test_an_order_that_follows_from_columns_is_no_link() -> None:
-    steps = compile_graph("grpo", devices=2).steps
-    names = {step.id: step.node for step in steps}
-    found = [(names[link.source], names[link.target]) for link in links(steps) if not link.columns]
+    plan = compile_graph("grpo", devices=2)
+    names = {step.id: step.node for step in plan.steps}
+    found = [(names[link.source], names[link.target]) for link in links(plan, "train") if not link.columns]
     assert found == [("sync:policy", "rollout")]
 
 
@@ -143,8 +143,10 @@ def test_show_prints_a_tree() -> None:
 def test_a_move_of_an_engine_reads_no_version() -> None:
     plan = compile_graph("grpo", devices=1)
     last = plan.steps[-1]
-    moved = replace(last, id=last.id + 1, node="offload", kind="offload", inserted=True, updates=False, op="")
-    moved = replace(moved, reads=(), writes=(), frees=(), models={"policy": ""}, after=(last.id,))
+    moved = replace(
+        last, id=last.id + 1, node="offload", kind=Kind.OFFLOAD, inserted=True, updates=False, op=""
+    )
+    moved = replace(moved, reads=(), writes=(), frees=(), models={"policy": None}, after=(last.id,))
     moved = replace(moved, parts=("parameters",), because="it would not fit")
     plan = replace(plan, steps=(*plan.steps, moved), slot=(*plan.slot, moved.id))
     for text in (mermaid(plan), dot(plan), trace(plan)):

@@ -8,7 +8,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan
+from rlgraph.ir.plan import Plan
 
 FILTER = "add: {informative: {op: filter.mixed}}"
 

@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from share import examples
 
 from rlgraph.compiler import plan_tree
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Mark, Source
-from rlgraph.plan import Plan
-from rlgraph.shipped import shipped_graphs
-from rlgraph.source import Tree, parse
-from rlgraph.text import plan_text, show_text
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.syntax.source import Tree, parse
+from rlgraph.syntax.write import show_text
 
 TREES = {name: compose(name).plain() for name in shipped_graphs()}
 TEXT = partial(
     st.text, alphabet=st.characters(codec="utf-8", exclude_characters="\ue000")
 )  # what stands in for ?
-QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+QUICK = examples(100)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

@@ -1,4 +1,4 @@
-"""A rollout with n: 1 makes a row a prompt; and the law that ReMax's baseline is of a greedy one."""
+"""A rollout with n: 1 makes one row per prompt; and the law that ReMax's baseline is of a greedy one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Problem
-from rlgraph.graph import Graph
-from rlgraph.plan import Plan
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plan import Plan
 
 OUTS = ("tokens", "loss_mask", "rollout_logprobs", "responses", "group", "truncated")
 
@@ -61,7 +61,7 @@ def test_a_column_of_a_rollout_of_one_is_repeated_to_the_samples_of_another() ->
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("first", ["rollout", "greedy"])
 def test_whichever_is_written_first_the_samples_decide(n: int, first: str) -> None:
-    """What has tokens makes a node's rows; a row a prompt follows them, also where both have n: 1."""
+    """What has tokens makes a node's rows; one row per prompt follows them, also where both have n: 1."""
     order = [f"set: {{rollout.n: {n}}}"]
     if first == "greedy":
         whole = compose("remax").plain()["nodes"]["rollout"]
@@ -81,7 +81,7 @@ def test_a_filter_of_the_samples_selects_from_what_was_repeated() -> None:
 
 def test_of_two_columns_without_tokens_the_first_read_decides() -> None:
     Path("mine.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import float32, samples\n\n\n"
+        "from rlgraph.ops import float32, op, samples\n\n\n"
         "@op()\ndef gain(rewards: float32[samples], other: float32[samples]) -> float32[samples]:\n"
         "    '''How much more.'''\n"
     )
@@ -106,7 +106,7 @@ def test_of_two_columns_without_tokens_the_first_read_decides() -> None:
 def test_what_stays_unrelated(n: int, prompt: str, column: str, said: str) -> None:
     axis = ", tokens" if "mask" in column else ""
     Path("mine.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import boolean, float32, samples, tokens\n\n\n"
+        "from rlgraph.ops import boolean, float32, op, samples, tokens\n\n\n"
         f"@op()\ndef other(loss_mask: boolean[samples, tokens], cut: boolean[samples{axis}]) -> "
         "float32[samples]:\n    '''Of two rollouts.'''\n"
     )

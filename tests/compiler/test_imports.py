@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.shipped import shipped_graphs
+from rlgraph.frontend.shipped import shipped_graphs
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "sglang", "transformers", "pyarrow", "numpy")
@@ -29,7 +29,7 @@ def test_compiling_loads_nothing_heavy(tmp_path: Path) -> None:
     calls += [["plan", "grpo", "--cluster", "h100-8"]]
     script = f"""
 import sys
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 for args in {[*calls, ["nodes"], ["nodes", "rollout"], ["graphs"]]!r}:
     try:
         main(args)
@@ -40,6 +40,38 @@ assert not heavy, heavy
 assert not [name for name in sys.modules if name.startswith("rlgraph.runtime")]
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_check_loads_little() -> None:
+    """Whatever else it loaded, every answer would wait for (benchmarks/check_startup.py says how long)."""
+    script = """
+import sys
+from rlgraph.cli.main import main
+try:
+    main(["check", "grpo"])
+except SystemExit as done:
+    assert not done.code
+files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
+installed = {name.partition(".")[0] for name, file in files.items() if "-packages" in file}
+own = {".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("rlgraph.")}
+print(*sorted(installed), *sorted(own))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    needed = {
+        "annotated_types",
+        "click",
+        "networkx",
+        "pydantic",
+        "pydantic_core",
+        "typing_extensions",
+        "yaml",
+    }
+    assert needed <= loaded
+    assert not {
+        name for name in loaded - needed if not name.startswith(("rlgraph.", "_", "typing_inspection"))
+    }
+    assert not loaded & {f"rlgraph.{name}" for name in ("api", "reference", "reports", "runtime", "view")}
 
 
 def imported(body: list[ast.stmt]) -> Iterator[str]:
@@ -77,12 +109,12 @@ def test_the_compiler_imports_neither_nodes_nor_runtime(path: str) -> None:
     tree = ast.parse((ROOT / path).read_text())
     top = set(imported(tree.body))
     outward = within(top, "rlgraph.runtime") | within(top, "rlgraph.graphs")
-    if path not in ("rlgraph/catalog.py", "rlgraph/passes/infer.py"):
+    if path not in ("rlgraph/ops/registry.py", "rlgraph/frontend/infer.py"):
         outward |= within(top, "rlgraph.nodes")
     # the catalog's dicts hold names only
     assert not outward - {"rlgraph.nodes", "rlgraph.nodes.OPS", "rlgraph.nodes.LOSSES", "rlgraph.nodes.HOOKS"}
     assert not {name for heavy in HEAVY for name in within(top, heavy)}
-    if path not in ("rlgraph/cli.py", "rlgraph/api.py"):
+    if path not in ("rlgraph/cli/run.py", "rlgraph/api.py"):
         assert not within(everywhere(tree), "rlgraph.runtime")
 
 

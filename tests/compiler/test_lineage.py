@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.lineage import lineage_text
-from rlgraph.shipped import shipped_graphs
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.printing.column_text import lineage_text
 
 
 def call(*args: str) -> Result:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
-from rlgraph.cluster import Cluster, load_cluster
+from rlgraph.cli.main import main
+from rlgraph.costs import detect
+from rlgraph.costs.detect import (
+    GPUS,
+    SLOTS,
+    among,
+    local_devices,
+    local_gpus,
+    memory,
+    of_cpu,
+    of_gpus,
+    rates_of,
+)
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
-from rlgraph.machine import GPUS, local_devices, memory, of_cpu, of_gpus, rates_of
 
 EIGHT = "".join(f"{n}, GPU-{n}{n}ab, NVIDIA H100 80GB HBM3, 81559\n" for n in range(8))
 HOST = 2e12
@@ -27,7 +40,7 @@ TINY = {
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\n"
 
 
-def machine(root: Path, groups: str = "", **limits: str) -> Path:
+def kernel(root: Path, groups: str = "", **limits: str) -> Path:
     """Files as a kernel shows them; a limit is named by its path below sys/fs/cgroup, with + for /."""
     texts = {"proc/meminfo": MEMINFO, "proc/self/cgroup": groups}
     texts |= {"sys/fs/cgroup/" + name.replace("+", "/"): text for name, text in limits.items()}
@@ -38,7 +51,7 @@ def machine(root: Path, groups: str = "", **limits: str) -> Path:
 
 
 def test_a_host_of_eight_is_the_shipped_one_but_for_its_memory() -> None:
-    found, shipped = of_gpus(EIGHT, None, HOST), load_cluster("h100-8")
+    found, shipped = of_gpus(EIGHT, HOST), load_cluster("h100-8")
     other = {"cluster": shipped.cluster, "memory": shipped.memory}
     assert found.model_copy(update=other) == shipped
     assert (found.cluster, found.memory) == ("auto-8xH100-80GB-HBM3", 81559 * 2**20)
@@ -46,7 +59,7 @@ def test_a_host_of_eight_is_the_shipped_one_but_for_its_memory() -> None:
 
 @pytest.mark.parametrize(("visible", "devices"), [("0,1", 2), ("7", 1), ("GPU-11ab, GPU-3", 2), (None, 8)])
 def test_visible_devices_count(visible: str | None, devices: int) -> None:
-    assert of_gpus(EIGHT, visible, HOST).total == devices
+    assert of_gpus(among(EIGHT, visible), HOST).total == devices
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,7 @@ def test_a_shipped_cluster_and_the_table_agree() -> None:
 
 def test_an_unknown_gpu_gives_a_file_to_fill_in(tmp_path: Path) -> None:
     with pytest.raises(GraphError) as caught:
-        of_gpus("0, GPU-0, NVIDIA X900, 100000\n1, GPU-1, NVIDIA X900, 100000\n", None, HOST)
+        of_gpus("0, GPU-0, NVIDIA X900, 100000\n1, GPU-1, NVIDIA X900, 100000\n", HOST)
     said = str(caught.value)
     assert "what `NVIDIA X900` can do is not known" in said and "H100" in said
     file = [line.strip() for line in said.splitlines() if line.startswith("    ")]
@@ -101,16 +114,64 @@ def test_an_unknown_gpu_gives_a_file_to_fill_in(tmp_path: Path) -> None:
 
 def test_a_gpu_without_memory_of_its_own_is_not_known_either() -> None:
     with pytest.raises(GraphError, match=r"with memory, bf16_flops(.|\n)*memory: \?\?\?"):
-        of_gpus("0, GPU-0, NVIDIA GB10, [N/A]\n", None, HOST)
+        of_gpus("0, GPU-0, NVIDIA GB10, [N/A]\n", HOST)
 
 
 def test_gpus_of_two_kinds_are_no_cluster() -> None:
     mixed = EIGHT + "8, GPU-8, NVIDIA L4, 23034\n"
     with pytest.raises(GraphError, match=r"of one kind.*H100.*L4(.|\n)*CUDA_VISIBLE_DEVICES"):
-        of_gpus(mixed, None, HOST)
-    assert of_gpus(mixed, "8", HOST).cluster == "auto-1xL4"
+        of_gpus(mixed, HOST)
+    assert of_gpus(among(mixed, "8"), HOST).cluster == "auto-1xL4"
     with pytest.raises(GraphError, match="visible are: none"):
-        of_gpus(EIGHT, "MIG-1", HOST)
+        of_gpus(among(EIGHT, "MIG-1"), HOST)
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [(None, 4), ("0,2", 2), ("GPU-aa,GPU-bb", 2), ("", 0), ("-1", 0), ("1,-1,2", 1)],
+)
+def test_a_process_may_use_the_gpus_that_are_visible(
+    visible: str | None, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "_gpu_files", lambda: 4)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert local_gpus() == devices
+    slots = min(len(os.sched_getaffinity(0)), SLOTS)
+    assert local_devices() == (devices or slots)
+
+
+def test_gpus_under_windows_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dxg").touch()
+    assert detect._gpu_files(tmp_path) == 0
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\necho '{EIGHT.splitlines()[0]}'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert detect._gpu_files(tmp_path) == 1
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidia1").touch()
+    assert detect._gpu_files(tmp_path) == 2
+
+
+def test_hosts_that_are_alike_are_a_cluster() -> None:
+    found = of_gpus(EIGHT + EIGHT, HOST, (8, 8))
+    shipped = load_cluster("h100-64")
+    other = {"cluster": shipped.cluster, "memory": shipped.memory, "hosts": shipped.hosts}
+    assert (found.cluster, found.hosts, found.total) == ("auto-2x8xH100-80GB-HBM3", 2, 16)
+    assert found.model_copy(update=other) == shipped
+
+
+@pytest.mark.parametrize(
+    ("counts", "hosts", "devices"), [((8, 8, 4), 2, 8), ((8, 4, 4, 4), 3, 4), ((8, 4, 4), 1, 8)]
+)
+def test_of_hosts_that_differ_those_with_most_gpus_count(
+    counts: tuple[int, ...], hosts: int, devices: int
+) -> None:
+    found = of_gpus(EIGHT, HOST, counts)
+    assert (found.hosts, found.devices) == (hosts, devices)
 
 
 def test_cpu_slots_share_the_memory_and_have_assumed_rates() -> None:
@@ -121,19 +182,19 @@ def test_cpu_slots_share_the_memory_and_have_assumed_rates() -> None:
 
 
 def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
-    assert memory(machine(tmp_path)) == 16000000 * 1024
-    assert memory(machine(tmp_path, "0::/\n", **{"memory.max": "max\n"})) == 16000000 * 1024
+    assert memory(kernel(tmp_path)) == 16000000 * 1024
+    assert memory(kernel(tmp_path, "0::/\n", **{"memory.max": "max\n"})) == 16000000 * 1024
 
 
 def test_the_tightest_group_around_a_process_limits_it(tmp_path: Path) -> None:
     limits = {"a+memory.max": "3000000000\n", "a+b+memory.max": "max\n", "c+memory.max": "1\n"}
-    assert memory(machine(tmp_path, "0::/a/b\n", **limits)) == 3e9
+    assert memory(kernel(tmp_path, "0::/a/b\n", **limits)) == 3e9
 
 
 def test_groups_of_version_1(tmp_path: Path) -> None:
     groups = "5:cpu,cpuacct:/job\n4:memory:/job\n1:name=systemd:/job\n"
     limits = {"memory+job+memory.limit_in_bytes": "2000000000\n", "memory+memory.limit_in_bytes": str(2**63)}
-    assert memory(machine(tmp_path, groups, **limits)) == 2e9
+    assert memory(kernel(tmp_path, groups, **limits)) == 2e9
 
 
 def test_auto_plans_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

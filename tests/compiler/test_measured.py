@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.cluster import load_cluster
 from rlgraph.compiler import compile_graph
-from rlgraph.measured import Priced, prompt_tokens
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.reports.measured import Priced, prompt_tokens
 
 
 def test_prompts_are_as_long_as_they_were() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError, Problem
-from rlgraph.graph import Graph
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.ir.graph import Graph
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
 REINFORCE = "set: {update_policy.loss: {kind: reinforce}, update_policy.minibatches: 1}"
@@ -101,7 +101,7 @@ def test_filtered_rows_are_weighed_too() -> None:
 def test_a_users_op_may_assume_a_law_and_read_none_of_its_columns() -> None:
     laws = ("behaviour_logprobs", "greedy_baseline", "sampling_logprobs")
     Path("mine.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import float32, samples, text\n\n\n"
+        "from rlgraph.ops import float32, op, samples, text\n\n\n"
         f"@op(assumes={laws})\ndef length(responses: text[samples]) -> float32[samples]:\n"
         "    '''Shorter is better.'''\n"
     )
@@ -117,7 +117,7 @@ def test_corrections_chain() -> None:
 
 def test_a_users_own_weights_are_taken_at_their_word() -> None:
     Path("mine.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import float32, samples, tokens\n\n\n"
+        "from rlgraph.ops import float32, op, samples, tokens\n\n\n"
         "@op()\ndef ones(rollout_logprobs: float32[samples, tokens]) -> float32[samples, tokens]:\n"
         "    '''All count alike.'''\n"
     )

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from share import FAMILIES, edits_of, examples, rest_nightly
 
-from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower, plan_tree
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.graph import Graph
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plan import Plan, Step
 from rlgraph.passes import PASSES
 from rlgraph.passes.prune import prune
-from rlgraph.plan import Plan, Step
-from rlgraph.shipped import shipped_graphs
-from rlgraph.source import Source, parse
-from rlgraph.text import graph_text, plan_text, show_text
-from rlgraph.verify import verify
+from rlgraph.passes.verify import verify
+from rlgraph.printing.plan_diff import against_text
+from rlgraph.printing.plan_text import graph_text, plan_text
+from rlgraph.syntax.source import Source, parse
+from rlgraph.syntax.write import show_text
 
 HEAD = """
 graph: small
@@ -223,10 +227,25 @@ def test_each_pass_on_grpo(number: int, golden: Callable[[str, str], None]) -> N
     golden(f"passes/grpo-2-{number + 1}-{PASSES[number].__name__}.txt", graph_text(graph))
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("name", shipped_graphs())
-def test_plan_of_a_shipped_graph(name: str, devices: int, golden: Callable[[str, str], None]) -> None:
-    golden(f"plan/{name}-{devices}.txt", plan_text(compile_graph(name, devices=devices)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plan_of_a_family(family: str, golden: Callable[[str, str], None]) -> None:
+    """The whole text on two devices, and what is different on one."""
+    two, one = (compile_graph(family, devices=devices) for devices in (2, 1))
+    golden(f"plan/{family}.txt", f"{plan_text(two)}\n== on one device\n{against_text(two, one)}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plans_of_its_edits(family: str, golden: Callable[[str, str], None]) -> None:
+    """What is different about the plans of the other shipped graphs, on two devices and on one."""
+    found = []
+    for name in edits_of(family):
+        two, one = (
+            against_text(compile_graph(family, devices=devices), compile_graph(name, devices=devices))
+            for devices in (2, 1)
+        )
+        found += [f"== {name}, on two devices\n{two}", f"== {name}, on one device\n{one}"]
+    if found:
+        golden(f"plan/{family}-edits.txt", "\n".join(found))
 
 
 def test_show_with_origins(golden: Callable[[str, str], None]) -> None:
@@ -271,8 +290,16 @@ def check_plan(plan: Plan, devices: int) -> None:
     assert json.loads(plan.json())["graph"] == plan.graph
 
 
-@pytest.mark.parametrize("devices", range(1, 9))
-@pytest.mark.parametrize("name", shipped_graphs())
+@examples(100)
+@given(name=st.sampled_from([*shipped_graphs()]), devices=st.integers(1, 64))
+def test_columns_live_as_long_as_they_are_read_on_any_number(name: str, devices: int) -> None:
+    check_plan(compile_graph(name, devices=devices), devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    rest_nightly(product(shipped_graphs(), range(1, 9)), lambda name, devices: devices in (1, 8)),
+)
 def test_columns_live_as_long_as_they_are_read(name: str, devices: int) -> None:
     check_plan(compile_graph(name, devices=devices), devices)
 
@@ -313,7 +340,7 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
     return {name: nodes[name] for name in draw(st.permutations([*nodes]))}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(nodes=graphs(), devices=st.integers(1, 5))
 def test_columns_live_as_long_as_they_are_read_in_any_graph(nodes: dict[str, Any], devices: int) -> None:
     text = HEAD.partition("nodes:")[0] + "nodes: " + json.dumps(nodes)
@@ -322,7 +349,7 @@ def test_columns_live_as_long_as_they_are_read_in_any_graph(nodes: dict[str, Any
 
 def test_a_graph_of_nothing_is_an_empty_plan() -> None:
     plan = planned("graph: nothing\nnodes: {}\nschedule: {iterations: 1}")
-    assert plan.steps == () and "0 steps an iteration" in plan_text(plan)
+    assert plan.steps == () and "0 steps per iteration" in plan_text(plan)
 
 
 def test_the_verifier_names_the_pass() -> None:
@@ -347,7 +374,7 @@ def test_a_cycle_by_versions_is_an_error_of_the_graph() -> None:
 
 def test_a_users_op(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import float32, samples, text\n\n\n"
+        "from rlgraph.ops import float32, op, samples, text\n\n\n"
         "@op()\ndef length(responses: text[samples], *, limit: int = 8) -> float32[samples]:\n"
         "    '''Shorter is better.'''\n"
     )

@@ -6,15 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from share import examples
 
-from rlgraph.bind import bind
 from rlgraph.compiler import lower
-from rlgraph.pipeline import guess, pipeline
-from rlgraph.plan import Plan, make_plan
-from rlgraph.simulate import Broken, Event, busy, period, simulate, slot_steps
-from rlgraph.source import Source, parse
+from rlgraph.frontend.bind import bind
+from rlgraph.ir.plan import Plan
+from rlgraph.passes.lower import make_plan
+from rlgraph.planning.overlap import guess, pipeline
+from rlgraph.planning.simulate import Broken, Event, busy, period, simulate, slot_steps
+from rlgraph.syntax.source import Source, parse
 
 GRAPH = """
 graph: split
@@ -145,7 +147,7 @@ def test_a_rollout_without_its_sync_is_found() -> None:
 POOLS = st.sampled_from(["train", "gen", "third"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, derandomize=False)
 @given(st.integers(1, 3), POOLS, POOLS, POOLS, st.randoms(use_true_random=False))
 def test_every_pipeline_keeps_its_promises(
     staleness: int, ref: str, rewards: str, advantages: str, chance: random.Random
@@ -165,7 +167,7 @@ def test_every_pipeline_keeps_its_promises(
     assert max(busy(made, seconds).values()) - 1e-9 <= period(events, count) <= turns + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, derandomize=False)
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 10), st.floats(0, 0.5))
 def test_two_pools_are_within_five_percent_of_the_bound(
     rollout: float, update: float, score: float, sync: float

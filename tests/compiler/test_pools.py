@@ -8,8 +8,8 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan, Step
-from rlgraph.text import plan_text
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.printing.plan_text import plan_text
 
 TWO = ["pools.train.devices=auto", "pools.gen.devices=auto"]
 AHEAD = ["schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs"]
@@ -49,9 +49,7 @@ def test_generation_and_training_take_a_pool_each(split: Callable[..., Plan]) ->
     found = places(plan)
     assert {found[node] for node in ("prompts", "rollout", "rewards")} == {"gen"}
     assert {found[node] for node in ("old_logprobs", "values", "update_policy", "update_critic")} == {"train"}
-    engines = {
-        name: (m.train and m.train["pool"], m.serve and m.serve["pool"]) for name, m in plan.models.items()
-    }
+    engines = {name: (m.train and m.train.pool, m.serve and m.serve.pool) for name, m in plan.models.items()}
     assert engines == {"policy": ("train", "gen"), "ref": ("train", None), "critic": ("train", None)}
 
 

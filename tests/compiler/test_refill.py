@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bind import bind
-from rlgraph.cluster import load_cluster
 from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.memory import Footprint
+from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.memory import Footprint
+from rlgraph.frontend.bind import bind
+from rlgraph.ir.plan import Plan
 from rlgraph.passes import PASSES
-from rlgraph.plan import Plan
-from rlgraph.predict import sizes_of
-from rlgraph.source import Source, parse
-from rlgraph.text import graph_text, plan_text
-from rlgraph.workload import workload
+from rlgraph.printing.plan_text import graph_text, plan_text
+from rlgraph.reports import plan_file
+from rlgraph.syntax.source import Source, parse
 
 GRAPH = """
 graph: small
@@ -85,7 +86,7 @@ def test_what_a_plan_says_of_a_region_is_data_too() -> None:
     assert "repeat steps 2 to 6 until 24 rows stay, at most 5 rounds" in plan_text(plan)
     data = json.loads(plan.json())
     assert data["regions"]["mixed"]["rounds"] == 5
-    assert Plan.from_json(plan.json()) == plan
+    assert plan_file.parse(plan.json()) == plan
 
 
 def test_without_refill_rows_are_selected_and_an_evaluation_never_refills() -> None:

@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
-from rlgraph.cluster import FOLDER, load_cluster
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.critical import critical_path
-from rlgraph.measured import Priced, counted, middle, read_metrics
-from rlgraph.plan import Plan, Target
-from rlgraph.predict import Pricing, sizes_of
-from rlgraph.report import make_report, report_text
-from rlgraph.whatif import LEAST, outlook
-from rlgraph.workload import workload
+from rlgraph.costs.hardware import FOLDER
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.workload import workload
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.critical_path import critical_path
+from rlgraph.reports.measured import Priced, counted, read_metrics
+from rlgraph.reports.report import make_report, report_text
+from rlgraph.reports.whatif import LEAST, outlook
+from rlgraph.units import middle
 
 PROMPT, LENGTHS = 200.0, (500.0, 600.0, 550.0)
 SPLIT = ("pools={train: {devices: 4}, gen: {devices: 4}}", "schedule.staleness=1")
@@ -46,6 +48,11 @@ def a_run(*settings: str, factor: float = 1.5, memory: float = 6e10) -> tuple[Pa
         lines.append(json.dumps({"step": number + 1, **work, **took, **held}))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return folder, plan
+
+
+def look_no_further(folder: Path, plan: Plan) -> None:
+    """Let the run's plan not say what it was made from: what would help is then not computed."""
+    (folder / "plan.json").write_text(replace(plan, origin=None).json())
 
 
 def seconds(plan: Plan, named: Mapping[str, float]) -> dict[int, float]:
@@ -88,7 +95,8 @@ def test_what_another_pool_finishes_sooner_is_off_it() -> None:
 
 def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
     """Of a calibrated run: the same seconds as a plan with the edits and the factors."""
-    folder, _ = a_run()
+    wide = "models.policy.train.dtype=float32"
+    folder, _ = a_run(wide)
     priced, lines = Priced.of(folder), counted(read_metrics(folder))
     found = outlook(priced, lines)
     whole = sum(line["time/step"] for line in lines) / len(lines)
@@ -99,7 +107,9 @@ def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
     Path("f.yaml").write_text(priced_calibration := priced.calibration())
     assert "update: [1.5, 1.5]" in priced_calibration
     best = found.changes[0]
-    again = compile_graph("grpo", best.edits, None, Target("h100-8", PROMPT, 575, "f.yaml")).predicted
+    again = compile_graph(
+        "grpo", (wide, *best.edits), None, Target("h100-8", PROMPT, 575, "f.yaml")
+    ).predicted
     assert again and middle(again.seconds) == pytest.approx(middle(best.seconds), rel=0.01)
     assert best.saves == pytest.approx(1 - middle(best.seconds) / middle(found.seconds), abs=1e-3)
     assert best.alters == "computes in bfloat16" and best.edits == ("models.policy.train.dtype=bfloat16",)
@@ -121,7 +131,7 @@ def test_where_nothing_helps_it_says_so() -> None:
     took = {f"time/{step.node}": 1.0 for step in plan.steps}
     lines = [json.dumps({"step": n, "time/step": 2.0, **took}) for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    text = report_text(folder)
+    text = report_text(make_report(folder))
     assert "nothing would help: of " in text and f"none saves {LEAST:.0%}" in text
 
 
@@ -133,7 +143,7 @@ def test_a_graph_that_has_changed_is_not_guessed_at() -> None:
     (folder / "plan.json").write_text(replace(plan, origin=origin).json())
     report = make_report(folder)
     assert report.outlook is None and report.why_none == "mine.yaml has changed since the run"
-    assert "what would help is not known: mine.yaml has changed" in report_text(folder)
+    assert "what would help is not known: mine.yaml has changed" in report_text(make_report(folder))
 
 
 # -- the rest, and the forms
@@ -141,6 +151,7 @@ def test_a_graph_that_has_changed_is_not_guessed_at() -> None:
 
 def test_memory_and_idle_time() -> None:
     folder, plan = a_run(memory=6e10)
+    look_no_further(folder, plan)
     report = make_report(folder)
     (held,) = report.memory
     assert plan.peak
@@ -151,12 +162,17 @@ def test_memory_and_idle_time() -> None:
     slower = [json.dumps({**line, "time/step": 2 * line["time/step"]}) for line in lines]
     (folder / "metrics.jsonl").write_text("\n".join(slower) + "\n")
     assert make_report(folder).idle == {"main": pytest.approx(0.5)}
-    assert "pool main is idle for 50% of an iteration" in report_text(folder)
-    assert "a device of main has held 60 GB at most; predicted" in report_text(folder)
+    assert "pool main is idle for 50% of an iteration" in report_text(make_report(folder))
+    assert "a device of main has held 60 GB at most; predicted" in report_text(make_report(folder))
+    on_gpus = [json.dumps({**line, "perf/memory_used/main-3": 7e10}) for line in lines]
+    (folder / "metrics.jsonl").write_text("\n".join(on_gpus) + "\n")
+    assert make_report(folder).memory[0].driver == 7e10
+    assert "; with caches and servers 70 GB" in report_text(make_report(folder))
 
 
 def test_a_step_of_some_iterations_counts_as_often_as_it_ran() -> None:
-    folder, _ = a_run()
+    folder, plan = a_run()
+    look_no_further(folder, plan)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     both = lines[1]["time/update_policy"] / 2
     del lines[2]["time/update_policy"]
@@ -184,4 +200,6 @@ def test_a_run_of_another_version_is_told_without_its_plan() -> None:
     (folder / "plan.json").write_text(json.dumps({**fields, "version": 0}))
     report = make_report(folder)
     assert report.steps and not report.critical_path
-    assert "what would help is not known: run/plan.json is a plan of version 0" in report_text(folder)
+    assert "what would help is not known: run/plan.json is a plan of version 0" in report_text(
+        make_report(folder)
+    )

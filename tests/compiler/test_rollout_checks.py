@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bind import bind
 from rlgraph.compiler import compile_graph, lower
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
-from rlgraph.graph import Graph, Node
+from rlgraph.frontend.bind import bind
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.graph import Graph, Node
 from rlgraph.passes.trace import sampler
-from rlgraph.shipped import shipped_graphs
-from rlgraph.text import plan_text
+from rlgraph.printing.plan_text import plan_text
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
 RECORDED = "replace: {rollout: {op: data.recorded, model: policy, run: runs/ppo, columns: %s}}"

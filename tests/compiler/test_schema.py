@@ -11,18 +11,18 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from rlgraph import source
-from rlgraph.bind import NODE_KEYS
 from rlgraph.check import check_report
-from rlgraph.cli import main
-from rlgraph.compose import compose
-from rlgraph.describe import find
-from rlgraph.edits import EDITS
+from rlgraph.cli.main import main
 from rlgraph.errors import Source
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.edits import EDITS
+from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.nodes import LOSSES, OPS
-from rlgraph.schema import EDITS as SAID
-from rlgraph.schema import graph_schema
-from rlgraph.shipped import shipped_graphs
+from rlgraph.reference.describe import find
+from rlgraph.reference.edit_schema import EDITS as SAID
+from rlgraph.reference.json_schema import graph_schema
+from rlgraph.syntax import source
+from rlgraph.syntax.validate import NODE_KEYS
 
 BAD = Path(__file__).parent / "bad"
 SCHEMA = graph_schema()
@@ -84,7 +84,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    path = tmp_path / "rlgraph.schema.json"
+    path = tmp_path / "rlgraph.reference.json_schema.json"
     result = CliRunner().invoke(main, ["nodes", "--format", "jsonschema", "-o", str(path)])
     assert (result.exit_code, result.stdout) == (0, "")
     assert json.loads(path.read_text(encoding="utf-8")) == SCHEMA

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import GraphError, Source
-from rlgraph.source import parse, read
+from rlgraph.syntax.source import parse, read
 
 
 def plain(text: str) -> object:

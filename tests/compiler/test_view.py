@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
-from rlgraph.plan import Target
-from rlgraph.shipped import shipped_graphs
+from rlgraph.cli.main import main
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.plan import Target
 from rlgraph.view.contents import contents
 from rlgraph.view.given import given
 from rlgraph.view.page import ASSETS, SCRIPTS, page
@@ -75,7 +75,7 @@ def test_memory_over_time_peaks_where_the_plan_says() -> None:
 
 def test_of_a_saved_plan_no_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "ops.py").write_text(
-        "from rlgraph.op import op\nfrom rlgraph.types import float32, samples, text\n\n\n"
+        "from rlgraph.ops import float32, op, samples, text\n\n\n"
         "@op()\ndef short(responses: text[samples]) -> float32[samples]:\n    'Rewards brevity.'\n"
     )
     graph = tmp_path / "mine.yaml"

@@ -12,8 +12,8 @@ import click
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Target
-from rlgraph.text import plan_text
+from rlgraph.ir.plan import Target
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.view.terminal import terminal_text
 
 AHEAD = """
@@ -45,7 +45,7 @@ def test_pools_have_lanes_and_bars_within_100_columns(tmp_path: Path) -> None:
     lines = click.unstyle(styled).splitlines()
     assert all(len(line) <= 100 for line in lines)
     train, gen = lines[1:3]
-    assert train.startswith("  train ") and train.count("update_policy") == 1 and "rollout" not in train
+    assert train.startswith("  train ") and train.count("update_po") == 1 and "rollout" not in train
     assert gen.startswith("  gen ") and "rollout" in gen
     assert lines[3] == "memory of a device at its peak"
     assert lines[4].startswith("  train ") and " of 80 GB" in lines[4]

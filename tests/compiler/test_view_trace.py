@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Plan, Target
+from rlgraph.costs.workload import workload
+from rlgraph.ir.plan import Plan, Target
 from rlgraph.view.counters import measured_requests
 from rlgraph.view.recorded import Measured
 from rlgraph.view.timeline import arrows, lanes
 from rlgraph.view.trace import trace
-from rlgraph.workload import workload
 
 Event = dict[str, Any]
 ROLLOUT = {"grpo": 8, "ahead": 4}  # samples of a prompt

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.workload import Lengths, workload
+from rlgraph.costs.workload import Lengths, workload
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(512, 1024), (100, 1024), (1000, 1024), (700, 28_000)])
@@ -38,3 +41,39 @@ def test_a_filter_is_taken_to_keep_every_row() -> None:
     work = workload(compile_graph("dapo", (), 2))
     assert work.rows["samples/informative"] == work.rows["samples"]
     assert "filters keep every row" in work.assumed
+
+
+OWN_OP = """
+from rlgraph.ops import float32, op, samples, text
+
+
+@op()
+def length(
+    responses: text[samples], *,
+    max_prompt_tokens: int = 7000, max_new_tokens: int = 9, batch: int = 3, epochs: int = 5,
+) -> float32[samples]:
+    "Shorter is better."
+    return -responses
+"""
+
+
+def planned(folder: Path, declared: str) -> Plan:
+    """GRPO with an op of the user's in place of its reward."""
+    (folder / "mine.py").write_text(OWN_OP.replace("@op()", declared))
+    path = folder / "mine.yaml"
+    path.write_text("graph: grpo\nextends: grpo\nedits:\n- set: {rewards: {op: 'mine.py:length'}}\n")
+    return compile_graph(str(path), devices=2)
+
+
+def test_an_attribute_means_nothing_by_its_name(tmp_path: Path) -> None:
+    own = planned(tmp_path, "@op()")
+    assert own.functions["train"]["rewards"].attributes["max_prompt_tokens"] == 7000
+    assert workload(own) == workload(compile_graph("grpo", devices=2))
+
+
+def test_an_attribute_means_what_its_op_declares(tmp_path: Path) -> None:
+    work = workload(planned(tmp_path, "@op(roles={'prompt_limit': 'max_prompt_tokens'})"))
+    assert (work.prompt, work.longest_prompt) == (3500, 7000)
+    (tmp_path / "wrong").mkdir()
+    with pytest.raises(GraphError, match="roles"):
+        planned(tmp_path / "wrong", "@op(roles={'prompt_limit': 'longest'})")

@@ -6,8 +6,8 @@ import statistics
 import pytest
 import torch
 
-from rlgraph.nodes.advantage import gae, reinforce_pp, whitened
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.advantage.gae import gae, reinforce_pp, whitened
+from rlgraph.nodes.support.ragged import Ragged
 
 MASK = [[False, True, True, False, True], [False, True], [False, False], [True, False, True], []]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.nodes.advantage_baseline import remax
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.advantage.baseline import remax
+from rlgraph.nodes.support.ragged import Ragged
 
 # one row has tool output in its middle, one nothing in its loss mask, one no tokens
 MASK = [[False, True, True, False, True], [False, True], [False, False], [], [True] * 3]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.nodes.advantage_group import gpg, grpo, opo, reinforce_pp_baseline, rloo
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.advantage.group import gpg, grpo, opo, reinforce_pp_baseline, rloo
+from rlgraph.nodes.support.ragged import Ragged
 
 # rows: of two groups and of one alone; one has nothing in its loss mask, one is empty
 MASK = [[False, True, True, False, True], [False, True], [False, False], [True, False, True], [], [True] * 4]

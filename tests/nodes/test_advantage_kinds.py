@@ -8,11 +8,11 @@ import statistics
 import pytest
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.nodes.advantage_distill import distill
-from rlgraph.nodes.advantage_multi import gdpo
-from rlgraph.nodes.advantage_passk import grpo_passk
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.advantage.distill import distill
+from rlgraph.nodes.advantage.multi_reward import gdpo
+from rlgraph.nodes.advantage.pass_at_k import grpo_passk
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context
 
 # rows: of two groups and of one alone; one has nothing in its loss mask, one is empty
 MASK = [[False, True, True, False, True], [False, True], [False, False], [True, False, True], [], [True] * 4]

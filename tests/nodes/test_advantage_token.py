@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rlgraph.nodes.advantage_token import optimal_token_baseline
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.advantage.token_baseline import optimal_token_baseline
+from rlgraph.nodes.support.ragged import Ragged
 
 # tool output inside a row, nothing written, no tokens at all, a group of one, groups that interleave
 MASK = [[False, True, True, False, True], [False, True], [False, False], [], [True] * 3, [True, True]]

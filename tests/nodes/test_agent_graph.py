@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.compiler import compose_and_plan
 
 GRAPH = """\
@@ -35,7 +35,7 @@ schedule: {iterations: 2}
 MINE = '''
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.types import prompts, text
+from rlgraph.ops import prompts, text
 
 
 class Guess:
@@ -168,7 +168,7 @@ def test_what_the_docs_show_is_accepted(tmp_path: Path, monkeypatch: pytest.Monk
     page = (Path(__file__).parents[2] / "docs/agents.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(yaml|python)\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    imports = "from rlgraph.types import prompts, text\nfrom rlgraph.nodes.agent.chat import Chat\n"
+    imports = "from rlgraph.ops import prompts, text\nfrom rlgraph.nodes.agent.chat import Chat\n"
     for number, (kind, text) in enumerate(blocks):
         if kind == "python":
             Path(f"block_{number}.py").write_text(imports + text)
@@ -191,8 +191,8 @@ def test_what_the_docs_show_is_accepted(tmp_path: Path, monkeypatch: pytest.Monk
 def test_declarations_load_nothing_heavy() -> None:
     script = """
 import sys
-from rlgraph.catalog import load
-from rlgraph.describe import KINDS
+from rlgraph.ops.registry import load
+from rlgraph.reference.describe import KINDS
 from rlgraph.nodes import HOOKS
 for word, known in HOOKS.items():
     for name, target in known.items():

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlgraph.nodes import LOSSES, OPS
-from rlgraph.op import Op, signature
+from rlgraph.ops.declare import Op
+from rlgraph.ops.signature import signature
 
 CATALOG = OPS | LOSSES
 
@@ -62,7 +63,7 @@ def test_whole_numbers_are_accepted_for_fractions() -> None:
 def test_the_catalog_reads_without_anything_heavy() -> None:
     script = f"""
 import importlib, sys
-from rlgraph.op import signature
+from rlgraph.ops.signature import signature
 for name, path in {CATALOG!r}.items():
     module, function = path.split(":")
     signature(name, getattr(importlib.import_module(module), function))

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlgraph.engines import Context, Totals
-from rlgraph.nodes.correction import mis, reject, tis
-from rlgraph.nodes.loss import decoupled_ppo, ppo_clip
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.nodes.update import policy_objective
-from rlgraph.op import Loss
+from rlgraph.nodes.loss.policy import decoupled_ppo, ppo_clip
+from rlgraph.nodes.select.correction import mis, reject, tis
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.update.update import policy_objective
+from rlgraph.ops import Context, Loss, Totals
 
 # one row has tool output in its middle, one nothing in its loss mask, one no tokens
 MASK = [[False, True, True, False, True], [False, True, True], [False, False], [], [True] * 4]

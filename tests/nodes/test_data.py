@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.nodes.data import DataError, examples, load_prompts, pick, prompts
+from rlgraph.nodes.data.prompts import DataError, examples, load_prompts, pick, prompts
+from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
 ROWS = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(7)]

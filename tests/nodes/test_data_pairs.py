@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlgraph.engines import Context
-from rlgraph.nodes.data import DataError, examples
-from rlgraph.nodes.data_pairs import load_pairs, pairs
+from rlgraph.nodes.data.pairs import load_pairs, pairs
+from rlgraph.nodes.data.prompts import DataError, examples
+from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
 ROWS = [

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow
 import pytest
 
-from rlgraph.engines import Context
-from rlgraph.nodes.data import DataError, examples, load_prompts, prompts
-from rlgraph.nodes.data_pairs import pairs
-from rlgraph.nodes.mix import BLOCK, pick_mixed, shares
+from rlgraph.nodes.data.pairs import pairs
+from rlgraph.nodes.data.prompts import DataError, examples, load_prompts, prompts
+from rlgraph.nodes.support.mixture import BLOCK, pick_mixed, shares
+from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
 ROWS = [{"question": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3, "of": "xy"[i % 2]} for i in range(7)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.nodes.filter import mixed, threshold, widest
+from rlgraph.nodes.select.filter import mixed, threshold, widest
+from rlgraph.ops import Context
 
 
 def kept(rewards: list[float], group: list[int], **attributes: float) -> list[bool]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.loss import aggregate, cispo, kl, ppo_clip, reinforce, sapo, sft
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.policy import aggregate, cispo, kl, ppo_clip, reinforce, sapo, sft
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
 
 
 def column(*rows: list[float]) -> Ragged:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.nodes.loss import ppo_clip
-from rlgraph.nodes.loss_covariance import band, clip_cov, kl_cov, top
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.covariance import band, clip_cov, kl_cov, top
+from rlgraph.nodes.loss.policy import ppo_clip
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context
 
 LENGTHS = [4, 1, 0, 7, 3, 5, 6, 2]
 

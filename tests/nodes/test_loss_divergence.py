@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.nodes.loss_divergence import binary_kl, dppo_kl, dppo_tv
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.divergence import binary_kl, dppo_kl, dppo_tv
+from rlgraph.nodes.support.ragged import Ragged
 
 Loss = Callable[..., Ragged]
 each = pytest.mark.parametrize("loss", [dppo_tv, dppo_kl])

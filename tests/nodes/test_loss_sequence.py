@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.loss import aggregate
-from rlgraph.nodes.loss_sequence import geo_mean, gspo, sequence_ratio
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.policy import aggregate
+from rlgraph.nodes.loss.sequence import geo_mean, gspo, sequence_ratio
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
 
 # a tool's output between tokens of the policy, an empty row, one that the policy wrote nothing of
 MASK = [[False, True, True, False, True], [], [False, False], [True, True, True], [False, True]]

@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from rlgraph.engines import Context
 from rlgraph.errors import RunError
-from rlgraph.nodes.metric import estimate, mean_at_k, pass_at_k
+from rlgraph.nodes.select.metric import estimate, mean_at_k, pass_at_k
+from rlgraph.ops import Context
 
 
 def context() -> Context:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rlgraph.compiler import compile_graph
-from rlgraph.engines import Context, Totals
 from rlgraph.errors import GraphError
-from rlgraph.nodes.loss import aggregate
-from rlgraph.nodes.preference import dpo, dpo_weights
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.loss.policy import aggregate
+from rlgraph.nodes.loss.preference import dpo, dpo_weights
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, Totals
 
 LENGTHS = [3, 5, 2, 0, 4, 4]
 CHOSEN = [True, False, False, True, True, False]

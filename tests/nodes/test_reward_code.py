@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.engines import Context
-from rlgraph.nodes.confined import CHILD
-from rlgraph.nodes.reward import code as module
-from rlgraph.nodes.reward.code import MIB, CodeError, Limits, code, isolates, passes, program
+from rlgraph.nodes.reward.code import MIB, Limits, code, passes, program
+from rlgraph.nodes.support import sandbox
+from rlgraph.nodes.support.sandbox import CHILD, NoNetworkError, isolates
+from rlgraph.ops import Context
 
 LIMITS = Limits(timeout=60.0, memory=1024 * MIB, file=1 * MIB, network=True)
 TEST = "assert double(3) == 6"
@@ -111,8 +111,8 @@ def test_without_network_nothing_is_reached_or_nothing_runs(monkeypatch: pytest.
     assert code(context(), [connect], [""], network=True, timeout=60.0).tolist() == [1.0]
     if isolates():
         assert code(context(), [connect, "x = 1"], [""] * 2, timeout=60.0).tolist() == [0.0, 1.0]
-    monkeypatch.setattr(module, "isolates", lambda: False)
-    with pytest.raises(CodeError, match="set network: true"):
+    monkeypatch.setattr(sandbox, "isolates", lambda: False)
+    with pytest.raises(NoNetworkError, match="set network: true"):
         code(context(), ["x = 1"], [""])
 
 

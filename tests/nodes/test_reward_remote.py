@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.nodes.reward.each import RewardError
+from rlgraph.nodes.reward.per_sample import RewardError
 from rlgraph.nodes.reward.remote import remote
+from rlgraph.ops import Context
 
 Reply = Callable[[list[dict[str, str]], int], tuple[int, bytes]]
 
@@ -141,11 +141,11 @@ def test_a_server_that_is_silent_is_given_up() -> None:
 
     def reply(batch: list[dict[str, str]], before: int) -> tuple[int, bytes]:
         if before == 0:
-            leave.wait(30.0)
+            leave.wait(300.0)
         return 200, rewards_of(batch)
 
     with serving(reply) as (url, asked):
-        assert call(url, timeout=0.5, retries=1)[0] == RIGHT
+        assert call(url, timeout=3.0, retries=1)[0] == RIGHT
         leave.set()
     assert len(asked) == 6
 

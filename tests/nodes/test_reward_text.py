@@ -10,16 +10,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rlgraph.engines import Context
-from rlgraph.nodes.ragged import Ragged
 from rlgraph.nodes.reward import code as code_module
 from rlgraph.nodes.reward import f1 as f1_module
 from rlgraph.nodes.reward.f1 import f1
 from rlgraph.nodes.reward.format import form
-from rlgraph.nodes.reward.judged import judged
+from rlgraph.nodes.reward.judged_filter import judged
 from rlgraph.nodes.reward.model import behind_the_end, reward_model
 from rlgraph.nodes.reward.total import total
-from rlgraph.op import signature
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context
+from rlgraph.ops.signature import signature
 
 
 def context(node: str = "rewards") -> Context:

@@ -2,8 +2,9 @@
 
 import torch
 
-from rlgraph.engines import Generation
-from rlgraph.nodes.rollout import assemble, seed
+from rlgraph.nodes.rollout.rollout import assemble, seed
+from rlgraph.ops import Generation
+from rlgraph.runtime.demo import make_tokenizer
 
 
 def test_seeds_depend_on_each_part_and_fit_63_bits() -> None:
@@ -27,7 +28,8 @@ def test_columns_of_a_rollout() -> None:
         Generation([8], [-2.0], "length"),
         Generation([], [], "stop"),
     )
-    out = assemble([([5, 6], stop), ([5, 6], cut), ([9], empty)], ["7", "8", ""], [0, 0, 1])
+    out = assemble(make_tokenizer(), [([5, 6], stop), ([5, 6], cut), ([9], empty)], [0, 0, 1])
+    assert out.responses == ["4", "5", ""]
     assert out.tokens.tolist() == [[5, 6, 7, 2], [5, 6, 8], [9]]
     assert out.loss_mask.tolist() == [[False, False, True, True], [False, False, True], [False]]
     assert out.rollout_logprobs.tolist() == [[0, 0, -0.5, -1], [0, 0, -2], [0]]
@@ -37,6 +39,6 @@ def test_columns_of_a_rollout() -> None:
 
 
 def test_columns_of_no_samples() -> None:
-    out = assemble([], [], [])
+    out = assemble(make_tokenizer(), [], [])
     assert [len(column) for column in out] == [0] * 6
     assert out.tokens.values.dtype == torch.int64

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, int64, samples, text, tokens
+from rlgraph.ops import Context, boolean, float32, int64, op, samples, text, tokens
 
 
 @op(beside=True)
@@ -36,7 +34,7 @@ def mortal(responses: text[samples], *, flag: str) -> float32[samples]:
 
 @op(beside=True)
 def wrong(tokens: int64[samples, tokens]) -> float32[samples]:
-    """Fails where the tokens, which a worker may have lent, are there."""
+    """Fails where the tokens, which a worker may have shared, are there."""
     raise ValueError(f"no reward for {len(tokens)} samples")
 
 

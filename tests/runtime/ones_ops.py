@@ -2,9 +2,20 @@
 
 from typing import Any
 
-from rlgraph.engines import Batch, Context, ServeEngine, Totals, TrainEngine
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, int64, samples, text, tokens
+from rlgraph.ops import (
+    Batch,
+    Context,
+    ServeEngine,
+    Totals,
+    TrainEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    samples,
+    text,
+    tokens,
+)
 
 
 @op()

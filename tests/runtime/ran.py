@@ -1,13 +1,60 @@
-"""What runs left behind, for tests to compare."""
+"""What tests of whole runs share: running the command line, and what a run left behind."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
+    """Run the command line in a process of its own, and return what it printed."""
+    command = [sys.executable, "-m", "rlgraph", *args]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=500)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def metrics(run_dir: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
+
+
+def same_weights(a: str, b: str) -> bool:
+    """Whether two runs wrote the same model, bit for bit."""
+    from safetensors.torch import load_file
+
+    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def wait_for(true: Callable[[], Any], seconds: float = 120) -> None:
+    """Wait until a function says that it is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.2)
+
+
+def assert_gone(token: str) -> None:
+    """No process is left that inherited the token: Ray's daemons and workers do."""
+    wait_for(lambda: not holders(token))
+
+
+def holders(token: str) -> dict[int, str]:
+    """The processes that inherited a token, with their commands."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if token.encode() in (process / "environ").read_bytes():
+                    found[int(process.name)] = (process / "cmdline").read_text()
+            except OSError:
+                continue  # it has ended meanwhile
+    return {pid: command for pid, command in found.items() if command}

@@ -1,8 +1,6 @@
 """A user's op that reads a column of the prompts."""
 
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text
+from rlgraph.ops import Context, float32, op, samples, text
 
 
 @op()

@@ -1,8 +1,6 @@
 """A user's ops that count the rows behind a filter that refills."""
 
-from rlgraph.engines import Context, Tokenizer
-from rlgraph.op import op
-from rlgraph.types import boolean, float32, int64, samples, text, tokens
+from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples, text, tokens
 
 
 @op(rows="all")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlgraph.buffer import Group
+from rlgraph.ops.buffer_policy import Group
 
 
 def one_young(waiting: Sequence[Group], wanted: int) -> list[int]:

@@ -15,17 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.engines import Context, Generation, Request, Sampling
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.loops import single_turn
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.nodes.rollout import rollout
-from rlgraph.op import Loop, Parser
+from rlgraph.nodes.rollout.rollout import rollout
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, Generation, Loop, Parser, Request, Sampling, Tool
 from rlgraph.runtime.demo_tools import make_model
-from rlgraph.runtime.serve.transformers import TransformersEngine
-from rlgraph.tool import Tool
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 PROMPTS = [[3, 20, 21, 1, 4], [3, 22, 1, 4], [3, 23, 24, 25, 1, 4]]
 

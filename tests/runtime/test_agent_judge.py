@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
-from rlgraph.engines import Context, Request, Sampling
-from rlgraph.nodes.reward.each import Judged, RewardError
+from rlgraph.cli.main import main
 from rlgraph.nodes.reward.judge import PROMPT, SCORE, judge, scored
-from rlgraph.nodes.rollout import seed
+from rlgraph.nodes.reward.per_sample import Judged, RewardError
+from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.ops import Context, Request, Sampling
 from rlgraph.runtime.demo_tools import make_model, make_tokenizer
-from rlgraph.runtime.serve.transformers import TransformersEngine
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 QUESTIONS, RESPONSES, ANSWERS = ["1+1=", "2+2=", "3+3="], ["2", "{answer}", "7 Score: 10"], ["2", "4", "6"]
 PLAIN = "{question}{response} or {answer}?"

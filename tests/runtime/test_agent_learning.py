@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.runtime.demo_tools import make_model, questions, tool_call, traces
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 TOOL = '''
-from rlgraph.types import prompts, text
+from rlgraph.ops import prompts, text
 
 
 def calculator(answer: text[prompts]) -> str:
@@ -53,6 +53,7 @@ def test_traces_are_turns_behind_what_came_before_them() -> None:
         assert row["answer"] in (str(int(a) * int(b)), tool_call("calculator", expression=f"{a}*{b}"))
 
 
+@pytest.mark.nightly
 def test_a_policy_learns_to_call_the_tool_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.runtime.demo_tools import make_model
 
 GRAPH = """\
@@ -34,7 +34,7 @@ schedule: {iterations: 2}
 MINE = '''
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.types import prompts, text
+from rlgraph.ops import prompts, text
 
 
 class Check:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.batching import (
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines.fsdp.batching import (
     Budget,
     columns_read,
     cut,
@@ -84,4 +84,4 @@ def test_rows_without_tokens_pass() -> None:
 
 
 def test_the_placeholder_scores_one_token() -> None:
-    assert placeholder(CPU).cells.tolist() == [0]
+    assert placeholder(CPU).cells.tolist() == [1, 3]

@@ -10,12 +10,12 @@ import pytest
 from ran import metrics
 
 from rlgraph.compiler import compile_graph
-from rlgraph.engines import TrainEngine
 from rlgraph.errors import RunError
-from rlgraph.op import OpError, op, signature
+from rlgraph.ops import TrainEngine, float32, int64, samples, tokens
+from rlgraph.ops.declare import OpError, op
+from rlgraph.ops.signature import signature
+from rlgraph.runtime.driver.iteration import Entry, Walk
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.walk import Entry, Walk
-from rlgraph.types import float32, int64, samples, tokens
 from rlgraph.view.recorded import read_timeline
 from rlgraph.view.trace import trace
 
@@ -43,6 +43,7 @@ def graph(name: str, rewards: str) -> str:
     return f"{name}.yaml"
 
 
+@pytest.mark.usefixtures("workers")
 def test_a_reward_runs_while_devices_go_on() -> None:
     """It waits for what a later step makes: one behind the other, they would never end."""
     waits = graph("waits", f"{{op: '{OPS}:patient', until: {Path('mark').resolve()}}}")
@@ -63,9 +64,10 @@ def number(path: str) -> int:
     return next(step.id for step in compile_graph(path, (), 2).steps if step.node == "rewards")
 
 
+@pytest.mark.usefixtures("workers")
 def test_it_gives_what_it_gives_in_the_worker() -> None:
-    assert run("ray", MATH) == run("inline", MATH, inline=True)
-    assert [*Path("ray/logs").glob("beside-*.log")] and not [*Path("inline/logs").glob("beside-*.log")]
+    assert run("beside", MATH) == run("inline", MATH, inline=True)
+    assert [*Path("beside/logs").glob("beside-*.log")] and not [*Path("inline/logs").glob("beside-*.log")]
 
 
 def test_one_whose_process_ends_is_done_again() -> None:
@@ -75,6 +77,7 @@ def test_one_whose_process_ends_is_done_again() -> None:
     assert found == run("b", graph=mortal, inline=True)
 
 
+@pytest.mark.usefixtures("workers")
 def test_one_that_raises_is_named() -> None:
     with pytest.raises(RunError, match=r"(?s)run rewards .*no reward for 28 samples") as raised:
         run("a", graph=graph("wrong", f"{{op: '{OPS}:wrong'}}"))

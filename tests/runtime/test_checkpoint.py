@@ -5,25 +5,21 @@ This file as a script trains, saves and loads on one to four ranks.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import LIMIT, forked, launch
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp import checkpoint
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp import checkpoint
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 ADAM = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "total_steps": 20}
 ROWS, VOCABULARY, RANKS = 6, 25, 4  # 25 rows lie unevenly on 2, 3 and 4 ranks; 4 on 3 leave a rank without
@@ -58,7 +54,7 @@ def held(engine: FsdpEngine) -> dict[str, torch.Tensor]:
 
 
 def checkpoint_full(engine: FsdpEngine, tensors: dict[str, torch.Tensor]) -> Iterator[Any]:
-    from rlgraph.runtime.fsdp.gather import gather_full
+    from rlgraph.runtime.engines.fsdp.gather import gather_full
 
     named = ((name, tensor.detach()) for name, tensor in tensors.items())
     return ((name, tensor.clone()) for name, tensor in gather_full(named, engine.group))
@@ -91,8 +87,6 @@ def load_and_train(root: Path, engine: FsdpEngine, source: int) -> None:
 
 
 def main(rank: int, root: Path) -> None:
-    store, limit = dist.FileStore(str(root / "s"), RANKS), timedelta(seconds=60)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=store, timeout=limit)
     meshes = {ranks: DeviceMesh("cpu", list(range(ranks))) for ranks in range(1, RANKS + 1)}
     for ranks, mesh in meshes.items():
         if rank < ranks:
@@ -105,24 +99,18 @@ def main(rank: int, root: Path) -> None:
                 load_and_train(root, engine, source)
     dist.barrier()
     (root / f"passed-{rank}").touch()
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads now and then abort a process that is torn down
 
 
 def test_any_number_of_ranks_goes_on_on_any_other(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    script = [sys.executable, __file__, str(tmp_path)]
-    subprocess.run(script, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120)
+    launch(__file__, tmp_path)
     assert len(list(tmp_path.glob("passed-*"))) == RANKS
     assert len(list((tmp_path / "saved-3").iterdir())) == 4
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    root = tmp_path_factory.mktemp("checkpoint")
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(root / "store"), 1))
-    yield write_model(root / "model")
-    dist.destroy_process_group()
+def path(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.mark.parametrize("away", [(), ("parameters", "optimizer")])
@@ -132,7 +120,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     go, write = threading.Event(), checkpoint._write
 
     def held_up(*parts: Any) -> None:
-        assert go.wait(timeout=60)
+        assert go.wait(LIMIT)
         write(*parts)
 
     monkeypatch.setattr(checkpoint, "_write", held_up)
@@ -203,11 +191,4 @@ def test_what_is_not_whole_or_another_model_is_refused(path: str, tmp_path: Path
 
 
 if __name__ == "__main__":
-    # one import, then a fork a rank
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=main, args=(rank, Path(sys.argv[1]))) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    forked(main, RANKS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlgraph.runtime.columns import LONG, Part, concat, gather
+from rlgraph.runtime.columns.part import LONG, Part, concat, gather
 
 
 def ragged(rows):

@@ -128,6 +128,7 @@ def test_a_metric_that_is_never_recorded() -> None:
         ran(graph("grpo", ONE, dear), "run", steps=2)
 
 
+@pytest.mark.usefixtures("workers")
 def test_ranks_share_one_number() -> None:
     path = graph("ppo", "set: {pools: {main: {devices: 2}}}", *PPO)
     run_graph(path, (), 2, steps=3, run_dir=Path("run"))
@@ -146,9 +147,7 @@ def test_an_iteration_that_runs_again_has_the_number_that_it_had() -> None:
 
 
 SEEN = '''
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples
+from rlgraph.ops import Context, float32, op, samples
 
 
 @op()
@@ -160,9 +159,7 @@ def seen(ctx: Context, rewards: float32[samples]) -> float32[samples]:
 
 
 DEAR = '''
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, samples
+from rlgraph.ops import Context, float32, op, samples
 
 
 @op(measures={"price": "costs"})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +16,16 @@ from ran import metrics
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
-from rlgraph.plan import Plan
-from rlgraph.runtime.cluster import InlineCluster, Place
-from rlgraph.runtime.driver import Asked, Begun, Driver
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.cluster.cluster import InlineCluster
+from rlgraph.runtime.driver import driver as driver_module
+from rlgraph.runtime.driver.driver import Asked, Begun, Driver
+from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.step_calls import WorkerCall
+from rlgraph.runtime.messages.column_ref import ColumnRef
+from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.tasks import Task, Trail
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.tasks import Task, Trail
-from rlgraph.runtime.walk import Call, Entry, Walk
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
@@ -76,7 +83,7 @@ def test_what_another_pool_waits_for_ends_a_call(
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
     plan = compile_graph(ONE, (), 2)
-    cluster = SimpleNamespace(inline=False, lends=False, places=[("main", 0), ("main", 1)])
+    cluster = SimpleNamespace(inline=False, shares=False, places=[("main", 0), ("main", 1)])
     return Driver(plan, cluster, lambda step: None, tmp_path)  # type: ignore[arg-type]
 
 
@@ -90,8 +97,9 @@ def test_a_step_that_waits_for_more_holds_up_none_before_it(driver: Driver) -> N
     op = next(step for step in here.steps if step.kind == "run" and step.reads)
     move = next(step for step in here.steps if step.kind == "repartition")
     driver.makers = {"column": "its call", "other": "another call"}
-    makes = Call(place, "run", (), ("column",))
-    later = {name: Call(place, "run", (), (name,)) for name in ("column", "other", "old")}
+    refs = {name: ColumnRef(name, name) for name in ("column", "other", "old")}
+    makes = WorkerCall(place, "run", (), (refs["column"],))
+    later = {name: WorkerCall(place, "run", (), (ref,)) for name, ref in refs.items()}
     assert driver._follows([], here, later["other"])
     assert driver._follows(
         [(Begun(here, move, []), makes)], here, later["other"]
@@ -106,8 +114,9 @@ def test_a_step_that_waits_for_more_holds_up_none_before_it(driver: Driver) -> N
 def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    short = driver.plan.schedule.model_copy(update={"timeout": 10.0})
+    driver.plan = replace(driver.plan, schedule=short)
     here, place, trail = walk(driver.plan), ("main", 0), Trail(tmp_path, "main", 0)
-    driver.plan.schedule["timeout"] = 10
     trail.begin()
     trail.step()
     now, shown = [0.0], []
@@ -119,7 +128,7 @@ def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
         return [], [*references]
 
     steps = here.steps[:3]
-    monkeypatch.setattr("rlgraph.runtime.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlgraph.runtime.driver.driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr(driver, "watch", lambda running: shown.append(running["main"]))
     driver.cluster.wait = wait  # type: ignore[method-assign]
     driver.pending["reports"] = Asked(place, [(here, step) for step in steps], [])
@@ -128,3 +137,16 @@ def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
         driver.finish(here)
     assert [step for step, _ in groupby(shown)] == steps and now[0] == 27
     trail.close()
+
+
+def test_the_driver_imports_no_tensors() -> None:
+    files = Path(driver_module.__file__).parent.glob("*.py")
+    modules = [f"rlgraph.runtime.driver.{path.stem}" for path in files]
+    script = f"""
+import importlib, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+heavy = {{"torch", "ray", "transformers", "sglang"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

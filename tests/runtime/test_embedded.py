@@ -21,8 +21,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from rlgraph.engines import Generation, Request, Sampling
-from rlgraph.runtime.serve.transformers import TransformersEngine
+from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 EOS = 1
 SIZES = {
@@ -281,16 +281,14 @@ def test_asleep_awake_and_loaded_it_generates_the_same(paths: dict[str, str], na
 
 def test_what_makes_no_sense_asleep_or_awake_is_refused(paths: dict[str, str]) -> None:
     engine = engine_of(paths["qwen2"])
-    with pytest.raises(RuntimeError, match=r"wake when weights are awake; call sleep\(\['weights'\]\) first"):
+    with pytest.raises(RuntimeError, match=r"wake of weights, which is done already; call sleep\(\['"):
         engine.wake(["weights"])
-    with pytest.raises(ValueError, match="sleep knows no kv_cache; the only part is weights"):
+    with pytest.raises(ValueError, match="sleep knows no kv_cache; its parts are weights"):
         engine.sleep(["weights", "kv_cache"])
     engine.sleep([])
     assert engine.version == 0
     engine.sleep(["weights"])
-    with pytest.raises(
-        RuntimeError, match=r"sleep when weights are asleep; call wake\(\['weights'\]\) first"
-    ):
+    with pytest.raises(RuntimeError, match=r"sleep of weights, which is done already; call wake\(\['"):
         engine.sleep(["weights"])
     for call in (
         lambda: engine.generate(requests_of(), Sampling(8)),

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from ranks import forked, launch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.errors import RunError
-from rlgraph.planfile import load
+from rlgraph.reports.plan_file import load
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.export import export
-from rlgraph.runtime.fsdp.engine import FsdpEngine
 from rlgraph.runtime.run import run_graph
 
 ONES = str(Path(__file__).parent / "ones.yaml")
@@ -67,8 +64,7 @@ def test_a_checkpoint_of_two_ranks_is_exported_by_one(run: Path, tmp_path: Path)
     checkpoint, model = two / "checkpoints/step-000002/policy", load(run / "plan.json").models["policy"].path
     shutil.rmtree(checkpoint)
     source = run / "checkpoints/step-000002/policy"
-    words = [sys.executable, __file__, model, str(source), str(checkpoint), str(tmp_path / "store")]
-    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    launch(__file__, tmp_path, model, str(source), str(checkpoint))
     assert len([*checkpoint.iterdir()]) > len([*source.iterdir()])
     assert logits(export(two, tmp_path / "made")).equal(logits(run / "models/policy"))
 
@@ -109,20 +105,12 @@ def test_a_failure_on_the_way_leaves_nothing(
     assert not torch.distributed.is_initialized()
 
 
-def saved_again(rank: int, model: str, source: str, checkpoint: str, store: str) -> None:
+def saved_again(rank: int, root: Path, model: str, source: str, checkpoint: str) -> None:
     """One of two ranks that load a checkpoint and save it as theirs."""
-    torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     engine = FsdpEngine(model, optimizer={"lr": 1e-3})
     engine.load(source)
     engine.save(checkpoint)
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=saved_again, args=(rank, *sys.argv[1:])) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    forked(saved_again, 2)

@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from ran import assert_gone, holders, same_weights
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.run import run_graph
@@ -26,20 +26,7 @@ SYNC = "sync policy@v from the train engine on pool train to the serve engine on
 OLD = "run old_logprobs (logprobs) with policy@v on train[0]"
 UPDATE = "run update_policy (update.policy) with policy@v on train[0]"
 POLICY = "run update_policy (update.policy) with policy@v on main[0-1]"
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
-
-
-def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
-    """Run the command line in a process of its own; what it printed."""
-    command = [sys.executable, "-m", "rlgraph", *args]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=500)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def inline(graph: str, *settings: str, run_dir: str, steps: int | None = None, resume: bool = False) -> None:
@@ -50,32 +37,6 @@ def lines(run_dir: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """A file of JSON lines, without what depends on wall time."""
     found = [json.loads(line) for line in Path(run_dir, name).read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(("time", "perf/"))} for line in found]
-
-
-def same_weights(a: str, b: str) -> bool:
-    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-
-
-def assert_gone(token: str) -> None:
-    """No process is left that inherited the token: Ray's daemons and workers do."""
-    end = time.monotonic() + 30
-    while left := holders(token):
-        assert time.monotonic() < end, left
-        time.sleep(0.2)
-
-
-def holders(token: str) -> dict[int, str]:
-    """The processes that inherited a token, with their commands."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if token.encode() in (process / "environ").read_bytes():
-                    found[int(process.name)] = (process / "cmdline").read_text()
-            except OSError:
-                continue  # it has ended meanwhile
-    return {pid: command for pid, command in found.items() if command}
 
 
 def with_traps(graph: str, **pools: dict[str, int]) -> str:
@@ -91,12 +52,32 @@ def with_traps(graph: str, **pools: dict[str, int]) -> str:
     return "trapped.yaml"
 
 
-def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight() -> None:
+@pytest.mark.nightly
+def test_a_worker_lost_in_a_rollout_and_one_in_an_update_are_replaced_and_change_no_weight(
+    run_on_devices: Callable[..., str],
+) -> None:
+    graph, token = with_traps(TWO, gen={"rollout": 2}, train={"policy": 3}), uuid.uuid4().hex
+    schedule = "schedule={iterations: 3, restarts: 2}"
+    run_on_devices(graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
+    assert_gone(token)
+    assert sorted(os.listdir("sprung")) == ["policy", "rollout"]
+    assert [(note["after"], note["reason"].splitlines()[0]) for note in lines("a", "restarts.jsonl")] == [
+        (2, "step 3 of iteration 3 failed on gen[0]: run rollout (rollout) with policy@v on gen[0]"),
+        (2, f"step 10 of iteration 3 failed on train[0]: {UPDATE}"),
+    ]
+    inline(TWO, schedule, "eval.every=5", run_dir="b")
+    assert lines("a") == lines("b")
+    assert same_weights("a", "b")
+
+
+def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
+    run_on_devices: Callable[..., str],
+) -> None:
     gen = {"prompts": 1, "rollout": 3, "Engines.receive": 4, "Worker.mean": 5}
     train = {"logprobs": 2, "policy": 6, "Engines.begin_save": 7}
     graph, token = with_traps(TWO, gen=gen, train=train), uuid.uuid4().hex
     schedule = "schedule={iterations: 7, restarts: 7}"
-    text = rlgraph("run", graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
+    text = run_on_devices(graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
     assert_gone(token)
     assert sorted(os.listdir("sprung")) == sorted([*gen, *train])
     notes = lines("a", "restarts.jsonl")
@@ -119,6 +100,7 @@ def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight() -
     assert os.listdir("a/checkpoints") == ["step-000007"]
 
 
+@pytest.mark.nightly
 def test_a_worker_lost_while_models_load_ends_the_run() -> None:
     token = uuid.uuid4().hex
     command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
@@ -140,11 +122,11 @@ def test_a_worker_lost_while_models_load_ends_the_run() -> None:
     assert_gone(token)
 
 
-def test_a_lost_peer_breaks_a_collective_and_is_named() -> None:
+def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[..., str]) -> None:
     traps = {"policy": 2, "Worker.repartition": 3}
     graph, token = with_traps(ONE, main=traps), uuid.uuid4().hex
     settings = ("trap_main.first=false", "schedule={iterations: 4, restarts: 1}", "--devices", "2")
-    text = rlgraph("run", graph, *settings, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
+    text = run_on_devices(graph, *settings, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
     assert_gone(token)
     (note,) = lines("a", "restarts.jsonl")
     assert note["reason"].splitlines()[0].endswith(" of iteration 2 failed on main[1]: " + POLICY)

@@ -6,22 +6,19 @@ the same cases on one rank in this process.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import forked, launch
 from torch.distributed.tensor import DTensor
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp import scoring
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.costs import limits
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 VOCAB, ROWS = 24, 13
 ADAM = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
@@ -144,12 +141,9 @@ def scenario(root: Path, micro_tokens: int = 16384) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, world: int, root: Path) -> None:
-    store = dist.FileStore(str(root / "store"), world)
-    dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
-    scoring.CHUNK = 5 * VOCAB  # the head on five tokens at a time
+def main(rank: int, root: Path) -> None:
+    limits.LOGITS = 5 * VOCAB  # the head on five tokens at a time
     torch.save(scenario(root, micro_tokens=24), root / f"rank-{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -160,26 +154,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
 def alone(root: Path, one_rank: None, two_ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return scenario(root)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(root: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, str(rank), "2", str(root)], env=environment)
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    launch(__file__, root)
     return [torch.load(root / f"rank-{rank}.pt") for rank in range(2)]
 
 
@@ -431,6 +412,4 @@ def test_missing_weights_are_refused(root: Path, one_rank: None, tmp_path: Path)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    # all is written and the group is left; torch's threads now and then abort a process that is torn down
-    os._exit(0)
+    forked(main, 2)

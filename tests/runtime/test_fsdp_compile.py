@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 compiler = pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on the CPU")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[str]:
+def path(one_rank: None, tmp_path: Path) -> str:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
     shape = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "vocab_size": 13}
     LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=1)).save_pretrained(tmp_path / "model")
-    yield str(tmp_path / "model")
-    dist.destroy_process_group()
+    return str(tmp_path / "model")
 
 
 def columns() -> dict[str, Ragged]:
@@ -38,6 +34,7 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
     return -batch["logprobs"].values.sum() / totals.tokens, {}
 
 
+@pytest.mark.nightly
 @compiler
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it is built from and looks at
 def test_compiled_layers_say_the_same_and_train_the_same(path: str) -> None:

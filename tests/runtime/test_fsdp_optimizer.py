@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from rlgraph.runtime.fsdp.optimizer import OptimizerOptions, make_optimizer
+from rlgraph.runtime.engines.fsdp.optimizer import make_optimizer, options_of
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "lr is required"),
-        ({"lr": 1e-3, "momentum": 0.9}, "unknown momentum; accepted: lr"),
+        ({}, "lr\n  Field required"),
+        ({"lr": 1e-3, "momentum": 0.9}, "momentum\n  Extra inputs are not permitted"),
         ({"lr": 1e-3, "schedule": "cosine"}, "schedule cosine needs total_steps"),
-        ({"lr": 1e-3, "schedule": "step"}, "schedule is one of constant, cosine, linear, not step"),
+        ({"lr": 1e-3, "schedule": "step"}, "schedule\n  Input should be 'constant', 'cosine' or 'linear'"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OptimizerOptions.of(options)
+        options_of(options)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
     ],
 )
 def test_schedules_warm_up_and_decay(schedule: str, expected: list[float]) -> None:
-    options = OptimizerOptions.of({"lr": 1.0, "schedule": schedule, "warmup_steps": 2, "total_steps": 6})
+    options = options_of({"lr": 1.0, "schedule": schedule, "warmup_steps": 2, "total_steps": 6})
     optimizer, scheduler = make_optimizer([torch.nn.Parameter(torch.zeros(2))], options)
     rates = []
     for _ in expected:

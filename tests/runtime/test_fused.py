@@ -16,8 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlgraph.runtime.serve.fused import fused
-from rlgraph.runtime.serve.kv import Decode, Prefill, SlotCache
+from rlgraph.runtime.engines.transformers.fused import fused
+from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

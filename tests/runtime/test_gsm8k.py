@@ -91,6 +91,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("graph", ["grpo", "ppo"])
 def test_two_iterations_on_two_ranks(graph: str, files: Path, tmp_path: Path) -> None:
     more = ["update_critic.minibatches=2"] if graph == "ppo" else []

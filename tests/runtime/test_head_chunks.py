@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -25,12 +23,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp import scoring
-from rlgraph.runtime.fsdp.batching import Budget, MicroBatch, micro_batches
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.fsdp.scoring import token_scores
+from rlgraph.costs import limits
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp import scoring
+from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+from rlgraph.runtime.engines.fsdp.scoring import token_scores
 
 VOCABULARY = 13
 SHAPE: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_scores_and_gradients_are_those_of_whole_logits(
     wanted = entropies if entropy == "differentiable" else entropies.detach()
     expected = gradients(model, total((logprobs, wanted)))
     for chunk in CHUNKS:
-        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(limits, "LOGITS", chunk)
         found = token_scores(model, batch(), 0.7, entropy)
         torch.testing.assert_close(found[0], logprobs)
         assert (found[1] is None) == (entropy == "none")
@@ -134,18 +134,11 @@ def test_one_weight_for_all_chunks_is_rounded_once(monkeypatch: pytest.MonkeyPat
     model = built("untied").bfloat16()
     exact = built("untied")
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
-    monkeypatch.setattr(scoring, "CHUNK", VOCABULARY)
+    monkeypatch.setattr(limits, "LOGITS", VOCABULARY)
     found = gradients(model, token_scores(model, batch(), 1.0, "none")[0].sum())["lm_head.weight"]
     expected = gradients(exact, token_scores(exact, batch(), 1.0, "none")[0].sum())["lm_head.weight"]
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Path]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
-    yield tmp_path
-    dist.destroy_process_group()
 
 
 def objective(columns: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -154,16 +147,16 @@ def objective(columns: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, di
 
 @pytest.mark.parametrize("reshard", [False, True])
 def test_an_update_does_not_depend_on_the_chunk(
-    alone: Path, reshard: bool, monkeypatch: pytest.MonkeyPatch
+    one_rank: None, tmp_path: Path, reshard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    BUILT["tied"]().save_pretrained(alone / "model")
+    BUILT["tied"]().save_pretrained(tmp_path / "model")
     columns, rows = batch().columns, torch.arange(3)
     columns = {name: columns[name] for name in ("tokens", "loss_mask")}
     found = []
     for chunk in CHUNKS:
-        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(limits, "LOGITS", chunk)
         options: dict[str, Any] = {"optimizer": {"lr": 1e-2, "eps": 1e-3}, "reshard": reshard}
-        engine = FsdpEngine(str(alone / "model"), micro_tokens=9, **options)
+        engine = FsdpEngine(str(tmp_path / "model"), micro_tokens=9, **options)
         metrics = engine.update(columns, objective, rows, 3, epochs=2, entropy=True)
         scores = engine.logprobs(columns["tokens"], columns["loss_mask"], 0.5).values
         found.append((metrics, scores, dict(engine.weights())))
@@ -171,10 +164,12 @@ def test_an_update_does_not_depend_on_the_chunk(
         torch.testing.assert_close(other, found[0])
 
 
-def test_the_head_never_sees_more_than_a_chunk(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUILT["tied"]().save_pretrained(alone / "model")
-    monkeypatch.setattr(scoring, "CHUNK", 2 * VOCABULARY)
-    engine = FsdpEngine(str(alone / "model"), optimizer={"lr": 1e-2})
+def test_the_head_never_sees_more_than_a_chunk(
+    one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUILT["tied"]().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(limits, "LOGITS", 2 * VOCABULARY)
+    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1e-2})
     seen = []
     engine.model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].shape.numel()))
     columns = batch().columns

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ran import metrics, rlgraph
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.cluster import RayCluster
+from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 OPS = HERE / "ones_ops.py"
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 @pytest.fixture(scope="module")
@@ -40,31 +38,8 @@ def address() -> Iterator[str]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
-
-
-def rlgraph(*args: str, expect: int = 0) -> str:
-    """Run the command line in a process of its own; what it printed."""
-    command = [sys.executable, "-m", "rlgraph", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without the times."""
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
-        for line in lines
-    ]
-
-
 def test_workers_are_in_the_order_of_hosts(address: str) -> None:
-    cluster = RayCluster({"main": 3}, gpus=False, address=address, logs=Path("logs"), timeout=100)
+    cluster = RayCluster({"main": 3}, gpus=False, address=address, logs=Path("logs"), timeout=300)
     try:
         called = [cluster.call(place, "place")[0] for place in cluster.places]
         assert [at for _, at, _ in cluster.get(called)] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -75,6 +50,7 @@ def test_workers_are_in_the_order_of_hosts(address: str) -> None:
         cluster.close()
 
 
+@pytest.mark.nightly
 def test_a_lost_host_is_replaced_and_changes_no_weight(address: str) -> None:
     folder = Path("sprung").resolve()
     folder.mkdir()
@@ -89,6 +65,7 @@ def test_a_lost_host_is_replaced_and_changes_no_weight(address: str) -> None:
     assert metrics("a") == metrics("b")
 
 
+@pytest.mark.nightly
 def test_a_pool_over_two_hosts_gives_the_numbers_of_one(address: str) -> None:
     rlgraph("run", ONE, "--devices", "2", "--address", address, "--run-dir", "two")
     run_graph(ONE, (), 1, inline=True, run_dir=Path("one"))

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime import layout as layouts
-from rlgraph.runtime.columns import Part, concat, empty, pack, take, unpack
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.runtime.columns import layouts
+from rlgraph.runtime.columns.part import Part, concat, empty, pack, take, unpack
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=60)
 quick = settings(deadline=None, max_examples=80, derandomize=True)
@@ -82,7 +83,7 @@ def test_where_a_row_is() -> None:
     ],
 )
 def test_packing_and_back(value: Any, dtype: str) -> None:
-    back = unpack(pack(value, dtype, "it"), "cpu")
+    back = unpack(pack(value, dtype, "it"))
     assert (back.tolist() if hasattr(back, "tolist") else back) == (
         value.tolist() if hasattr(value, "tolist") else value
     )
@@ -115,15 +116,15 @@ def test_taking_rows_and_laying_parts_end_to_end(rows: list[list[int]], data: An
     part = pack(Ragged.of(rows, torch.int64), "int64", "it")
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
     taken = take(part, np.array(picks, np.int64))
-    assert unpack(taken, "cpu").tolist() == [rows[pick] for pick in picks]
+    assert unpack(taken).tolist() == [rows[pick] for pick in picks]
     both = concat([part, taken])
-    assert unpack(both, "cpu").tolist() == rows + [rows[pick] for pick in picks]
-    assert both.lengths.tolist() == [len(row) for row in unpack(both, "cpu").tolist()]
+    assert unpack(both).tolist() == rows + [rows[pick] for pick in picks]
+    assert both.lengths.tolist() == [len(row) for row in unpack(both).tolist()]
 
 
 @pytest.mark.parametrize("kind", ["float32[samples]", "int64[samples, tokens]", "text[prompts]"])
 def test_an_empty_part_is_of_its_type(kind: str) -> None:
-    part = empty(kind)
+    part = empty(ColumnType.parse(kind))
     assert len(part) == 0
     assert len(concat([part, part])) == 0
     assert isinstance(part.values, list) == kind.startswith("text")

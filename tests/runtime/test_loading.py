@@ -6,19 +6,15 @@ This file as a script loads every model of ``build`` on two and three ranks, and
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import forked, launch
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
@@ -30,9 +26,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from rlgraph.runtime.fsdp import pretrained
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.fsdp.load import quiet
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.load import quiet
+from rlgraph.runtime.engines.weights import pretrained
+from rlgraph.runtime.engines.weights.naming import pieces_of
 
 RANKS = 4
 SHAPE = {
@@ -83,7 +80,7 @@ def plain(path: Path, head: str = "lm", seed: int = 0) -> Any:
 def same(engine: FsdpEngine, model: Any) -> None:
     """The weights, the buffers, and what the model says, bit for bit."""
     expected = dict(model.named_parameters())
-    weights = dict(engine.weights())
+    weights = dict(engine._full())
     assert weights.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in weights.items())
     buffers = dict(model.named_buffers())
@@ -114,8 +111,6 @@ def loads(path: Path, **options: Any) -> FsdpEngine:
 
 
 def main(rank: int, root: Path) -> None:
-    store, limit = dist.FileStore(str(root / "s"), RANKS), timedelta(seconds=60)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=store, timeout=limit)
     mesh = DeviceMesh("cpu", list(range(RANKS)))
     loads(root / "tied", mesh=mesh)  # so that all is imported
     peak = peak_of_loading(str(root / "large"), mesh)
@@ -132,24 +127,19 @@ def main(rank: int, root: Path) -> None:
             same(again, plain(root / name, "value", 5))
     dist.barrier()
     (root / f"passed-{rank}").touch()
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads now and then abort a process that is torn down
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def root(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("loading")
     build(root)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(root / "store"), 1))
-    yield root
-    dist.destroy_process_group()
+    return root
 
 
 @pytest.fixture(scope="module")
 def launched(root: Path) -> Path:
     AutoModelForCausalLM.from_config(Qwen2Config(**{**SHAPE, **LARGE})).save_pretrained(root / "large")
-    script = [sys.executable, __file__, str(root)]
-    subprocess.run(script, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120)
+    launch(__file__, root)
     return root
 
 
@@ -173,7 +163,8 @@ def test_no_rank_holds_a_full_copy(launched: Path) -> None:
 def reads_rows(path: Path) -> bool:
     """Whether ranks read their rows alone."""
     model = pretrained.shape_of(str(path), AutoModelForCausalLM, {}, torch.float32)
-    return pretrained.reads_as_it_is(model, pretrained.weights_of(str(path)), ())
+    files = pretrained.weights_of(str(path))
+    return pretrained.reads_by_rows(model, pieces_of(model, files), files, ())
 
 
 def changed(source: Path, target: Path, change: Any) -> Path:
@@ -186,8 +177,7 @@ def changed(source: Path, target: Path, change: Any) -> Path:
 
 
 def test_what_transformers_converts_it_loads(root: Path, tmp_path: Path) -> None:
-    assert [name for name in CONFIGS if not reads_rows(root / name)] == ["experts"]
-    same(loads(root / "experts"), plain(root / "experts"))
+    assert all(reads_rows(root / name) for name in CONFIGS)
 
     def rename(weights: dict[str, torch.Tensor]) -> None:
         weights |= {name.removeprefix("model."): weights.pop(name) for name in list(weights)}
@@ -261,12 +251,29 @@ def test_an_export_keeps_the_configs(root: Path, tmp_path: Path) -> None:
     assert ours["eos_token_id"] == [1, 3]
 
 
+def test_the_first_rank_of_a_pool_exports_whatever_its_rank_of_all(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loads(root / "tied")
+    monkeypatch.setattr("transformers.distributed.mixin._get_torch_distributed_rank", lambda: 1)
+    engine.export(str(tmp_path / "ours"))
+    exported = load_file(tmp_path / "ours/model.safetensors")
+    assert exported.keys() == load_file(root / "tied/model.safetensors").keys()
+    assert (tmp_path / "ours/config.json").is_file()
+
+
+def test_an_export_is_of_the_data_type_of_what_was_loaded(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "tied", tmp_path / "source")
+    with quiet():
+        plain(root / "tied").bfloat16().save_pretrained(tmp_path / "source")
+    engine = loads(tmp_path / "source")
+    assert {p.dtype for p in engine.model.parameters()} == {torch.float32}
+    engine.export(str(tmp_path / "ours"))
+    ours, theirs = (load_file(tmp_path / f"{name}/model.safetensors") for name in ("ours", "source"))
+    assert ours.keys() == theirs.keys()
+    assert all(tensor.dtype == torch.bfloat16 and tensor.equal(theirs[name]) for name, tensor in ours.items())
+    assert json.loads((tmp_path / "ours/config.json").read_text())["dtype"] == "bfloat16"
+
+
 if __name__ == "__main__":
-    # one import, then a fork a rank
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=main, args=(rank, Path(sys.argv[1]))) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    forked(main, RANKS)

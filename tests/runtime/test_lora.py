@@ -5,24 +5,18 @@ This file as a script trains adapters on two ranks.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from ranks import forked, launch
 from safetensors import safe_open
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 ADAM = {"lr": 3e-2, "eps": 1e-3}
 LORA = {"rank": 3, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
@@ -78,23 +72,15 @@ def measure(root: Path, case: str) -> dict[str, Any]:
 
 
 def main(rank: int, root: Path) -> None:
-    store, limit = dist.FileStore(str(root / "s"), 2), timedelta(seconds=60)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=limit)
     torch.save({case: measure(root, case) for case in CASES}, root / f"rank-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads now and then abort a process that is torn down
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def root(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lora")
     write_model(root / "model")
-    script = [sys.executable, __file__, str(root)]
-    subprocess.run(script, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(root / "store"), 1))
-    yield root
-    dist.destroy_process_group()
+    launch(__file__, root)
+    return root
 
 
 @pytest.fixture
@@ -124,7 +110,8 @@ def test_only_adapters_and_a_new_head_train(root: Path, case: str) -> None:
     held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for name, p in engine.model.named_parameters() if name in names}
     assert {p.dtype for p in engine.parameters} == {torch.float32}
-    with safe_open(root / f"saved-{case}-1" / "shard-00000-of-00001.safetensors", "pt") as saved:
+    engine.save(str(root / f"own-{case}"))
+    with safe_open(root / f"own-{case}" / "shard-00000-of-00001.safetensors", "pt") as saved:
         assert {name.partition(".")[2] for name in saved.keys()} == names  # noqa: SIM118
 
 
@@ -176,11 +163,4 @@ def test_a_layer_that_is_not_there_is_refused(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    # one import, then a fork a rank
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=main, args=(rank, Path(sys.argv[1]))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    forked(main, 2)

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Step
-from rlgraph.runtime.measures import metrics, performance, times, utilisation
+from rlgraph.costs.model_size import size_of
+from rlgraph.ir.plan import Step
+from rlgraph.runtime.driver.iteration import Ran
+from rlgraph.runtime.driver.metrics import metrics, performance, times, utilisation
+from rlgraph.runtime.messages.report import Report, Usage
+from rlgraph.runtime.messages.tasks import Task
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.usage import Usage
-from rlgraph.runtime.walk import Ran
-from rlgraph.runtime.worker import Report
-from rlgraph.sizes import size_of
+from rlgraph.runtime.worker.worker import Worker
 
 ONES = str(Path(__file__).parent / "ones.yaml")
 BY_SOURCE = """graph: by_source
@@ -31,12 +33,7 @@ edits:
       eval.report: {"pass@2": solved, mean@3: average}
       schedule.iterations: 1
 """
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() -> None:
@@ -105,4 +102,66 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
         "perf/mfu/old_logprobs": once,
         "perf/memory/main-0": 1.0,
         "perf/memory/main-1": 2.0,
+        "perf/memory_step/old_logprobs": 2.0,
     }
+
+
+class Card:
+    """Stands in for ``torch.cuda``'s memory functions: tensors of one process, and a server beside it."""
+
+    name, total, server = "NVIDIA H100 80GB HBM3", 80, 7
+    held = most = reserved = 0
+
+    def hold(self, size: int) -> None:
+        """Tensors take so much more, or less. Torch keeps what they leave."""
+        self.held += size
+        self.most, self.reserved = max(self.most, self.held), max(self.reserved, self.held)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def reset() -> None:
+            self.most = self.held
+
+        said = {
+            "reset_peak_memory_stats": reset,
+            "max_memory_allocated": lambda: self.most,
+            "max_memory_reserved": lambda: self.reserved,
+            "mem_get_info": lambda: (self.total - self.reserved - self.server, self.total),
+            "get_device_name": lambda: self.name,
+        }
+        for name, function in said.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+
+class Holder(Worker):
+    """A worker whose step ``peak`` holds some memory for a time, and keeps some of it."""
+
+    def peak(self, card: Card, most: int, kept: int) -> Report:
+        card.hold(most)
+        card.hold(kept - most)
+        return Report(0.0, 1.0)
+
+
+def test_memory_on_a_gpu_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, worker = Card(), Holder()
+    card.install(monkeypatch)
+    worker.device = "cuda"
+    tasks = [Task("peak", (card, most, kept)) for most, kept in ((50, 20), (5, 0))]
+    reports = worker.perform(tasks, ())
+    found = [(one.used.memory, one.used.reserved, one.used.device) for one in reports]
+    assert found == [(50, 50, 57), (25, 50, 57)], "the second step's most is its own"
+    items = [
+        Ran(STEPS[name], {("main", 0): report})
+        for name, report in zip(("update_policy", "old_logprobs"), reports, strict=True)
+    ]
+    assert performance(PLAN, items, {"time/step": 1.0}) == {
+        "perf/memory/main-0": 50.0,
+        "perf/memory_reserved/main-0": 50.0,
+        "perf/memory_used/main-0": 57.0,
+        "perf/memory_step/update_policy": 50.0,
+        "perf/memory_step/old_logprobs": 25.0,
+    }
+
+
+def test_the_memory_of_a_process_beside_a_device_is_not_the_devices() -> None:
+    item = ran(STEPS["rewards"], (0.0, 1.0), used=Usage(3), beside=True)
+    assert performance(PLAN, [item], {"time/step": 1.0}) == {}

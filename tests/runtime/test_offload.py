@@ -5,13 +5,7 @@ This file as a script runs an engine that offloads beside one that never does, o
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +15,13 @@ import torch.distributed as dist
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from ranks import forked, launch
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.fsdp.residency import PinnedCopy
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.memory.offload import PinnedCopy
 
 ALL = ("optimizer", "parameters")
 ADAM = {"lr": 1e-2, "weight_decay": 0.1, "schedule": "linear", "total_steps": 50}
@@ -99,24 +94,17 @@ def compare(path: str, mesh: DeviceMesh, reshard: bool) -> None:
 
 
 def main(rank: int, root: Path) -> None:
-    store, limit = dist.FileStore(str(root / "s"), RANKS), timedelta(seconds=60)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=store, timeout=limit)
     for ranks in 2, RANKS:
         mesh = DeviceMesh("cpu", list(range(ranks)))
         if rank < ranks:
             compare(str(root / "model"), mesh, reshard=ranks == RANKS)
     dist.barrier()
     (root / f"passed-{rank}").touch()
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads now and then abort a process that is torn down
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    root = tmp_path_factory.mktemp("offload")
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(root / "store"), 1))
-    yield write_model(root / "model")
-    dist.destroy_process_group()
+def path(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("offload"))
 
 
 @pytest.fixture
@@ -126,8 +114,7 @@ def engine(path: str) -> FsdpEngine:
 
 def test_several_ranks_offload_bit_for_bit(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    script = [sys.executable, __file__, str(tmp_path)]
-    subprocess.run(script, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120)
+    launch(__file__, tmp_path)
     assert len(list(tmp_path.glob("passed-*"))) == RANKS
 
 
@@ -288,11 +275,4 @@ def test_a_full_disk_leaves_everything_where_it_was(engine: FsdpEngine) -> None:
 
 
 if __name__ == "__main__":
-    # one import, then a fork a rank
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=main, args=(rank, Path(sys.argv[1]))) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    forked(main, RANKS)

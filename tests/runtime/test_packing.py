@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -20,11 +18,12 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from rlgraph.engines import Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.batching import Budget, MicroBatch, micro_batches, scored
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.fsdp.packing import alike, lanes_of, packs, spans_of
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals
+from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches, scored
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+from rlgraph.runtime.engines.fsdp.packing import alike, lanes_of, packs, spans_of
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -134,19 +133,12 @@ def test_only_full_attention_with_positions_packs() -> None:
     assert not packs(AutoModelForCausalLM.from_config(sinks))
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
     weights = batch["tokens"].values.float() / 24
     return -(batch["logprobs"].values * weights).sum() / totals.tokens, {}
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("head", ["lm", "value"])
 @pytest.mark.parametrize(
     "more", [{}, {"lora": {"rank": 2, "alpha": 4}}, {"recompute": True}], ids=["plain", "lora", "recompute"]

@@ -9,16 +9,11 @@ import pytest
 from safetensors.torch import load_file
 from test_partial_rollout import PARTIAL, run
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.serve.transformers import TransformersEngine
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 ENOUGH = "rollout={op: rollout.partial, model: policy, n: %d, max_new_tokens: %d, enough: 0.1}"
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 @pytest.mark.parametrize("rows", [1024, 5])

@@ -73,6 +73,7 @@ def test_groups_that_are_not_finished_come_back_from_a_checkpoint_bit_for_bit() 
     assert len(left["samples"]["made"]) == 2 * len(left["prompts"]["made"]) > 0
 
 
+@pytest.mark.usefixtures("workers")
 def test_one_and_two_ranks_finish_the_same_groups() -> None:
     assert_close(run(PARTIAL, "one", steps=3), run(PARTIAL, "two", steps=3, devices=2))
 

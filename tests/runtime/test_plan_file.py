@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from ran import metrics
 
-from rlgraph.cli import main
-from rlgraph.plan import Plan
+from rlgraph.cli.main import main
+from rlgraph.reports.plan_file import parse
 
 ONES = Path(__file__).parent / "ones.yaml"
 
@@ -30,15 +29,6 @@ def call(*args: str) -> Result:
     return result
 
 
-def metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without the times."""
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
-        for line in lines
-    ]
-
-
 def test_a_saved_plan_runs_as_its_graph_does_and_is_refused_after_an_edit() -> None:
     assert call("plan", "mine.yaml", "rollout.n=2", "--devices", "1", "-o", "plan.json").exit_code == 0
     saved = call("run", "plan.json", "--inline", "--run-dir", "a")
@@ -47,7 +37,7 @@ def test_a_saved_plan_runs_as_its_graph_does_and_is_refused_after_an_edit() -> N
     assert [line["step"] for line in metrics("a")] == [0, 1, 2]
     assert metrics("a") == metrics("b")
     assert Path("a/graph.yaml").read_text() == Path("b/graph.yaml").read_text()
-    assert Plan.from_json(Path("a/plan.json").read_text()) == Plan.from_json(Path("plan.json").read_text())
+    assert parse(Path("a/plan.json").read_text()) == parse(Path("plan.json").read_text())
 
     # a run's own plan can be run as well, here on from its last checkpoint
     assert call("run", "a/plan.json", "--inline", "--resume", "--run-dir", "a", "--steps", "3").exit_code == 0

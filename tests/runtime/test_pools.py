@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,31 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ran import assert_gone, metrics, rlgraph
 from safetensors.torch import load_file
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
-from rlgraph.plan import Plan, Step
-from rlgraph.runtime.cluster import InlineCluster
-from rlgraph.runtime.driver import Driver
-from rlgraph.runtime.pipeline import State, lead, stretch
-from rlgraph.runtime.progress import Progress
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.steps import Kind
+from rlgraph.passes.lower import in_one_process
+from rlgraph.planning.simulate import slot_steps
+from rlgraph.reports.plan_file import parse
+from rlgraph.runtime.cluster.cluster import InlineCluster
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.rundir import RunDir
-from rlgraph.runtime.training import Training
-from rlgraph.simulate import slot_steps
+from rlgraph.runtime.rundir.progress import Progress
+from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.training import TrainingRun
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 OPS = HERE / "ones_ops.py"
 # with generation ahead, the denominator of the ratio is what the rollout itself computed
 AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def inline(
@@ -48,23 +43,6 @@ def inline(
     """Run in this process, each pool on one device; the metrics."""
     run_graph(graph, settings, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
     return metrics(run_dir)
-
-
-def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
-    """Run the command line in a process of its own; what it printed."""
-    command = [sys.executable, "-m", "rlgraph", *args]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=300)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without the times."""
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
-        for line in lines
-    ]
 
 
 def weights(run_dir: str) -> dict[str, Any]:
@@ -80,10 +58,10 @@ def assert_same_weights(a: str, b: str) -> None:
 def carry_out(plan: Plan, run_dir: str, steps: int) -> list[dict[str, Any]]:
     """Run a plan as it stands, in this process; the metrics."""
     folder = RunDir.fresh(Path(run_dir), plan.graph)
-    cluster = InlineCluster(plan.pools)
+    plan, cluster = in_one_process(plan), InlineCluster(plan.pools)
     with Progress(plan, steps, folder.path) as progress:
         try:
-            Training(plan, cluster, folder, progress, steps).run(resume=False)
+            TrainingRun(plan, cluster, folder, progress, steps).run(resume=False)
         finally:
             cluster.close()
             folder.close()
@@ -99,7 +77,7 @@ def with_versions(graph: str) -> str:
 
 def test_two_pools_give_the_numbers_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # two pools share the cores: with more threads each than the other, one would round differently
-    monkeypatch.setattr("rlgraph.runtime.cluster.threads_each", lambda workers: 1)
+    monkeypatch.setattr("rlgraph.runtime.cluster.cluster.threads_each", lambda workers: 1)
     one = inline(ONE, run_dir="one")
     assert inline(TWO, run_dir="two") == one
     assert one[-1]["update_policy/grad_norm"] > 0
@@ -131,7 +109,7 @@ def test_a_resume_at_a_boundary_is_the_run_with_that_boundary() -> None:
 
 
 def test_an_interrupt_finishes_what_has_begun() -> None:
-    plan = compile_graph(TWO, AHEAD, 1)
+    plan = in_one_process(compile_graph(TWO, AHEAD, 1))
     cluster, stop, done = InlineCluster(plan.pools), list[int](), []
     try:
         for place in cluster.places:
@@ -176,26 +154,36 @@ def _moving(steps: Sequence[Step]) -> tuple[Step, ...]:
         before, after = [], []
         if step.kind == "sync":
             before = [
-                _move("load", step, step.source, ("parameters",)),
-                _move("wake", step, step.pool, ("weights",)),
+                _move(Kind.LOAD, step, step.source, ("parameters",)),
+                _move(Kind.WAKE, step, step.pool, ("weights",)),
             ]
-            after = [_move("offload", step, step.source, ("parameters",))]
+            after = [_move(Kind.OFFLOAD, step, step.source, ("parameters",))]
         elif step.engine == "serve":
-            after = [_move("sleep", step, step.pool, ("weights",))]
+            after = [_move(Kind.SLEEP, step, step.pool, ("weights",))]
         elif step.engine == "train":
             parts = ("parameters", *(("optimizer",) if step.updates else ()))
-            before = [_move("load", step, step.pool, parts)]
-            after = [_move("offload", step, step.pool, parts)]
+            before = [_move(Kind.LOAD, step, step.pool, parts)]
+            after = [_move(Kind.OFFLOAD, step, step.pool, parts)]
         moved += [*before, step, *after]
     return tuple(replace(step, id=number) for number, step in enumerate(moved, 1))
 
 
-def _move(kind: str, step: Step, pool: str, parts: tuple[str, ...]) -> Step:
+def _move(kind: Kind, step: Step, pool: str, parts: tuple[str, ...]) -> Step:
     nothing: tuple[str, ...] = ()
-    engine = "train" if kind in ("load", "offload") else "serve"
-    moved = replace(step, kind=kind, node=f"{kind}:{step.node}", pool=pool, reads=nothing, writes=nothing)
+    engine = kind.facts.engines[0]
+    moved = replace(
+        step, kind=kind, inserted=True, node=f"{kind}:{step.node}", pool=pool, reads=nothing, writes=nothing
+    )
     return replace(
-        moved, frees=nothing, updates=False, source="", engine=engine, parts=parts, devices=(0,), op=""
+        moved,
+        writes=nothing,
+        frees=nothing,
+        updates=False,
+        source="",
+        engine=engine,
+        parts=parts,
+        devices=(0,),
+        op="",
     )
 
 
@@ -213,7 +201,7 @@ def test_pools_of_unlike_sizes_on_ray_give_the_same_and_keep_the_plans_order() -
         assert left.keys() == right.keys()
         for name in left:
             assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
-    plan = Plan.from_json(Path("ray/plan.json").read_text())
+    plan = parse(Path("ray/plan.json").read_text())
     planned = [pair for slot in range(-lead(plan), 4) for pair in slot_steps(plan, slot, 0, 4)]
     for place in (("gen", 0), ("train", 0), ("train", 1)):
         expected = [
@@ -242,20 +230,4 @@ def test_a_worker_that_dies_ends_the_run_with_the_plan() -> None:
     assert "of iteration 2 failed on gen[0]: run rewards" in text
     assert "its worker is gone" in text
     assert [line["step"] for line in metrics("a")] == [0, 1]
-    end = time.monotonic() + 30
-    while holders(token):
-        assert time.monotonic() < end, "a process is left"
-        time.sleep(0.2)
-
-
-def holders(token: str) -> list[str]:
-    """Processes that inherited the token: Ray's daemons and workers do."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if token.encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text())
-            except OSError:
-                continue  # it has ended meanwhile
-    return [command for command in found if command]
+    assert_gone(token)

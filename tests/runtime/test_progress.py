@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.runtime.progress import Progress
+from rlgraph.runtime.rundir.progress import Progress
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -25,12 +25,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 COLUMNS = 100
 CTRL_C = b"\x03"
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def on_a_terminal(*args: str, wait_for: str = "", then: bytes = b"") -> tuple[str, int]:
@@ -48,7 +43,7 @@ def on_a_terminal(*args: str, wait_for: str = "", then: bytes = b"") -> tuple[st
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that what is typed can interrupt it
     )
     os.close(theirs)
-    seen, end, typed = b"", time.monotonic() + 90, not then
+    seen, end, typed = b"", time.monotonic() + 400, not then
     while time.monotonic() < end:
         if not typed and re.search(wait_for.encode(), seen):
             typed = os.write(ours, then) > 0

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+from ran import metrics, same_weights
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.columns import Part, load, save
+from rlgraph.runtime.columns.part import Part, load, save
+from rlgraph.runtime.driver.row_buffer import Selection, Stock, joined
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.stock import Held, Stock, joined
 
 GRAPH = str(Path(__file__).parent / "refilled.yaml")
 WAITING = (
@@ -27,26 +27,11 @@ SPLIT = (
     "pools={train: {devices: 1}, gen: {devices: 1}}",
     "schedule={iterations: 4, staleness: 1, save_every: 2}",
 )
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def run(run_dir: str, *settings: str, devices: int = 1, **given: Any) -> None:
     run_graph(GRAPH, settings, devices, run_dir=Path(run_dir), inline=devices == 1, **given)
-
-
-def metrics(run_dir: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
-
-
-def same_weights(a: str, b: str) -> bool:
-    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
 def test_every_iteration_has_exactly_the_rows_of_one_batch() -> None:
@@ -145,6 +130,7 @@ def test_a_policy_that_takes_what_is_not_there_ends_the_run() -> None:
         run("a", *policy("twice"))
 
 
+@pytest.mark.usefixtures("workers")
 def test_one_and_two_ranks_collect_the_same_rows() -> None:
     run("one", *WAITING, steps=3)
     run("two", *WAITING, steps=3, devices=2)
@@ -159,7 +145,7 @@ def test_a_stock_keeps_its_rows_through_joins_selections_and_a_file(tmp_path: Pa
         count = sum(sizes)
         numbers = np.arange(first, first + count)
         parts = tuple(np.split(numbers, np.cumsum(sizes)[:-1]))
-        held = Held(parts, sizes, np.arange(count)[::-1])
+        held = Selection(parts, sizes, np.arange(count)[::-1])
         return Stock(numbers, numbers, numbers, {"x": held})
 
     def values(stock: Stock) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ edits:
   - set: {{shaped.in: {{rewards: aligned}}}}
 """
 OPS = """
-from rlgraph.engines import Context
-from rlgraph.op import op
-from rlgraph.types import float32, int64, samples, text
+from rlgraph.ops import Context, float32, int64, op, samples, text
 
 
 @op()
@@ -53,11 +50,11 @@ def lines(run_dir: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
 
 
-def test_remax_trains_alike_on_one_and_two_ranks_and_each_sample_meets_its_greedy_one() -> None:
+def test_remax_trains_alike_on_one_and_two_ranks_and_each_sample_meets_its_greedy_one(
+    run_on_devices: Callable[..., str],
+) -> None:
     run_graph("edited.yaml", (), 1, inline=True, run_dir=Path("one"))
-    command = [sys.executable, "-m", "rlgraph", "run", "edited.yaml", "--devices", "2", "--run-dir", "two"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_on_devices("edited.yaml", "--devices", "2", "--run-dir", "two")
     for line, other in zip(lines("one"), lines("two"), strict=True):
         assert line["aligned/meets"] == 1.0 and line["aligned/differs"] > 0
         assert line["update_policy/grad_norm"] > 0

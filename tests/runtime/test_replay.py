@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.errors import RunError
 from rlgraph.runtime.replay import Replayed, replay
 from rlgraph.runtime.run import run_graph

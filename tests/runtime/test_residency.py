@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlgraph.cluster import FOLDER, load_cluster
 from rlgraph.compiler import compile_graph
-from rlgraph.memory import Footprint
-from rlgraph.plan import Target
-from rlgraph.predict import sizes_of
-from rlgraph.reside import reside
+from rlgraph.costs.hardware import FOLDER
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.memory import Footprint
+from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.workload import workload
+from rlgraph.ir.plan import Target
+from rlgraph.planning.offload import reside
 from rlgraph.runtime.run import run_graph
-from rlgraph.workload import workload
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
@@ -35,7 +36,7 @@ def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     monkeypatch.chdir(tmp_path)
     # what a prefill takes hides what such small models hold: leave it out of account
-    monkeypatch.setattr("rlgraph.memory.PREFILL", 1)
+    monkeypatch.setattr("rlgraph.costs.memory.PREFILL", 1)
 
 
 def tight(graph: str, *settings: str) -> str:
@@ -77,16 +78,15 @@ def test_moves_change_no_number(graph: str, settings: tuple[str, ...]) -> None:
     assert all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.usefixtures("workers")
 def test_a_saved_plan_with_moves_is_run_as_it_was_planned() -> None:
     from click.testing import CliRunner
 
-    from rlgraph.cli import main
+    from rlgraph.cli.main import main
 
-    where = ["--cluster", tight(ONE, "schedule.iterations=2")]
-    assert (
-        CliRunner().invoke(main, ["plan", ONE, "schedule.iterations=2", *where, "-o", "plan.json"]).exit_code
-        == 0
-    )
+    settings = (*SMALL, "schedule.iterations=2")
+    where = ["--cluster", tight(ONE, *settings)]
+    assert CliRunner().invoke(main, ["plan", ONE, *settings, *where, "-o", "plan.json"]).exit_code == 0
     folder = run_graph("plan.json", run_dir=Path("saved"))
     timeline = (folder / "timeline.json").read_text()
     assert '"cat": "offload"' in timeline and '"cat": "load"' in timeline

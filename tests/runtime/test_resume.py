@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from ran import same_weights
 
 from rlgraph.errors import GraphError
 from rlgraph.runtime.run import run_graph
@@ -40,11 +40,6 @@ def metrics(run_dir: str) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "eval/"))} for line in lines
     ]
-
-
-def same_weights(a: str, b: str) -> bool:
-    one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
 @pytest.mark.parametrize("graph", [ONE, TWO])
@@ -83,7 +78,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_last_whole_o
 def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> None:
     limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash"]  # KiB that a file may have
     settings = ("schedule={iterations: 3, save_every: 2}", "--run-dir", "a")
-    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "! finish_save, after iteration 2" in done.stderr
     assert "the disk takes no more (file too large" in done.stderr
@@ -98,7 +93,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
 def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
     limited = ["bash", "-c", 'ulimit -f 30; exec "$@"', "bash"]  # the timeline is full first
     settings = ("schedule={iterations: 1000}", "--run-dir", "a")
-    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "a: the disk takes no more (file too large" in done.stderr
 

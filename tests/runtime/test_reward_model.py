@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from rlgraph.engines import Context
-from rlgraph.nodes.ragged import Ragged
 from rlgraph.nodes.reward.model import reward_model
-from rlgraph.runtime.fsdp.engine import FsdpEngine
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 SHAPE = {
     "vocab_size": 24,
@@ -28,11 +26,7 @@ SHAPE = {
 ROWS = [[5, 7, 3], [9], [2, 2, 8, 11, 4, 23], [6, 1]]
 
 
-@pytest.fixture(autouse=True)
-def _one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Llama"])

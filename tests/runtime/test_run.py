@@ -8,50 +8,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ran import assert_gone, metrics, rlgraph, wait_for
 
 from rlgraph.errors import RunError
-from rlgraph.report import report_text
+from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
-
-
-def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
-    """Run the command line in a process of its own; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rlgraph", *args],
-        capture_output=True,
-        text=True,
-        env=os.environ | env,
-        timeout=300,
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def inline(*args: str, steps: int | None = None, run_dir: str | None = None, resume: bool = False) -> None:
     """Run in this process: importing torch anew takes longer than these runs."""
     folder = None if run_dir is None else Path(run_dir)
     run_graph(ONES, args, 1, steps=steps, run_dir=folder, resume=resume, inline=True)
-
-
-def metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without the times."""
-    lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
 
 
 def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: float) -> None:
@@ -65,10 +42,12 @@ def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: fl
             )
 
 
-def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
+def test_one_and_two_ranks_inline_and_in_processes_give_the_same_metrics(
+    run_on_devices: Callable[..., str],
+) -> None:
     inline(run_dir="inline")
-    rlgraph("run", ONES, "--devices", "1", "--run-dir", "one")
-    rlgraph("run", ONES, "--devices", "2", "--run-dir", "two")
+    run_on_devices(ONES, "--devices", "1", "--run-dir", "one")
+    run_on_devices(ONES, "--devices", "2", "--run-dir", "two")
     alone = metrics("inline")
     assert [line["step"] for line in alone] == [0, 1, 2, 3, 4]
     assert alone[-1]["update_policy/grad_norm"] > 0
@@ -77,13 +56,13 @@ def test_one_and_two_ranks_inline_and_ray_give_the_same_metrics() -> None:
     assert_close(alone, metrics("two"), 1e-4)
 
 
-def test_filtered_rows_train_alike_on_one_and_two_ranks() -> None:
+def test_filtered_rows_train_alike_on_one_and_two_ranks(run_on_devices: Callable[..., str]) -> None:
     body = "  - add: {informative: {op: filter.mixed, min_std: 0.08}}\n"
     body += "  - set: {advantages.rows: informative, ref_logprobs.rows: informative}\n"
     body += f"  - set: {{rewards.op: '{HERE / 'ones_ops.py'}:ones', rewards.per: 16}}\n"
     Path("filtered.yaml").write_text(f"graph: filtered\nextends: {ONES}\nedits:\n{body}")
     run_graph("filtered.yaml", (), 1, inline=True, run_dir=Path("one"))
-    rlgraph("run", "filtered.yaml", "--devices", "2", "--run-dir", "two")
+    run_on_devices("filtered.yaml", "--devices", "2", "--run-dir", "two")
     assert any(0 < line.get("informative/kept", 0) < 1 for line in metrics("one"))
     assert metrics("one")[-1]["update_policy/grad_norm"] > 0
     assert_close(metrics("one"), metrics("two"), 1e-4)
@@ -122,7 +101,7 @@ def test_a_run_directory_holds_what_the_readme_says() -> None:
     sample = json.loads((run / "samples" / "step-000002.jsonl").read_text().splitlines()[0])
     assert {"tokens", "responses", "rewards"} <= sample.keys()
     assert sample["rewards"] == sample["responses"].count("1") / 4
-    assert "update_policy" in report_text(run)
+    assert "update_policy" in report_text(make_report(run))
     (events_file,) = (run / "tensorboard").iterdir()
     assert b"reward/mean" in events_file.read_bytes()
     inline(steps=0)
@@ -181,6 +160,7 @@ def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> 
     assert_gone(token)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
     token = uuid.uuid4().hex
     # the learning rate falls towards the last iteration, so all three runs must be of one length
@@ -204,27 +184,3 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
     rlgraph(*settings, "whole", "--steps", str(done + 2))
     whole = metrics("whole")
     assert_close(metrics("stopped")[:-1], whole[:-1], 1e-5)
-
-
-def wait_for(true: Any, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.2)
-
-
-def assert_gone(token: str) -> None:
-    """No process is left that inherited the token: Ray's daemons and workers do."""
-    wait_for(lambda: not holders(token), 30)
-
-
-def holders(token: str) -> list[str]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if token.encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text())
-            except OSError:
-                continue  # it has ended meanwhile
-    return [command for command in found if command]

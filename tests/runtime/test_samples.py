@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlgraph import __version__
-from rlgraph.runtime.columns import Part, take
+from rlgraph.runtime.columns.part import Part, take
+from rlgraph.runtime.messages.excerpts import Excerpt
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.samples import ROWS, TOKENS, Excerpt, write_samples
+from rlgraph.runtime.rundir.samples import ROWS
+from rlgraph.runtime.worker.sample_file import TOKENS, write_samples
+from rlgraph.version import VERSION
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -28,23 +30,19 @@ edits:
   - set: {{advantages.rows: informative, ref_logprobs.rows: informative}}
   - set: {{schedule.save_every: 1, prompts.batch: 12, rewards.per: 16}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_demo")
 
 
 def samples(run_dir: str, file: str = "step-000001.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(run_dir, "samples", file).read_text().splitlines()]
 
 
-def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on() -> None:
+def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on(
+    run_on_devices: Callable[..., str],
+) -> None:
     Path("filtered.yaml").write_text(FILTERED)
     run_graph("filtered.yaml", (), 1, steps=1, inline=True, run_dir=Path("one"))
-    command = ["run", "filtered.yaml", "--steps", "1", "--devices", "2", "--run-dir", "two"]
-    subprocess.run([sys.executable, "-m", "rlgraph", *command], check=True, capture_output=True, timeout=300)
+    run_on_devices("filtered.yaml", "--steps", "1", "--devices", "2", "--run-dir", "two")
     one, two = samples("one"), samples("two")
     assert len(one) == len(two) == ROWS
     for line in one:
@@ -85,7 +83,7 @@ def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_
     ids = Part(np.full(offsets[-1], ord("a")), offsets)
     values = Part(np.full(offsets[-1], np.nan, np.float32), offsets)
     # rows of two parts, the second of which has the file's first line
-    columns = [Excerpt(name, np.array([1, 0]), 2) for name in ("tokens", "old_logprobs@one")]
+    columns = [Excerpt(name, np.array([1, 0]), 2) for name in ("tokens", "old_logprobs")]
     path = tmp_path / "samples.jsonl"
     parts = [take(part, [row]) for part in (ids, values) for row in (0, 2)]
     write_samples(str(path), Letters(), columns, parts)
@@ -100,7 +98,8 @@ def test_a_run_says_what_it_was_made_with_and_no_secret() -> None:
     run_graph(ONES, (), 1, steps=1, inline=True, run_dir=Path("a"), resume=True)
     text = Path("a/environment.json").read_text()
     found = json.loads(text)
-    assert found["rlgraph"] == __version__ and {"torch", "transformers", "numpy"} <= found["packages"].keys()
+    assert found["rlgraph"] == VERSION
+    assert {"torch", "transformers", "numpy"} <= found["packages"].keys()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["command"][1:] == sys.argv[1:]
     (device,) = found["devices"]

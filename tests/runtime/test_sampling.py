@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.engines import Sampling
-from rlgraph.runtime.serve.sampling import draw, streams, uniform
+from rlgraph.ops import Sampling
+from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
 
 
 def test_uniform_numbers_are_splitmix64() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Target
+from rlgraph.ir.plan import Target
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent

@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+from share import FAMILIES, families, rest_nightly
 
-from rlgraph.compose import compose
 from rlgraph.errors import GraphError
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.runtime.run import run_graph
-from rlgraph.shipped import shipped_graphs
 
 TINY = {
     "prompts.batch": "3",
@@ -69,7 +70,7 @@ def runs(graph: str, settings: list[str], run_dir: str) -> dict[str, float]:
     return dict(json.loads(lines[-1]))
 
 
-@pytest.mark.parametrize("graph", shipped_graphs())
+@pytest.mark.parametrize("graph", families())
 def test_a_shipped_graph_runs(graph: str) -> None:
     values = runs(graph, tiny(graph), "run")
     assert values["step"] == 1
@@ -80,7 +81,7 @@ def test_a_shipped_graph_runs(graph: str) -> None:
 LESS = [(graph, node) for graph in shipped_graphs() for node in compose(graph).items["nodes"].items]
 
 
-@pytest.mark.parametrize(("graph", "node"), LESS)
+@pytest.mark.parametrize(("graph", "node"), rest_nightly(LESS, lambda graph, _: graph in FAMILIES))
 def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) -> None:
     Path("less.yaml").write_text(f"graph: less\nextends: {graph}\nedits:\n  - remove: [{node}]\n")
     settings = [setting for setting in tiny(graph) if setting.split(".")[0] != node]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,16 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.adapters import adapter_parameters
-from rlgraph.cost import BUCKET
-from rlgraph.cost import SMALL as SMALL_MODEL
-from rlgraph.memory import CACHED, CHUNK, PREFILL, layer_activations, logits_bytes
-from rlgraph.runtime.fsdp import engine, gather, scoring
-from rlgraph.runtime.fsdp.load import decoder_layers
-from rlgraph.runtime.fsdp.lora import LoraOptions, add_adapters, is_adapter
-from rlgraph.runtime.serve.transformers import TransformersEngine
-from rlgraph.sizes import CARDS, Config, Size, known_models, size_of
-from rlgraph.source import read
+from rlgraph.costs import limits
+from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.lora_size import adapters_on_device
+from rlgraph.costs.memory import SAMPLING, SORTED
+from rlgraph.costs.model_size import CARDS, Config, Size, known_models, size_of
+from rlgraph.costs.train_memory import logits_bytes
+from rlgraph.ops import Sampling
+from rlgraph.runtime.engines.fsdp import scoring
+from rlgraph.runtime.engines.fsdp.load import decoder_layers
+from rlgraph.runtime.engines.fsdp.lora import add_adapters, is_adapter
+from rlgraph.runtime.engines.transformers.sampling import draw
+from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.source import read
 
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"vocab_size": 97, "tie_word_embeddings": False}
@@ -65,13 +67,24 @@ def built(kind: str, config: dict[str, Any], head: str = "lm") -> Any:
     return auto.from_config(made, attn_implementation="sdpa")
 
 
+def shapes_of(model: Any) -> list[tuple[int, int]]:
+    return [(len(p), p.numel() // len(p)) for p in model.parameters()]
+
+
+def in_order(model: str, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Shapes in a model's order, but for Mixtral's: it has a router before its experts."""
+    return sorted(shapes) if "mixtral" in model.lower() else shapes
+
+
 @pytest.mark.parametrize("head", ["lm", "value"])
 @pytest.mark.parametrize("name", known_models())
 def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
     config = read(CARDS).items[name].plain()
     with torch.device("meta"):
         model = built(config.pop("model_type"), config, head)
-    assert size_of(name, head).parameters == sum(p.numel() for p in model.parameters())
+    size = size_of(name, head)
+    assert size.parameters == sum(p.numel() for p in model.parameters())
+    assert in_order(name, size.tensors) == in_order(name, shapes_of(model))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,7 @@ def test_a_saved_config_counts_what_transformers_builds(
     with torch.device("meta"):
         model = built(kind, {**SMALL, "num_hidden_layers": 3, **more})
     model.config.save_pretrained(tmp_path)
-    assert size_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
+    assert in_order(kind, size_of(str(tmp_path)).tensors) == in_order(kind, shapes_of(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +121,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.
         del out
     measured = (kept[1] - kept[0]) / 2 / TOKENS
     config = Config.model_validate({"model_type": kind, **SMALL, "num_hidden_layers": 1})
-    assert layer_activations(Size(config), dtype.itemsize) == pytest.approx(measured, rel=0.03)
+    assert Layer(Size(config), dtype.itemsize).kept == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,8 +130,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.
 def test_logits_are_bounded_by_what_is_counted(
     update: bool, chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in "rlgraph.memory.CHUNK", "rlgraph.runtime.fsdp.scoring.CHUNK":
-        monkeypatch.setattr(place, VOCABULARY * TOKENS // chunks)
+    monkeypatch.setattr(limits, "LOGITS", VOCABULARY * TOKENS // chunks)
     shape = {**SMALL, "vocab_size": VOCABULARY, "hidden_size": 8, "num_hidden_layers": 1}
     model = built("llama", shape).to(dtype)
     hidden = torch.randn(TOKENS, 8, dtype=dtype, requires_grad=update)
@@ -136,6 +148,18 @@ def test_logits_are_bounded_by_what_is_counted(
     assert 0.85 * predicted <= live.peak <= 1.05 * predicted
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("sampling", "counted"), [({}, SAMPLING), ({"top_k": 5}, SAMPLING), ({"top_p": 0.9}, SORTED)]
+)
+def test_sampling_takes_what_is_counted(sampling: dict[str, Any], counted: int, dtype: torch.dtype) -> None:
+    logits, numbers = torch.randn(16, 20_000).to(dtype), torch.rand(16, dtype=torch.float64)
+    live = Live([logits, numbers])
+    with live:
+        draw(logits, numbers, Sampling(max_new_tokens=1, **sampling))
+    assert live.peak / logits.numel() == pytest.approx(counted, rel=0.01)
+
+
 @pytest.mark.parametrize("head", ["lm", "value"])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["o_proj"]])
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3_moe"])
@@ -146,15 +170,8 @@ def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any, head: 
         shape |= {"num_experts_per_tok": 2, "decoder_sparse_step": 1, "head_dim": 16}
     with torch.device("meta"):
         model = built(kind, shape, head)
-    add_adapters(model, decoder_layers(model), LoraOptions(rank=3, alpha=1.0, targets=targets), seed=0)
+    add_adapters(model, decoder_layers(model), Lora(rank=3, alpha=1.0, targets=targets), seed=0)
     named = model.named_parameters()
     found = sum(p.numel() for name, p in named if is_adapter(name) or name.startswith("score."))
     size = Size(Config.model_validate({"model_type": kind, **shape}), head)
-    assert adapter_parameters(size, {"rank": 3, "targets": targets}) == found
-
-
-def test_constants_are_the_engines() -> None:
-    defaults = inspect.signature(TransformersEngine).parameters
-    assert (CHUNK, SMALL_MODEL, BUCKET) == (scoring.CHUNK, engine.SMALL, gather.BUCKET)
-    assert defaults["max_cached_tokens"].default == CACHED["transformers"]
-    assert defaults["prefill_tokens"].default == PREFILL
+    assert adapters_on_device(size, Lora(rank=3, targets=targets), 1) == found

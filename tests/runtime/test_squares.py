@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp import scoring
-from rlgraph.runtime.fsdp.batching import Budget, micro_batches
-from rlgraph.runtime.fsdp.scoring import token_scores, token_squares
+from rlgraph.costs import limits
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches
+from rlgraph.runtime.engines.fsdp.scoring import token_scores, token_squares
 from rlgraph.runtime.run import run_graph
 
 VOCABULARY = 13
@@ -25,7 +25,7 @@ def test_chunks_are_the_softmax_of_whole_logits(
 ) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    monkeypatch.setattr(scoring, "CHUNK", chunk)
+    monkeypatch.setattr(limits, "LOGITS", chunk)
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.5}

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.plan import Plan
-from rlgraph.runtime.cluster import InlineCluster
-from rlgraph.runtime.columns import Part
-from rlgraph.runtime.driver import Asked, Driver
-from rlgraph.runtime.pipeline import State, stretch
-from rlgraph.runtime.tasks import Here, Sent, Task, Trail
-from rlgraph.runtime.walk import Entry, Walk, staying
-from rlgraph.runtime.worker import Worker
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.cluster.cluster import InlineCluster
+from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.driver.driver import Asked, Driver
+from rlgraph.runtime.driver.iteration import Entry, Walk, staying
+from rlgraph.runtime.driver.segments import State, stretch
+from rlgraph.runtime.messages.column_ref import STORE, ColumnRef
+from rlgraph.runtime.messages.tasks import Task, Trail
+from rlgraph.runtime.worker.worker import Worker
 
 ONE = str(Path(__file__).parent / "ones.yaml")
 
@@ -42,7 +43,7 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
 
     def watched(task: Task, parts: list[Part]) -> object:
         made = perform(task, parts)
-        kept.append(len(worker.shelf.parts))
+        kept.append(len(worker.store.parts))
         return made
 
     worker._perform = watched  # type: ignore[assignment]
@@ -56,25 +57,25 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
         cluster.close()
     assert len(walks) == 2
     assert max(kept) > 2
-    assert not worker.shelf.parts
+    assert not worker.store.parts
 
 
 def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
     worker = Worker()
     part = Part(np.arange(3))
-    twice = Task("repeat", (2,), (Sent(0),), keeps=("a",))
-    thrice = Task("repeat", (3,), (Here("a"),), keeps=("",), lends=("",), drops=("a",))
+    twice = Task("repeat", (2,), (ColumnRef("given", 0),), makes=(ColumnRef("a"),))
+    thrice = Task("repeat", (3,), (ColumnRef("a"),), makes=(ColumnRef("", STORE),), drops=("a",))
     reports, returned = worker.perform([twice, thrice], (), part)
     assert len(reports) == 2
     assert returned.values.tolist() == np.repeat(np.arange(3), 6).tolist()
-    assert not worker.shelf.parts
+    assert not worker.store.parts
 
 
 def test_an_error_says_which_task_it_is_of() -> None:
     worker = Worker()
     tasks = [
-        Task("repeat", (1,), (Sent(0),), keeps=("a",)),
-        Task("select", ([7],), (Here("a"),), keeps=("",), lends=("",)),
+        Task("repeat", (1,), (ColumnRef("given", 0),), makes=(ColumnRef("a"),)),
+        Task("select", ([7],), (ColumnRef("a"),), makes=(ColumnRef("", STORE),)),
     ]
     with pytest.raises(IndexError) as raised:
         worker.perform(tasks, (), Part(np.arange(3)))

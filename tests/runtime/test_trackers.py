@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.errors import RunError
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.trackers import IDS, Wandb, installed, open_trackers
+from rlgraph.runtime.rundir.trackers import IDS, Wandb, installed, open_trackers
 
 ONES = str(Path(__file__).parent / "ones.yaml")
 FIRST = {"reward/mean": 0.5}

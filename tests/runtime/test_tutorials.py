@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlgraph import catalog
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
-from rlgraph.nodes.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import registry
 from rlgraph.runtime.run import run_graph
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -88,7 +88,7 @@ def test_a_new_algorithm_is_twenty_lines_and_runs(name: str) -> None:
 
 @pytest.mark.usefixtures("_new")
 def test_qae_by_hand() -> None:
-    op = catalog.load(str(Path("qae.py").resolve()) + ":quantile")
+    op = registry.load(str(Path("qae.py").resolve()) + ":quantile")
     mask = Ragged.of([[False, True]] * 10, torch.bool)
     group = torch.tensor([0] * 5 + [1] * 5)
     rewards = torch.tensor([0.0, 0, 0, 1, 0, 1, 1, 0, 1, 1])  # of the first one is right, of the second four
@@ -105,7 +105,7 @@ def test_qae_by_hand() -> None:
 
 @pytest.mark.usefixtures("_new")
 def test_topr_by_hand() -> None:
-    op = catalog.load(str(Path("topr.py").resolve()) + ":topr")
+    op = registry.load(str(Path("topr.py").resolve()) + ":topr")
     old = Ragged.of([[0.0, -1.0, -1.0], [0.0, -1.0, -1.0], [0.0, -1.0]])
     now = Ragged.of([[0.0, -1.5, -1.5], [0.0, -1.5, -1.5], [0.0, -0.5]])
     logprobs = now.like(now.values.clone().requires_grad_())
@@ -127,7 +127,7 @@ def test_topr_by_hand() -> None:
 
 @pytest.mark.usefixtures("_new")
 def test_pods_by_hand() -> None:
-    op = catalog.load(str(Path("pods.py").resolve()) + ":most_varied")
+    op = registry.load(str(Path("pods.py").resolve()) + ":most_varied")
     rewards = torch.tensor([0.5, 0.0, 1.0, 0.5, 0.4, 3.0, 3.1, 2.9])
     group = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
     assert op.body(rewards, group, keep=2).tolist() == [False, True, True, False, False, False, True, True]

@@ -69,7 +69,7 @@ def model(path: str) -> object:
 @pytest.fixture(scope="session")
 def engine(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """With a server that all tests share."""
-    from rlgraph.runtime.serve.sglang.engine import SglangEngine
+    from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
     made = SglangEngine(path, logs=tmp_path_factory.mktemp("logs"), max_rows=4, restarts=100)
     yield made

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlgraph.runtime.serve.sglang.client import FIRST, Client
+from rlgraph.runtime.engines.sglang.client import FIRST, Client
 
 KEY, STEP = "a key", 0.002  # the API key, and the seconds that a token takes
 
@@ -33,9 +33,12 @@ class Fake:
         self.version, self.session, self.paused, self.dead = FIRST, False, False, ""
         self.away: set[str] = set()
         self.running: dict[str, dict[str, Any]] = {}
+        self.gone: set[str] = set()  # asked to end before they ran: who sent them hangs up
         self.served, self.dies_after = 0, dies_after
         self.prompts: list[list[int]] = []  # of all requests, in order
         self.most = 0  # requests that ran at a time
+        self.info: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1}
+        self.calls: list[tuple[str, dict[str, Any]]] = []  # but for looks, in order
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
         self.server.daemon_threads = True
         self.client = Client(f"http://127.0.0.1:{self.server.server_port}", KEY)
@@ -53,6 +56,8 @@ class Fake:
         """Status and content of the reply to a call."""
         with self.changed:
             known = call not in self.unknown and hasattr(self, f"_{call}")
+            if body:
+                self.calls.append((call, body))
             made = getattr(self, f"_{call}")(body) if known else (404, {"detail": "Not Found"})
             self.changed.notify_all()
             return made if isinstance(made, tuple) else (200, made)
@@ -61,7 +66,7 @@ class Fake:
         return {"weight_version": self.version}
 
     def _server_info(self, body: dict[str, Any]) -> Any:
-        return {"tp_size": 1}
+        return self.info
 
     def _health(self, body: dict[str, Any]) -> Any:
         return "" if not self.away else self._die("generates while parts are released")
@@ -74,7 +79,7 @@ class Fake:
         if self.away:
             return self._die("generates while parts are released")
         self.changed.wait_for(lambda: not self.paused or self.dead)
-        made: dict[str, Any] = {"versions": [], "aborted": False}
+        made: dict[str, Any] = {"versions": [], "aborted": body["rid"] in self.gone}
         self.running[body["rid"]] = made
         self.most = max(self.most, len(self.running))
         longest = body["sampling_params"]["max_new_tokens"]
@@ -99,6 +104,8 @@ class Fake:
         return {"output_ids": [7] * len(versions), "meta_info": meta}
 
     def _abort_request(self, body: dict[str, Any]) -> Any:
+        if "rid" in body and body["rid"] not in self.running:
+            self.gone.add(body["rid"])
         for rid, made in self.running.items():
             made["aborted"] |= body.get("abort_all", False) or rid == body.get("rid")
         return ""

@@ -5,25 +5,46 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fake import Fake
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.failure import LostError, failure
-from rlgraph.runtime.serve.sglang.client import FIRST, ServerLostError, UnknownError
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.compiler import compile_graph
+from rlgraph.costs import limits
+from rlgraph.costs.formulas import WIDTH
+from rlgraph.costs.model_size import size_of
+from rlgraph.costs.pricing import sync_buckets
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Target
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.cluster.failures import LostError, failure
+from rlgraph.runtime.engines.servers.endpoint import UnknownError
+from rlgraph.runtime.engines.sglang import supervisor, weights
+from rlgraph.runtime.engines.sglang.client import FIRST
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.groups import sender
+from rlgraph.runtime.engines.weights import disk
+from rlgraph.runtime.engines.weights.afar import Afar
+from rlgraph.runtime.engines.weights.transfer import Weights
+from rlgraph.runtime.messages.errors import ServerLostError
 
 pytestmark = pytest.mark.filterwarnings("default")
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
 
 
 def reaching(path: str, folder: Path, fakes: list[Fake], rows: int = 4) -> SglangEngine:
-    return SglangEngine(path, servers=[fake.client for fake in fakes], sync_folder=str(folder), max_rows=rows)
+    return SglangEngine(
+        path,
+        servers=[fake.client for fake in fakes],
+        transport="disk",
+        sync_folder=str(folder),
+        max_rows=rows,
+    )
 
 
-@pytest.mark.parametrize("way", ["broadcast", "folder"])
+@pytest.mark.parametrize("way", ["broadcast", "disk"])
 def test_a_real_one_is_synced(
     awake: SglangEngine, path: str, model: torch.nn.Module, tmp_path: Path, way: str
 ) -> None:
@@ -31,8 +52,7 @@ def test_a_real_one_is_synced(
     expected = awake.checksums()
     awake.load_weights(((name, tensor + 1) for name, tensor in weights.items()), 2)
     assert awake.checksums() != expected
-    folder = str(tmp_path) if way == "folder" else None
-    other = SglangEngine(path, servers=[awake.keeper.client], sync_folder=folder)
+    other = SglangEngine(path, servers=[awake.keeper.client], transport=way, sync_folder=str(tmp_path))
     for version in (3, 4):
         other.load_weights(weights.items(), version)
         assert {*other.generate(REQUESTS[:1], Sampling(3))[0][0].versions} == {version}
@@ -58,6 +78,32 @@ def test_conversations_stay_and_the_limit_holds(
     assert len(talks[0] | talks[1]) == 6 and not talks[0] & talks[1]
     engine.generate([Request([9], range(40))], Sampling(3))
     assert sum(fake.served for fake in fakes) == 3 * 6 + 40 and max(fake.most for fake in fakes) <= 6
+    engine.close()
+
+
+def test_samples_of_a_prompt_go_to_one_server(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    engine = reaching(path, tmp_path, fakes, rows=100)  # so no server is full
+    engine.load_weights(model.named_parameters(), 0)
+    engine.generate([Request([first], range(5)) for first in range(2, 8)], Sampling(3))
+    prompts = [{tuple(prompt) for prompt in fake.prompts} for fake in fakes]
+    assert [len(own) for own in prompts] == [3, 3] and not prompts[0] & prompts[1]
+    assert not engine.calls.router.homes  # they have no next turn
+    engine.generate([Request([9], range(40))], Sampling(3))  # one alone is no reason to leave others idle
+    assert [fake.served for fake in fakes] == [15 + 20] * 2
+    engine.close()
+
+
+@pytest.mark.parametrize("size", ["dp_size", "pp_size"])
+def test_several_copies_in_one_server_are_refused(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake], size: str
+) -> None:
+    fakes[1].info[size] = 2
+    engine = reaching(path, tmp_path, fakes)
+    with pytest.raises(RunError, match=rf"{fakes[1].client.url} has {size} 2; .*\n  start it with --tp-size"):
+        engine.load_weights(model.named_parameters(), 0)
+    assert {fake.version for fake in fakes} == {FIRST}
     engine.close()
 
 
@@ -145,3 +191,110 @@ def test_no_server_is_left(path: str, model: torch.nn.Module, tmp_path: Path, fa
     with pytest.raises(ServerLostError, match="no SGLang server answers at http"):
         engine.load_weights(model.named_parameters(), 1)
     engine.close()
+
+
+class Threads:
+    """Peers that are threads of one process, the first of which sends."""
+
+    device = "cpu"
+
+    def __init__(self, count: int) -> None:
+        self.barrier, self.note = threading.Barrier(count), None
+
+    def tell(self, note: Any) -> Any:
+        if note is not None:
+            self.note = note
+        self.barrier.wait(60)
+        return self.note
+
+    def wait(self) -> None:
+        self.barrier.wait(60)
+
+
+@pytest.mark.parametrize("way", ["broadcast", "disk"])
+def test_a_trainer_on_another_pool_sends_to_servers_itself(
+    awake: SglangEngine, path: str, model: torch.nn.Module, tmp_path: Path, way: str
+) -> None:
+    expected, url = awake.checksums(), awake.keeper.client.url
+    awake.load_weights(((name, tensor + 1) for name, tensor in model.named_parameters()), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(awake.keeper.client.variable, awake.keeper.client.key)
+        peers, trainer = Threads(3), sender([url], "cpu", way, str(tmp_path))
+    # of the pool that generates: one that leads, and one that only generates
+    pool = [
+        SglangEngine(path, servers=[awake.keeper.client], transport="", leads=leads)
+        for leads in (True, False)
+    ]
+    named = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
+    ends = [Afar(peers, trainer), Afar(peers, None), Afar(peers, None)]
+    for version in (3, 4):
+        with ThreadPoolExecutor(3) as threads:
+            sent = threads.submit(ends[0].send, Weights(version, iter(named)))
+            loads = [
+                threads.submit(engine.load_weights, end.receive(version).tensors, version)
+                for engine, end in zip(pool, ends[1:], strict=True)
+            ]
+            for call in (sent, *loads):
+                call.result()
+        assert awake.checksums() == expected
+        for engine in pool:
+            assert {*engine.generate(REQUESTS[:1], Sampling(3))[0][0].versions} == {version}
+    for closed in (*pool, ends[0]):
+        closed.close()
+    assert awake.keeper.server.is_alive() and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("way", ["ipc", "broadcast", "disk"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_servers_get_the_bytes_of_the_plan(
+    awake: SglangEngine,
+    path: str,
+    model: torch.nn.Module,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    dtype: str,
+) -> None:
+    monkeypatch.setattr(limits, "BUCKET", 2**14)
+    there = "models.policy.serve.addresses=[http://one:30000]"
+    chosen = [
+        f"models.policy.path={path}",
+        f"models.policy.serve.dtype={dtype}",
+        "models.policy.serve.engine=sglang",
+    ]
+    chosen += {
+        "ipc": [],
+        "broadcast": [there],
+        "disk": [there, f"models.policy.serve.sync_folder={tmp_path}"],
+    }[way]
+    plan = compile_graph("grpo", chosen, 1, target=Target("h100-8"))
+    (step,) = (step for step in plan.steps if step.kind == "sync")
+    sizes: list[int] = []
+    flat_of, broadcast, save = supervisor.flat_of, weights.dist.broadcast, disk.save_file
+
+    def mapped(bucket: Any, *where: Any) -> Any:
+        sizes.append(flat_of(bucket, *where).flat.nbytes)
+        return flat_of(bucket, *where)
+
+    def sent(flat: torch.Tensor, *args: Any, **group: Any) -> None:
+        sizes.append(flat.nbytes)
+        broadcast(flat, *args, **group)
+
+    def written(tensors: dict[str, torch.Tensor], file: Path) -> None:
+        sizes.append(sum(tensor.nbytes for tensor in tensors.values()))
+        save(tensors, file)
+
+    monkeypatch.setattr(supervisor, "flat_of", mapped)
+    monkeypatch.setattr(weights.dist, "broadcast", sent)
+    monkeypatch.setattr(disk, "save_file", written)
+    far = [
+        SglangEngine(
+            path, dtype=dtype, servers=[awake.keeper.client], transport=way, sync_folder=str(tmp_path)
+        )
+    ]
+    engine = awake if way == "ipc" else far[0]
+    monkeypatch.setattr(engine, "dtype", getattr(torch, dtype))
+    engine.load_weights(model.named_parameters(), 3)
+    assert step.path == way and sum(sizes) == size_of(path).parameters * WIDTH[dtype]
+    assert (len(sizes), dtype) == sync_buckets(plan, step) and len(sizes) > 5
+    far[0].close()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.engines import Context
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import agent
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.op import Parser
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
-from rlgraph.tool import Tool
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, Parser, Tool
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 TEMPLATE = (
     "{% for m in messages %}w3{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}w4{% endif %}"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlgraph.engines import Request, Sampling
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,11 +22,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlgraph.engines import Generation, Request, Sampling
 from rlgraph.errors import RunError
-from rlgraph.runtime.serve.sglang.client import FIRST, ServerLostError
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
-from rlgraph.runtime.serve.sglang.groups import _interface
+from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.servers.groups import interface
+from rlgraph.runtime.engines.sglang.client import FIRST
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.messages.errors import ServerLostError
 
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
 pytestmark = pytest.mark.filterwarnings("default")
@@ -83,6 +86,16 @@ def test_weights_at_its_path(engine: SglangEngine, awake: SglangEngine, path: st
     assert_agrees(engine, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
 
 
+def test_it_holds_the_tokens_that_the_plan_counts_or_says_so(awake: SglangEngine) -> None:
+    assert not awake.notes
+    awake.keeper.launch, launch = replace(awake.keeper.launch, tokens=80_000), awake.keeper.launch
+    law = (
+        r"holds keys and values of 65,536 tokens; the plan counts 80,000 \(.*\): set serve.cache_tokens=65536"
+    )
+    assert re.search(law, awake.keeper.shortage())
+    awake.keeper.launch = launch
+
+
 def test_tokens_of_other_weights_are_refused(awake: SglangEngine) -> None:
     awake.version = 7
     with pytest.raises(RunError, match="generated with weights 0; promised were 7"):
@@ -132,6 +145,7 @@ def test_a_server_killed_while_it_generates(awake: SglangEngine) -> None:
     assert "started anew, which may happen" in awake.keeper.server.log.read_text()
 
 
+@pytest.mark.nightly
 def test_a_server_killed_while_it_is_synced(awake: SglangEngine, model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -148,6 +162,7 @@ def test_a_server_killed_while_it_is_synced(awake: SglangEngine, model: torch.nn
     assert_agrees(awake, model)
 
 
+@pytest.mark.nightly
 def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Module) -> None:
     awake.sleep(["kv", "weights"])
     with awake.keeper.lock:  # none is started before it is asked to wake
@@ -165,7 +180,9 @@ def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Mo
     assert_agrees(awake, model)
 
 
-@pytest.mark.parametrize("longest", [3, 3000], ids=["answered", "running"])
+@pytest.mark.parametrize(
+    "longest", [pytest.param(3, id="answered", marks=pytest.mark.nightly), pytest.param(3000, id="running")]
+)
 def test_a_request_of_another_before_a_new_server_has_its_weights(
     awake: SglangEngine,
     path: str,
@@ -176,7 +193,7 @@ def test_a_request_of_another_before_a_new_server_has_its_weights(
     follower = SglangEngine(path, servers=[awake.keeper.client], leads=False)
     for engine in (awake, follower):
         engine.load_weights(((name, tensor + 0.1) for name, tensor in model.named_parameters()), 5)
-    sums, restore, made = awake.checksums(), awake.keeper._restore, []
+    sums, restore, made = awake.checksums(), awake.keeper.restore, []
     with ThreadPoolExecutor(1) as pool:
 
         def late() -> None:
@@ -186,7 +203,7 @@ def test_a_request_of_another_before_a_new_server_has_its_weights(
                 threading.Event().wait(0.01)
             restore()
 
-        monkeypatch.setattr(awake.keeper, "_restore", late)
+        monkeypatch.setattr(awake.keeper, "restore", late)
         kill(awake)
         while not made:
             threading.Event().wait(0.01)
@@ -241,10 +258,12 @@ def test_new_weights_for_what_is_in_flight(awake: SglangEngine, model: torch.nn.
     assert any(mixed(awake, model, seconds) for seconds in (0.05, 0.1, 0.2, 0.1, 0.4, 0.2, 0.8, 1.6))
 
 
+@pytest.mark.nightly
 def test_a_server_that_does_not_come_up_ends_with_its_last_lines(tmp_path: Path, path: str) -> None:
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "model" / name).write_text(Path(path, name).read_text())
+        text = Path(path, name).read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 3')
+        (tmp_path / "model" / name).write_text(text)
     with pytest.raises(RunError, match=r"ended \(.*\)\n    the end of .*sglang-.*.log"):
         SglangEngine(str(tmp_path / "model"), logs=tmp_path)
 
@@ -260,14 +279,15 @@ def test_it_answers_on_its_interface_alone(awake: SglangEngine) -> None:
 def test_a_pool_of_several_hosts_answers_where_ray_knows_them() -> None:
     import ray
 
-    assert _interface({"one"}) == "127.0.0.1"
-    assert _interface({"one", "two"}) == ray.util.get_node_ip_address()
+    assert interface({"one"}) == "127.0.0.1"
+    assert interface({"one", "two"}) == ray.util.get_node_ip_address()
 
 
 def test_nothing_is_left_behind(path: str, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from rlgraph.runtime.serve.sglang.server import Launch, Server\n"
+        "from rlgraph.runtime.engines.servers.process import Server\n"
+        "from rlgraph.runtime.engines.sglang.launch import Launch\n"
         "launch = Launch(sys.argv[1], 'cpu', 'float32', 1, 4096, 4)\n"
         "server = Server(launch, Path(sys.argv[2]), ['0'], '127.0.0.1')\n"
         "print(server.process.pid, flush=True)\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from fake import Fake
 
-from rlgraph.engines import Enough, Generation, Request, Sampling
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.ops import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
 LONG = 2000
@@ -38,7 +38,7 @@ def test_several_servers_abort_the_rest(
     path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
 ) -> None:
     clients = [fake.client for fake in fakes]
-    engine = SglangEngine(path, servers=clients, sync_folder=str(tmp_path), max_rows=4)
+    engine = SglangEngine(path, servers=clients, transport="disk", sync_folder=str(tmp_path), max_rows=4)
     engine.load_weights(model.named_parameters(), 0)
     told: list[int] = []
     assert aborted(engine.generate(REQUESTS, Sampling(LONG), four(told))) == [2, 2, 3, 3, 4, 4]

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 EMBEDDED = Path(__file__).parents[1] / "runtime" / "test_gsm8k.py"
@@ -25,6 +26,7 @@ files = gsm8k.files
 pytestmark = gsm8k.pytestmark
 
 
+@pytest.mark.nightly
 def test_two_ranks_and_tensor_parallel_2(files: Path, tmp_path: Path) -> None:
     config = Qwen2Config.from_pretrained(files / "model", num_key_value_heads=2)  # one for each rank
     Qwen2ForCausalLM(config).save_pretrained(files / "model")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_engine import ENDLESS, generating
 
-from rlgraph.engines import Sampling
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.ops import Sampling
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -73,7 +73,7 @@ def test_what_a_killed_server_had_goes_to_the_other(
     sync(pair, model, 7)
     undisturbed = engine.generate(ENDLESS, Sampling(200, 0.0))
     with generating(engine, ENDLESS, Sampling(200, 0.0)) as made:
-        while {server for _, server in engine.calls.flying.values()} != {0, 1}:
+        while {flight.server for flight in engine.calls.flying.values()} != {0, 1}:
             threading.Event().wait(0.01)
         os.killpg(lost.keeper.server.process.pid, signal.SIGKILL)
         answers = made.result()

@@ -7,10 +7,10 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.runtime.serve.sglang import router as module
-from rlgraph.runtime.serve.sglang.client import Client
-from rlgraph.runtime.serve.sglang.groups import _from
-from rlgraph.runtime.serve.sglang.router import Router
+from rlgraph.runtime.engines.servers import router as module
+from rlgraph.runtime.engines.servers.groups import in_turn
+from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.sglang.client import Client
 
 ASKS = st.lists(st.one_of(st.none(), st.sampled_from("abcdef")), max_size=60)
 
@@ -29,8 +29,8 @@ def test_the_one_with_the_least_to_do() -> None:
 
 def test_those_who_count_their_own_alone_begin_apart() -> None:
     servers = [Client(f"http://{name}:30000") for name in ("one", "two", "three")]
-    assert [_from(index, servers)[0] for index in range(4)] == [*servers, servers[0]]
-    assert all({*_from(index, servers)} == {*servers} for index in range(4))
+    assert [in_turn(index, servers)[0] for index in range(4)] == [*servers, servers[0]]
+    assert all({*in_turn(index, servers)} == {*servers} for index in range(4))
 
 
 def test_a_conversation_stays() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from test_residency import SMALL, tight
 
-from rlgraph.plan import Target
+from rlgraph.ir.plan import Target
 from rlgraph.runtime.demo import make
+from rlgraph.runtime.engines.servers.process import Server
+from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.serve.sglang.server import Launch, Server
 
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"
 TWO = ONES.with_name("ones_two.yaml")
@@ -72,6 +73,7 @@ def assert_sane(metrics: list[dict[str, Any]], iterations: int = 3) -> None:
         assert line.get("update_policy/rollout_gap_max", 0.0) < 1e-4
 
 
+@pytest.mark.nightly
 def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> None:
     args = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs", "pools.gen.devices=2")
     assert_sane(run(files, tmp_path / "run", TWO, *args))
@@ -81,8 +83,9 @@ def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> Non
 def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(files))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlgraph.memory.PREFILL", 1)  # as in test_residency
-    settings = (*SGLANG, *SMALL)
+    monkeypatch.setattr("rlgraph.costs.memory.PREFILL", 1)  # as in test_residency
+    # a cache of a few samples: by default it would take what is free
+    settings = (*SGLANG, *SMALL, "models.policy.serve.cache_tokens=2048")
     target = Target(tight(str(ONES), *settings))
     run_graph(str(ONES), settings, 1, run_dir=Path("run"), inline=True, target=target)
     steps = json.loads(Path("run/plan.json").read_text())["steps"]
@@ -92,6 +95,7 @@ def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch
     assert_sane(lines(Path("run")))
 
 
+@pytest.mark.nightly
 def test_what_is_left_unfinished_goes_on_with_newer_weights(files: Path, tmp_path: Path) -> None:
     # what ends when is chance here: up to 48 tokens, the 14 groups of a round hardly end with its seventh
     args = ("--inline", "rollout.max_new_tokens=48", "mixed.refill.rounds=50")
@@ -104,6 +108,7 @@ def test_what_is_left_unfinished_goes_on_with_newer_weights(files: Path, tmp_pat
     assert any(line["versions/mixed"] for line in found)
 
 
+@pytest.mark.nightly
 def test_a_server_killed_in_a_run(files: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = started(files, folder, ONES, "--inline", "schedule.iterations=5")
@@ -126,6 +131,7 @@ def metrics_so_far(folder: Path) -> list[dict[str, Any]]:
     return lines(folder) if (folder / "metrics.jsonl").is_file() else []
 
 
+@pytest.mark.nightly
 def test_a_run_with_a_server_that_runs_already(files: Path, tmp_path: Path) -> None:
     launch = Launch(str(files / "model"), "cpu", "float32", 1, 1 << 16, 64)
     server = Server(launch, tmp_path / "logs", ["0"], "127.0.0.1")

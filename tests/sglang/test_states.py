@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from rlgraph.engines import Generation, Request, Sampling
 from rlgraph.errors import RunError
-from rlgraph.runtime.serve.sglang.client import PARTS, Client, UnknownError
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.servers import calls
+from rlgraph.runtime.engines.servers.endpoint import UnknownError
+from rlgraph.runtime.engines.sglang.client import PARTS, Client
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
 REQUESTS = [Request([first, 12, 13], [0]) for first in (5, 6, 7, 8, 9, 10)]
@@ -34,7 +37,7 @@ def any_engine(
         yield request.getfixturevalue("awake")
         return
     fake = Fake()
-    made = SglangEngine(path, servers=[fake.client], sync_folder=str(tmp_path), max_rows=4)
+    made = SglangEngine(path, servers=[fake.client], transport="disk", sync_folder=str(tmp_path), max_rows=4)
     made.load_weights(model.named_parameters(), 0)
     yield made
     made.close()
@@ -49,15 +52,15 @@ def client(any_engine: SglangEngine) -> Client:
 
 
 def in_flight(engine: SglangEngine) -> None:
-    """Wait until something is."""
+    """Wait until something was sent."""
     while not engine.calls.flying:
         threading.Event().wait(0.01)
 
 
-def until_refused(client: Client) -> None:
-    """Flush, until one of the requests has arrived."""
-    while True:
-        client.post("flush_cache", {})
+def has_arrived(client: Client) -> None:
+    """Wait until a request runs on the server: it refuses to flush its cache then."""
+    with pytest.raises(RunError, match="refused flush_cache: 400"):
+        deque(iter(lambda: client.post("flush_cache", {}), False), 0)
 
 
 def test_an_update_needs_a_session(client: Client) -> None:
@@ -88,10 +91,8 @@ def test_the_key_is_asked_for(client: Client) -> None:
 def test_the_cache_is_flushed_when_idle_or_paused(any_engine: SglangEngine, client: Client) -> None:
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(any_engine.generate, REQUESTS, Sampling(LONG, 0.0))
-        in_flight(any_engine)
         try:
-            with pytest.raises(RunError, match="refused flush_cache: 400"):
-                until_refused(client)
+            has_arrived(client)
             any_engine.pause()
             client.flush(paused=True)
             any_engine.resume()
@@ -104,7 +105,7 @@ def test_the_cache_is_flushed_when_idle_or_paused(any_engine: SglangEngine, clie
 def test_what_is_held_comes_back_and_what_comes_waits(any_engine: SglangEngine, client: Client) -> None:
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(any_engine.generate, REQUESTS[:1], Sampling(LONG, 0.0))
-        in_flight(any_engine)
+        has_arrived(client)
         client.hold()
         try:
             with pytest.raises(RunError, match="aborted a request"):
@@ -127,7 +128,25 @@ def test_the_version_is_that_of_the_last_sync(
     assert list(one.versions) == [12, 12, 12]
 
 
-def test_states_are_kept_whatever_comes(any_engine: SglangEngine, model: torch.nn.Module) -> None:
+def test_what_a_paused_server_never_saw_is_given_up(
+    any_engine: SglangEngine, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SWEEPS", 5)
+    with ThreadPoolExecutor(1) as pool:
+        client.hold()
+        try:
+            made = pool.submit(any_engine.generate, REQUESTS[:1], Sampling(LONG, 0.0))
+            in_flight(any_engine)
+            any_engine.abort()
+            assert [(one.tokens, one.finish) for (one,) in made.result()] == [([], "abort")]
+        finally:
+            client.resume()
+    any_engine.abort()
+
+
+def test_states_are_kept_whatever_comes(
+    any_engine: SglangEngine, client: Client, model: torch.nn.Module
+) -> None:
     engine, pool = any_engine, ThreadPoolExecutor(1)
 
     class States(RuleBasedStateMachine):
@@ -201,7 +220,7 @@ def test_states_are_kept_whatever_comes(any_engine: SglangEngine, model: torch.n
             if self.made is None and not (self.asleep or self.paused or self.version < 0):
                 self.promised = {self.version}
                 self.made = pool.submit(engine.generate, REQUESTS, Sampling(LONG, 0.0))
-                in_flight(engine)
+                has_arrived(client)
 
         @rule()
         def pause(self) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines import Request, Sampling, Totals
-from rlgraph.nodes.ragged import Ragged
-from rlgraph.runtime.fsdp.engine import FsdpEngine
-from rlgraph.runtime.serve.sglang.engine import SglangEngine
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Request, Sampling, Totals
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from share import families
 
-from rlgraph.plan import Target
-from rlgraph.shipped import shipped_graphs
+from rlgraph.ir.plan import Target
 from rlgraph.view.contents import contents
 from rlgraph.view.given import given
 from rlgraph.view.page import page
@@ -44,7 +44,7 @@ def quiet(browser: Any) -> Any:
     assert not [url for url in browser.requests() if not url.startswith(("file:", "data:", "about:"))]
 
 
-@pytest.mark.parametrize("name", shipped_graphs())
+@pytest.mark.parametrize("name", families())
 def test_every_panel_of_every_shipped_graph(quiet: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.html"
     new = given(name, devices=2)
@@ -64,7 +64,7 @@ def test_a_step_says_all_of_itself(quiet: Any, grpo: Path) -> None:
     quiet.open(grpo, "graph")
     quiet.click("#panel-graph .node[aria-label^='run rollout']")
     said = quiet.text("#detail")
-    for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "10.1 s to 40.4 s"):
+    for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "2.63 s to 11.4 s"):
         assert words in said, words
     quiet.click("#detail .close")
     assert quiet.do("return document.getElementById('detail').hidden")
@@ -79,7 +79,7 @@ def test_a_column_lights_up_its_life(quiet: Any, grpo: Path) -> None:
     assert sorted(lit) == ["advantages", "move rollout_logprobs, advantages", "update_policy"]
     quiet.click("#panel-graph [data-column=rewards]")
     said = quiet.text("#detail")
-    assert "float32[samples]" in said and "4 bytes a row" in said and "READ BY" in said.upper()
+    assert "float32[samples]" in said and "4 bytes per row" in said and "READ BY" in said.upper()
 
 
 def test_a_model_shows_who_reads_it(quiet: Any, grpo: Path) -> None:

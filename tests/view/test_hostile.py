@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlgraph.plan import Plan
+from rlgraph.ir.plan import Plan
 from rlgraph.view.contents import contents
-from rlgraph.view.given import Given, given
+from rlgraph.view.given import Subject, given
 from rlgraph.view.page import page
 
 NASTY = '</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1">\u2028\'`${1}&amp;<!--'
@@ -63,7 +63,7 @@ def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
     plan = hostile(given("grpo", devices=1).plan)
     run = write_run(given("grpo", devices=1).plan, tmp_path / "<b>run")
     made = contents(given(str(run)), given("ppo", devices=1))
-    shown = contents(Given(plan))
+    shown = contents(Subject(plan))
     for part in ("about", "phases", "models", "notes"):
         made[part] = shown[part]
     made["diff"]["edits"] = [["set", NASTY]]

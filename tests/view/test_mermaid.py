@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.shipped import shipped_graphs
-from rlgraph.view.mermaid import mermaid
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.view.drawings.mermaid import mermaid
 
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` #35; end'
 SCRIPT = Path(__file__).parents[2] / ".venv" / "mermaid.min.js"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import GraphError, RunError
-from rlgraph.plan import Plan
+from rlgraph.ir.plan import Plan
 from rlgraph.view.given import given
 from rlgraph.view.recorded import FILE_BYTES, ITERATIONS, POINTS, metrics_so_far, read_timeline, recorded
 from rlgraph.view.trace import trace

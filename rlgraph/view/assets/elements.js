@@ -95,14 +95,7 @@ function sizeText(size) {
   return `${three(size)} ${units[unit]}`;
 }
 
-// What kind of work a step is: the colour of its bar.
-function workOf(step) {
-  if (["load", "offload", "wake", "sleep", "sync"].includes(step.kind)) return "weights";
-  if (step.inserted) return "columns";
-  if (step.updates) return "update";
-  return step.engine === "serve" ? "generate" : step.engine === "train" ? "score" : "other";
-}
-
+// What a step works on, as its bar is coloured.
 const WORK = {
   generate: "generates", score: "scores", update: "trains", weights: "moves weights", columns: "moves columns",
   other: "no model",

@@ -104,7 +104,7 @@ class GraphView {
     const left = -node.width / 2;
     const top = -node.height / 2;
     const pool = Object.keys(this.pools).indexOf(step.pool) % 6;
-    const kind = [`node pool-${pool} work-${workOf(step)}`, step.inserted && "inserted", step.inside && "folded", this.status && this.status[step.node]];
+    const kind = [`node pool-${pool} work-${step.work}`, step.inserted && "inserted", step.inside && "folded", this.status && this.status[step.node]];
     const pick = () => this.select("step", step);
     const drawn = svg(
       "g",

@@ -14,7 +14,7 @@ class PlanPanel {
     const views = [["iteration", "one iteration"], ["steady", "steady state"], ["all", "from start to end"]];
     const guess = timeline.guessed && el("p", { class: "note" }, "Lengths are rough guesses without a unit: name a cluster (--cluster h100-8) for seconds and memory.");
     this.all = toggle("arrows", false, "what goes from step to step: columns and weights (a)", (on) => { this.every = on; this.draw(); });
-    const works = [...new Set([...this.steps.values()].map(workOf))];
+    const works = [...new Set([...this.steps.values()].map((step) => step.work))];
     return [
       el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), this.all, legend(works)),
       guess, el("p", { class: "note" }, "Pick a step to see what it waits for and what it hands on."),
@@ -65,7 +65,7 @@ class PlanPanel {
         const took = guessed ? "" : `, ${secondsText(end - start)}`;
         const other = this.view === "iteration" && iteration !== Math.min(depth + 1, this.contents.timeline.count - 1);
         return {
-          start, end, text: step.title, kind: workOf(step), faint: other || (this.picked && this.picked !== id), data: { "data-step": id },
+          start, end, text: step.title, kind: step.work, faint: other || (this.picked && this.picked !== id), data: { "data-step": id },
           about: `${step.title}, iteration ${iteration}${took}${step.because ? `\nbecause ${step.because}` : ""}`,
           onclick: () => this.choose(step),
         };
@@ -135,15 +135,11 @@ class PlanPanel {
     chart.heading("engines");
     for (const [name, engine] of Object.entries(engines)) {
       const [model, kind] = [name.slice(0, name.lastIndexOf(".")), name.slice(name.lastIndexOf(".") + 1)];
-      const mine = timeline.events.filter(([id]) => model in this.steps.get(id).models && this.uses(this.steps.get(id), kind)).sort((a, b) => a[2] - b[2]);
+      const mine = timeline.events.filter(([id]) => model in this.steps.get(id).models && this.steps.get(id).engines.includes(kind)).sort((a, b) => a[2] - b[2]);
       for (const part of engine.parts) {
         chart.lane(`${name} ${part}`, this.bands(mine, part, kind, engine.away.includes(part), from, to));
       }
     }
-  }
-
-  uses(step, kind) {
-    return step.engine === kind || (step.kind === "sync" && kind === "train");
   }
 
   bands(events, part, kind, away, from, to) {
@@ -152,10 +148,11 @@ class PlanPanel {
     const state = (end) => end > since && found.push({ start: since, end, text: away ? "away" : "", kind: away ? "away" : "there", about: `${part} ${away ? "off" : "on"} the device` });
     for (const [id, iteration, start, end] of events) {
       const step = this.steps.get(id);
-      const moves = step.parts.includes(part) && ["load", "wake", "offload", "sleep"].includes(step.kind);
+      const moves = step.parts.includes(part) && step.moves;
       if (moves) {
-        state(step.kind === "load" || step.kind === "wake" ? start : end);
-        [since, away] = [step.kind === "load" || step.kind === "wake" ? start : end, step.kind === "offload" || step.kind === "sleep"];
+        const moved = moves === "back" ? start : end;
+        state(moved);
+        [since, away] = [moved, moves === "off"];
       }
       if (!moves && (part !== "optimizer" || step.updates)) {
         const version = Object.values(step.models)[0] || "";

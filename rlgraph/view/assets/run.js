@@ -131,7 +131,7 @@ class RunPanel {
   bar(bar, from) {
     const step = this.steps.get(`${bar.phase} ${bar.step}`);
     const about = `${step.title}, ${bar.phase === "eval" ? "evaluation" : "training"}: ${secondsText(bar.end - bar.start)}`;
-    return { start: bar.start - from, end: bar.end - from, text: step.title, kind: workOf(step), about, faint: bar.phase === "eval", onclick: () => this.pick("step", step) };
+    return { start: bar.start - from, end: bar.end - from, text: step.title, kind: step.work, about, faint: bar.phase === "eval", onclick: () => this.pick("step", step) };
   }
 
   predicted() {
@@ -141,7 +141,7 @@ class RunPanel {
     const from = Math.min(...mine.map((event) => event[2]));
     return mine.map(([id, , start, end]) => {
       const step = this.steps.get(`train ${id}`);
-      return { id, start: start - from, end: end - from, text: step.title, kind: workOf(step), about: `${step.title}: ${secondsText(end - start)} predicted` };
+      return { id, start: start - from, end: end - from, text: step.title, kind: step.work, about: `${step.title}: ${secondsText(end - start)} predicted` };
     });
   }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.op import op
-from rlgraph.types import float32, int64, samples, tokens
+from rlgraph.ops import float32, int64, op, samples, tokens
 
 
 @op()

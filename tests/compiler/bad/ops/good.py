@@ -1,7 +1,6 @@
 """Ops with one mistake each in their declaration."""
 
-from rlgraph.op import op
-from rlgraph.types import float32, samples, text, tokens
+from rlgraph.ops import float32, op, samples, text, tokens
 
 LIMIT = 3
 

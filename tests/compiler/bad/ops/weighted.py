@@ -1,5 +1,4 @@
-from rlgraph.op import op
-from rlgraph.types import float32, samples, tokens
+from rlgraph.ops import float32, op, samples, tokens
 
 
 @op()

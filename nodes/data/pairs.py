@@ -1,0 +1,138 @@
+"""A data source of pairs: a question with a chosen and a rejected response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.nodes.data.prompts import (
+    BatchSize,
+    DataFiles,
+    SourceWeights,
+    Where,
+    record_dropped,
+    rows_of,
+    sequences,
+)
+from rlgraph.nodes.support import dataset
+from rlgraph.nodes.support.dataset import DataSet, Sequences, Template, load_examples
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
+
+
+class Pairs(NamedTuple):
+    """The columns that ``data.pairs`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+    chosen: boolean[samples]
+    group: int64[samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSet(DataSet):
+    """Token ids of each pair's prompt with either response."""
+
+    chosen: Sequence[Sequences]
+    rejected: Sequence[Sequences]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the tokens of the longer row of each pair."""
+        return [
+            max(len(before) + len(after) for before, after in pair)
+            for pair in zip(self.chosen, self.rejected, strict=True)
+        ]
+
+
+@op(makes="samples", rows="all", roles={"rows": "batch"})
+def pairs(
+    tokenizer: Tokenizer,
+    ctx: Context,
+    *,
+    files: DataFiles,
+    batch: BatchSize,
+    weights: SourceWeights | None = None,
+    where: Where | None = None,
+    question: str = "question",
+    chosen: str = "chosen",
+    rejected: str = "rejected",
+    template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
+    system: str | None = None,
+    suffix: str = "",
+    max_tokens: Annotated[int, Field(ge=1)] | None = None,
+    shuffle: bool = True,
+) -> Pairs:
+    """The next ``batch`` pairs of responses to one question, one better than the other: two rows per pair.
+
+    Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
+    response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
+    Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
+    row over ``max_tokens``.
+
+    Attributes:
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives; null: as many as it has.
+        where: column -> the value that pairs must have, or a list of such.
+        question: the column with the question: text, or a list of chat messages {role, content}.
+        chosen: the column with the better response.
+        rejected: the column with the worse response.
+        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages.
+        system: a system message; with plain, text put before the question.
+        suffix: text put after the question.
+        max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
+        shuffle: whether epochs are shuffled, or in file order.
+
+    Example:
+        pairs: {op: data.pairs, files: [preferences.jsonl], batch: 64}
+    """
+    data = load_pairs(
+        tokenizer,
+        files=files,
+        question=question,
+        chosen=chosen,
+        rejected=rejected,
+        template=template,
+        template_options=template_options,
+        system=system,
+        suffix=suffix,
+        where=where,
+        max_tokens=max_tokens,
+    )
+    record_dropped(ctx, data, where is not None, max_tokens is not None)
+    # a position counts the rows that were written, two per pair
+    return _pairs(data, rows_of(data, ctx, batch, weights, shuffle, ctx.position // 2))
+
+
+def load_pairs(
+    tokenizer: Tokenizer,
+    *,
+    files: dataset.SourceFiles,
+    chosen: str = "chosen",
+    rejected: str = "rejected",
+    max_tokens: int | None = None,
+    **reading: Any,
+) -> PairSet:
+    """Load all pairs that ``data.pairs`` with these attributes goes through.
+
+    Raises:
+        DataError: as ``rlgraph.nodes.support.dataset.load_prompts``.
+    """
+    better, worse = (
+        load_examples(tokenizer, files=files, answer=side, **reading) for side in (chosen, rejected)
+    )
+    data = PairSet(better.places, better.sources, better.filtered, chosen=better.pairs, rejected=worse.pairs)
+    return data.within(max_tokens, "max_tokens")
+
+
+def _pairs(data: PairSet, picked: Sequence[int]) -> Pairs:
+    rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
+    number = torch.arange(len(rows))
+    return Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)

@@ -1,0 +1,230 @@
+"""Data sources: questions and answers from parquet and JSON-lines files and saved ``datasets``.
+
+A batch is a function of the seed and of how many rows earlier iterations took, so nothing but that number
+needs saving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.nodes.support.data_file import DataError
+from rlgraph.nodes.support.dataset import (
+    DataSet,
+    PromptSet,
+    Template,
+    load_examples,
+    load_prompts,
+)
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.mixture import pick, pick_mixed
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, File, Tokenizer, boolean, int64, op, prompt_tokens, samples, text, tokens
+from rlgraph.ops import prompts as prompts_domain
+from rlgraph.ops.tools import ShownTool, Tool, tool_schema
+
+__all__ = ["DataError", "PromptSet", "examples", "load_prompts", "pick", "prompts"]
+
+BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
+Listed = Annotated[list[File], Field(min_length=1)]
+DataFiles = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
+SourceWeights = dict[str, Annotated[float, Field(gt=0)]]
+Scalar = str | int | float | bool
+Where = dict[str, Scalar | list[Scalar]]
+
+
+class Prompts(NamedTuple):
+    """The columns that ``data.prompts`` writes."""
+
+    prompt: int64[prompts_domain, prompt_tokens]
+    question: text[prompts_domain]
+    answer: text[prompts_domain]
+    source: text[prompts_domain]
+
+
+class Examples(NamedTuple):
+    """The columns that ``data.examples`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+
+
+@op(makes="prompts", rows="all", roles={"rows": "batch", "prompt_limit": "max_prompt_tokens"})
+def prompts(
+    tokenizer: Tokenizer,
+    ctx: Context,
+    *,
+    files: DataFiles,
+    batch: BatchSize,
+    weights: SourceWeights | None = None,
+    where: Where | None = None,
+    question: str = "question",
+    answer: str | None = "answer",
+    answer_after: str | None = None,
+    template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
+    tools: dict[str, ShownTool] | None = None,
+    system: str | None = None,
+    suffix: str = "",
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None,
+    shuffle: bool = True,
+) -> Prompts:
+    """The next ``batch`` questions, tokenised, with their answers.
+
+    Each epoch goes through every row once in an order drawn from (seed, epoch); batches run on across epochs,
+    so no row is lost at the end of one. With ``weights`` each source has epochs of its own, and of every 1000
+    rows it gives its share, in an order drawn from the seed. ``source`` is the name of a row's source in
+    ``files``, or of the first file of a list. Records, where they are given, ``data/overlong``, the fraction
+    of rows over ``max_prompt_tokens``, and ``data/filtered``, the fraction that ``where`` leaves out.
+
+    Attributes:
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        batch: rows per iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
+            batch: all they have no meaning.
+        where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
+        question: the column with the question: text, or a list of chat messages {role, content}.
+        answer: the column with the answer; null where there is none: of messages that end with the
+            assistant's, the answer is that one, else it is empty.
+        answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####".
+        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
+        tools: what the chat template shows the policy as tools: "${nodes.rollout.tools}" of a rollout.agent.
+        system: a system message; with plain, text put before the question.
+        suffix: text put after the question, e.g. an instruction on the answer's form.
+        max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
+        shuffle: whether epochs are shuffled, or in file order.
+
+    Example:
+        prompts: {op: data.prompts, files: [gsm8k/train.parquet], batch: 128, answer_after: "####"}
+    """
+    data = load_prompts(
+        tokenizer,
+        files=files,
+        question=question,
+        answer=answer,
+        answer_after=answer_after,
+        template=template,
+        template_options=shown(template_options, tools),
+        system=system,
+        suffix=suffix,
+        where=where,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    record_dropped(ctx, data, where is not None, max_prompt_tokens is not None)
+    return _prompts(data, rows_of(data, ctx, batch, weights, shuffle))
+
+
+@op(makes="samples", rows="all", roles={"rows": "batch"})
+def examples(
+    tokenizer: Tokenizer,
+    ctx: Context,
+    *,
+    files: DataFiles,
+    batch: BatchSize,
+    weights: SourceWeights | None = None,
+    where: Where | None = None,
+    question: str = "question",
+    answer: str | None = "answer",
+    template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
+    tools: dict[str, ShownTool] | None = None,
+    system: str | None = None,
+    suffix: str = "",
+    max_tokens: Annotated[int, Field(ge=1)] | None = None,
+    shuffle: bool = True,
+) -> Examples:
+    """The next ``batch`` question-answer pairs as sequences to imitate: prompt, answer, end token.
+
+    ``loss_mask`` is true on the answer and the end token. Sources, epochs and what is recorded as in
+    data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
+
+    Attributes:
+        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
+            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        batch: rows per iteration, at least 1; or all, the whole set once, in file order.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
+            batch: all they have no meaning.
+        where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
+        question: the column with the question: text, or a list of chat messages {role, content}.
+        answer: the column with the answer; null: of messages that end with the assistant's, that one.
+        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
+        tools: what the chat template shows the policy as tools, as of a rollout.agent.
+        system: a system message; with plain, text put before the question.
+        suffix: text put after the question.
+        max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.
+        shuffle: whether epochs are shuffled, or in file order.
+
+    Example:
+        examples: {op: data.examples, files: [demo_files/train.parquet], batch: 64, template: plain}
+    """
+    data = load_examples(
+        tokenizer,
+        files=files,
+        question=question,
+        answer=answer,
+        template=template,
+        template_options=shown(template_options, tools),
+        system=system,
+        suffix=suffix,
+        where=where,
+        max_tokens=max_tokens,
+    )
+    record_dropped(ctx, data, where is not None, max_tokens is not None)
+    rows = rows_of(data, ctx, batch, weights, shuffle)
+    return Examples(*sequences([data.pairs[row] for row in rows]))
+
+
+def shown(options: dict[str, Any] | None, tools: Mapping[str, Tool] | None) -> dict[str, Any] | None:
+    """Return the options of a chat template with the schemas of tools among them."""
+    if not tools:
+        return options
+    return {**(options or {}), "tools": [tool_schema(name, hook.body) for name, hook in tools.items()]}
+
+
+def rows_of(
+    data: DataSet,
+    ctx: Context,
+    batch: int | Literal["all"],
+    weights: Mapping[str, float] | None,
+    shuffle: bool,
+    position: int | None = None,
+) -> list[int]:
+    """Return rows ``[batch]`` of a set, after those that earlier iterations took.
+
+    Raises:
+        DataError: ``weights`` does not name the sources.
+    """
+    position = ctx.position if position is None else position
+    if batch == "all" or weights is None:
+        return pick(len(data.places), batch, position, ctx.seed, shuffle)
+    return pick_mixed(data.sources, weights, batch, position, ctx.seed, shuffle)
+
+
+def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool) -> None:
+    """Record the fraction of all rows that ``where`` drops, and of the rest the fraction that is too long."""
+    left = len(data.places) + data.overlong
+    if filtered:
+        ctx.record("data/filtered", data.filtered, count=data.filtered + left)
+    if limited:
+        ctx.record("data/overlong", data.overlong, count=left)
+
+
+def _prompts(data: PromptSet, rows: Sequence[int]) -> Prompts:
+    return Prompts(
+        Ragged.of([data.prompts[row] for row in rows], torch.int64),
+        [data.questions[row] for row in rows],
+        [data.answers[row] for row in rows],
+        [data.sources[row] for row in rows],
+    )
+
+
+def sequences(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Ragged, Ragged]:
+    """Tokens and loss mask ``[samples, tokens]`` of prompts, each with the response to be learnt."""
+    mask = [[False] * len(before) + [True] * len(after) for before, after in pairs]
+    return Ragged.of([[*before, *after] for before, after in pairs], torch.int64), Ragged.of(mask, torch.bool)

@@ -1,0 +1,163 @@
+"""A data source of the rows that a run recorded (``schedule.record_every``), in place of a rollout.
+
+replace: {rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: "float32[samples]"}}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rlgraph.nodes.rollout.rollout import Rollout
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.record_file import About, Recorded, RecordError, about, read, steps_of
+from rlgraph.ops import Context, op
+from rlgraph.ops.column_types import ColumnType, File
+
+BASE = "tokens"  # the column whose rows are those of a recorded iteration
+
+
+@op(makes="samples", rows="all", recorded=True, roles={"temperature": "temperature"})
+def recorded(
+    ctx: Context,
+    *,
+    run: File,
+    columns: dict[str, str] | None = None,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
+) -> Rollout:
+    """The samples of an iteration that a run recorded, in their order: a rollout without an engine.
+
+    Iteration t has those of the t-th that was recorded, and behind the last comes the first again. ``model``
+    is the model that sampled them then: what trains on them corrects for that, as for weights of an older
+    version. Writes what a rollout writes, and ``columns``; what the run recorded per prompt is repeated to
+    the prompt's samples. Records ``NODE/iteration``, in which the rows were recorded.
+
+    Attributes:
+        run: the directory of the run, which had schedule.record_every.
+        columns: more columns that it recorded, each with its type, as {rewards: "float32[samples]"}; null for
+            none.
+        temperature: what the logits were divided by when the rows were sampled, above 0.
+
+    Example:
+        rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: "float32[samples]"}}
+    """
+    steps = [*recorded_steps(Path(run)).items()]
+    iteration, folder = steps[ctx.iteration % len(steps)]
+    ctx.record("iteration", iteration, count=1)
+    # a Rollout's fields, and more: what the graph says in `columns`
+    return SimpleNamespace(**load(folder, wanted_types(columns or {})))
+
+
+def recorded_steps(run: Path) -> dict[int, Path]:
+    """Return iteration -> the folder of its columns.
+
+    Raises:
+        RecordError: the run recorded none.
+    """
+    steps = steps_of(run)
+    if not steps:
+        law = f"{run} has recorded no columns" if run.is_dir() else f"there is no run {run}"
+        raise RecordError(f"{law}; one with schedule.record_every does")
+    return steps
+
+
+def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
+    """Return the columns that must be there, with their types: a rollout's and more."""
+    hints = typing.get_type_hints(Rollout, include_extras=True)
+    own = {name: ColumnType.of(hint) for name, hint in hints.items()}
+    return own | {name: ColumnType.parse(text) for name, text in columns.items()}
+
+
+def check(run: Path, columns: Mapping[str, str], temperature: float) -> None:
+    """Check that every recorded iteration of a run has these columns beside a rollout's, of these types.
+
+    Raises:
+        RecordError: one has not, or the run's plan says that its rows were sampled at another temperature.
+    """
+    for folder in recorded_steps(run).values():
+        _places(folder, wanted_types(columns))
+    sampled = _sampled_at(run)
+    if sampled and sampled != temperature:
+        raise RecordError(f"{run} sampled at temperature {sampled:g}; the graph says {temperature:g}")
+
+
+def _sampled_at(run: Path) -> float | None:
+    """Return the temperature of a run's rollout, if its plan is there and has one for the whole run."""
+    if not (run / "plan.json").is_file():
+        return None
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    writers = [column["writer"] for name, column in plan["columns"]["train"].items() if _label(name) == BASE]
+    writing = [plan["functions"]["train"][name] for name in writers if name in plan["functions"]["train"]]
+    fixed = [function for function in writing if "temperature" not in function["courses"]]
+    return fixed[0]["attributes"].get("temperature") if fixed else None
+
+
+def load(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    """Load columns of a recorded iteration as an op returns them, each with one row per sample.
+
+    Raises:
+        RecordError: one is not there, or of another type.
+    """
+    places = _places(folder, types)
+    files = {place.path for place in places.values()}
+    read_columns = {path: [p.column for p in places.values() if p.path == path] for path in files}
+    tables = {path: read(path, names) for path, names in read_columns.items()}
+    return {name: _value(tables[p.path][p.column], p.times) for name, p in places.items()}
+
+
+@dataclass(frozen=True)
+class RecordedPlace:
+    """The file and the name of a column, and how many samples each of its rows is for."""
+
+    path: Path
+    column: str
+    times: int
+
+
+def _places(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, RecordedPlace]:
+    files = {path: about(path) for path in sorted(folder.glob("*.parquet"))}
+    base = next((path for path, about in files.items() if BASE in map(_label, about.types)), None)
+    if base is None:
+        raise RecordError(f"{folder} has no column `{BASE}`: its run had no rollout")
+    above = [path for path, about in files.items() if about.domain == files[base].parent]
+    return {name: _place(files, [base, *above], folder, name, kind) for name, kind in types.items()}
+
+
+def _place(
+    files: Mapping[Path, About], paths: list[Path], folder: Path, name: str, kind: ColumnType
+) -> RecordedPlace:
+    """Find a column by its name, first among those per sample, then among those per prompt."""
+    for path in paths:
+        named = {_label(column): column for column in files[path].types}
+        if name in named:
+            stored = ColumnType.parse(files[path].types[named[name]])
+            if (stored.dtype, stored.axis) != (kind.dtype, kind.axis):
+                raise RecordError(f"{folder} has `{name}` as {stored}; the graph says {kind}")
+            return RecordedPlace(path, named[name], 1 if path == paths[0] else files[paths[0]].times)
+    known = sorted({_label(column) for path in paths for column in files[path].types})
+    raise RecordError(f"{folder} has no column `{name}` for its samples; it has {', '.join(known)}")
+
+
+def _label(column: str) -> str:
+    """Return a column's name without its filter: ``tokens`` of ``tokens/informative``."""
+    return re.split(r"[*/@]", column)[0]
+
+
+def _value(column: Recorded, times: int) -> Any:
+    """Return a recorded column as an op returns it, each row repeated: a tensor, a ``Ragged``, or text."""
+    if isinstance(column.values, list):
+        return [value for value in column.values for _ in range(times)]
+    values = torch.tensor(column.values)
+    if column.offsets is None:
+        return values.repeat_interleave(times)
+    rows = Ragged(values, torch.tensor(column.offsets))
+    return rows.take(torch.arange(len(rows)).repeat_interleave(times))

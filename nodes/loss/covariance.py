@@ -1,0 +1,202 @@
+"""Losses that hold back the tokens whose covariance of log-prob and advantage lowers entropy most.
+
+The covariance (arXiv 2505.22617) is taken against means over a mini-batch, which no micro-batch sees. So
+the selection is a column, made before the update from ``old_logprobs``; the paper takes the log-probs of now.
+The two are the same in the first mini-batch of an iteration, and differ later by what the policy moved.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[written]`` its values in the loss mask.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, ppo_clip, ratio
+from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
+
+WORD = 2**64
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - WORD, 0xBF58476D1CE4E5B9 - WORD, 0x94D049BB133111EB - WORD
+
+TokenShare = Annotated[float, Field(gt=0, le=1)]
+
+
+@op(rows="all", roles={"minibatches": "minibatches"})
+def band(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    share: TokenShare = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+) -> boolean[samples, tokens]:
+    """A random few of the tokens with a covariance between two bounds: those that Clip-Cov holds back.
+
+    cov_t = (lp_t - mean lp)(A_t - mean A), means over the loss mask of a mini-batch, lp the ``old_logprobs``
+    (arXiv 2505.22617). Of its tokens with low < cov < high, max(1, floor(share n)) are drawn, n the tokens of
+    the mini-batch; all of them where there are fewer. What is drawn depends on the run's seed, the iteration,
+    the node, the row and the token. Records ``share``, the fraction of tokens that are true, and ``mean``,
+    the mean covariance.
+
+    Attributes:
+        share: the fraction of a mini-batch's tokens to draw, above 0 to 1.
+        low: the covariance must be above this, in nats times the advantage's unit.
+        high: the covariance must be below this.
+        minibatches: those of the update, at least 1; 1 for means over the whole batch.
+
+    Example:
+        restrained: {op: covariance.band, minibatches: 4}
+    """
+    sizes = _sizes(ctx, loss_mask, minibatches)
+    covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
+    return _chosen(
+        ctx, loss_mask, sizes, _draws(ctx, loss_mask), (covariance > low) & (covariance < high), share
+    )
+
+
+@op(rows="all", roles={"minibatches": "minibatches"})
+def top(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    share: TokenShare = 2e-4,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+) -> boolean[samples, tokens]:
+    """The tokens with the largest covariance: those that KL-Cov holds back.
+
+    cov_t as in covariance.band; of each mini-batch the max(1, floor(share n)) tokens with the largest, n its
+    tokens (arXiv 2505.22617). Records ``share``, the fraction of tokens that are true, and ``mean``, the mean
+    covariance.
+
+    Attributes:
+        share: the fraction of a mini-batch's tokens to take, above 0 to 1.
+        minibatches: those of the update, at least 1; 1 for means over the whole batch.
+
+    Example:
+        restrained: {op: covariance.top, minibatches: 4}
+    """
+    sizes = _sizes(ctx, loss_mask, minibatches)
+    covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
+    return _chosen(ctx, loss_mask, sizes, covariance, None, share)
+
+
+@op(assumes=("sampling_logprobs",))
+def clip_cov(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    restrained: boolean[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] | None = None,
+) -> float32[samples, tokens]:
+    """PPO's clipped loss without the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
+
+    max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), and 0 where ``restrained``; rho =
+    exp(clamp(logprobs - old_logprobs, -20, 20)). A mean still counts the tokens that are held back.
+    ``restrained`` is the column of covariance.band.
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: clip_cov, clip: 0.2}}
+    """
+    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high)
+    return logprobs.like(losses.values.masked_fill(restrained.values, 0.0))
+
+
+@op(assumes=("sampling_logprobs",))
+def kl_cov(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    restrained: boolean[samples, tokens],
+    *,
+    coef: Annotated[float, Field(ge=0)] = 1.0,
+) -> float32[samples, tokens]:
+    """The policy gradient, with a KL penalty on tokens of high covariance (KL-Cov, arXiv 2505.22617).
+
+    -A rho, and where ``restrained`` + coef |d|, d = clamp(logprobs - old_logprobs, -20, 20), rho = exp(d).
+    Nothing is clipped. ``restrained`` is the column of covariance.top.
+
+    Attributes:
+        coef: what a nat costs on a restrained token, at least 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: kl_cov, coef: 1.0}}
+    """
+    moved = (logprobs.values - old_logprobs.values).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).abs()
+    losses = -advantages.values * ratio(logprobs.values, old_logprobs.values)
+    return logprobs.like(losses + coef * moved * restrained.values)
+
+
+def _sizes(ctx: Context, loss_mask: Ragged, minibatches: int) -> list[int]:
+    """Return the written tokens of each mini-batch; its rows stand together."""
+    owner = torch.tensor(list(ctx.rows), dtype=torch.int64) * minibatches // max(1, ctx.total_rows)
+    written = torch.zeros(minibatches, dtype=torch.int64).index_add(0, owner, loss_mask.sum())
+    return list(written.tolist())
+
+
+def _covariance(
+    ctx: Context, logprobs: Ragged, advantages: Ragged, loss_mask: Ragged, sizes: list[int]
+) -> torch.Tensor:
+    """Return each written token's covariance with the means of its mini-batch, float64 ``[written]``."""
+    columns = [column.values[loss_mask.values].double().split(sizes) for column in (logprobs, advantages)]
+    parts = [(lp - lp.mean()) * (a - a.mean()) for lp, a in zip(*columns, strict=True)]
+    covariance = torch.cat(parts)
+    ctx.record("mean", float(covariance.sum()), count=len(covariance))
+    return covariance
+
+
+def _chosen(
+    ctx: Context,
+    loss_mask: Ragged,
+    sizes: list[int],
+    rank: torch.Tensor,
+    allowed: torch.Tensor | None,
+    share: float,
+) -> Ragged:
+    """Mark the allowed tokens (None: all) that rank highest, ``share`` of each mini-batch."""
+    chosen, start = [], 0
+    for size in sizes:
+        places = torch.arange(start, start + size)
+        if allowed is not None:
+            places = places[allowed[start : start + size]]
+        best = rank[places].topk(min(len(places), max(1, int(share * size)))).indices
+        chosen.append(places[best])
+        start += size
+    written = loss_mask.values.nonzero().squeeze(1)
+    out = torch.zeros_like(loss_mask.values)
+    out[written[torch.cat(chosen)]] = True
+    ctx.record("share", float(out.sum()), count=len(written))
+    return loss_mask.like(out)
+
+
+def _draws(ctx: Context, loss_mask: Ragged) -> torch.Tensor:
+    """Draw an int64 for each written token ``[written]`` from its row and its place in it alone."""
+    rows = torch.tensor([seed(ctx.seed, ctx.iteration, ctx.node, row) for row in ctx.rows], dtype=torch.int64)
+    place = torch.arange(len(loss_mask.values)) - loss_mask.spread(loss_mask.offsets[:-1]).values
+    return _mixed(loss_mask.spread(rows).values + (place + 1) * GOLDEN)[loss_mask.values]
+
+
+def _mixed(counter: torch.Tensor) -> torch.Tensor:
+    """Return SplitMix64's int64 for each counter (Steele et al. 2014, doi 10.1145/2660193.2660195)."""
+    counter = (counter ^ _shifted(counter, 30)) * FIRST
+    counter = (counter ^ _shifted(counter, 27)) * SECOND
+    return counter ^ _shifted(counter, 31)
+
+
+def _shifted(word: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift right with zeros from the left; int64's own shift carries the sign."""
+    return (word >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,217 @@
+"""Policy losses per token, KL estimators, and the aggregation of losses per token to one per mini-batch.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. Log-probs are in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Totals, float32, op, samples, tokens
+
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+PolicyAggregation = Literal[Aggregation, "seq-mean-token-sum-norm"]
+KlKind = Literal["k1", "k2", "k3", "abs"]
+
+LOG_RATIO_LIMIT = 20.0
+K3_LIMIT = 10.0
+
+
+@op(assumes=("sampling_logprobs",))
+def ppo_clip(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> float32[samples, tokens]:
+    """Clipped policy-gradient loss (PPO, arXiv 1707.06347).
+
+    max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20));
+    with ``dual_clip`` c, where A < 0, no more than -A c (arXiv 1912.09729). ``clip_high`` above ``clip`` is
+    the decoupled clip of DAPO (arXiv 2503.14476).
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        dual_clip: the most that the ratio may count where A < 0, above 1; null for no cap.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: ppo_clip, clip: 0.2, clip_high: 0.28}}
+    """
+    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    clipped = rho.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    losses = torch.maximum(-advantage * rho, -advantage * clipped)
+    if dual_clip is not None:
+        losses = torch.where(advantage < 0, torch.minimum(losses, -advantage * dual_clip), losses)
+    return logprobs.like(losses)
+
+
+@op(assumes=("behaviour_logprobs",))
+def decoupled_ppo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    cap: Annotated[float, Field(gt=0)] | None = None,
+) -> float32[samples, tokens]:
+    """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
+
+    w max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20)),
+    w = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)), no more than ``cap``. The policy that an update
+    starts from bounds its steps (``old_logprobs``, the proximal policy); the one that sampled
+    (``rollout_logprobs``, the behaviour policy) only decides what a row counts. First in arXiv 2110.00641.
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        cap: the most that a token's weight w may be, above 0; null for no cap, as in the paper.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
+    """
+    weight = ratio(old_logprobs.values, rollout_logprobs.values).clamp(max=cap or math.inf)
+    return logprobs.like(
+        weight * ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high).values
+    )
+
+
+def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
+    """Supervised fine-tuning: the negative log-likelihood -logprobs of each token in the loss mask.
+
+    Maximum likelihood, in nats; the stage before RL in InstructGPT (arXiv 2203.02155).
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: sft}}
+    """
+    return logprobs.like(-logprobs.values)
+
+
+@op(assumes=("on_policy",))
+def reinforce(
+    logprobs: float32[samples, tokens], advantages: float32[samples, tokens]
+) -> float32[samples, tokens]:
+    """The score-function policy gradient: -A logprobs (Williams 1992, doi 10.1007/BF00992696).
+
+    It corrects for no staleness: the samples must come from the weights that are updated.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: reinforce}}
+    """
+    return logprobs.like(-advantages.values * logprobs.values)
+
+
+@op(assumes=("sampling_logprobs",))
+def cispo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 1.0,
+    clip_high: Annotated[float, Field(gt=0)] = 0.2,
+) -> float32[samples, tokens]:
+    """Clipped importance weights (CISPO, of MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
+
+    -sg(clip(rho, 1 - clip, 1 + clip_high)) A logprobs, sg the stop of gradients, rho =
+    exp(clamp(logprobs - old_logprobs, -20, 20)). The clip bounds a token's weight and leaves it its gradient,
+    where that of ppo_clip takes the gradient away. With ``clip`` 1 there is no lower bound, as in the paper.
+
+    Attributes:
+        clip: how far below 1 the weight may go, above 0; 1 for as far as it likes.
+        clip_high: how far above 1 the weight may go, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: cispo, clip_high: 0.2}}
+    """
+    weight = ratio(logprobs.values.detach(), old_logprobs.values).clamp(1 - clip, 1 + clip_high)
+    return logprobs.like(-weight * advantages.values * logprobs.values)
+
+
+@op(assumes=("sampling_logprobs",))
+def sapo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    tau: Annotated[float, Field(gt=0)] = 1.0,
+    tau_negative: Annotated[float, Field(gt=0)] = 1.05,
+) -> float32[samples, tokens]:
+    """Soft adaptive policy optimisation (SAPO, arXiv 2511.20347): a smooth gate in the place of a clip.
+
+    -A sigmoid(t (rho - 1)) 4 / t, t = ``tau`` where A > 0 and ``tau_negative`` elsewhere, rho =
+    exp(clamp(logprobs - old_logprobs, -20, 20)). At rho = 1 its gradient is that of -A rho; it fades as rho
+    goes away from 1, the faster the larger t.
+
+    Attributes:
+        tau: how fast the gradient fades where A > 0, above 0.
+        tau_negative: how fast it fades where A <= 0, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: sapo}, aggregate: seq-mean-token-mean}
+    """
+    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    steepness = torch.where(advantage > 0, tau, tau_negative).to(rho.dtype)
+    return logprobs.like(-advantage * torch.sigmoid(steepness * (rho - 1)) * 4 / steepness)
+
+
+def ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return rho = exp(logprobs - old_logprobs), the exponent clamped to +-20, ``[all tokens]``."""
+    return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind) -> torch.Tensor:
+    """Estimate KL(policy || reference) from the tokens that the policy drew: nats, ``[all tokens]``.
+
+    With d = logprobs - ref_logprobs: ``k1`` d; ``k2`` d^2 / 2; ``k3`` exp(-d) + d - 1, exponent clamped to
+    +-20 and value to +-10; ``abs`` |d|. ``k1`` and ``k3`` are unbiased (Schulman 2020,
+    http://joschu.net/blog/kl-approx.html); ``k3`` is GRPO's (arXiv 2402.03300).
+    """
+    difference = logprobs - ref_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind == "abs":
+        return difference.abs()
+    inverse = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (inverse.exp() - inverse - 1).clamp(-K3_LIMIT, K3_LIMIT)
+
+
+def aggregate(
+    losses: Ragged, loss_mask: Ragged, totals: Totals, how: PolicyAggregation, norm: float | None = None
+) -> torch.Tensor:
+    """Return a micro-batch's part of the mini-batch's loss, a scalar; parts of all ranks add up.
+
+    ``token-mean``: sum over masked tokens / tokens of the mini-batch. ``token-sum``: the sum.
+    ``seq-mean-token-sum``: the sum / sequences of the mini-batch. ``seq-mean-token-mean``: each sequence's
+    mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
+    ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant (Dr. GRPO, arXiv 2503.20783).
+
+    Args:
+        losses: ``[samples, tokens]``, of this micro-batch.
+        loss_mask: bool ``[samples, tokens]``.
+        totals: token and sequence counts of the whole mini-batch, over all ranks.
+        how: which mean.
+        norm: in tokens, above 0; read by ``seq-mean-token-sum-norm`` alone, which must have it.
+    """
+    masked = torch.where(loss_mask.values, losses.values, 0)
+    if how == "token-sum":
+        return masked.sum()
+    if how == "token-mean":
+        return masked.sum() / max(totals.tokens, 1)
+    if how == "seq-mean-token-mean":
+        masked = masked / loss_mask.spread(loss_mask.sum().clamp(min=1)).values
+    if how == "seq-mean-token-sum-norm":
+        assert norm is not None, "the compiler refuses a graph without"
+        masked = masked / norm
+    return masked.sum() / max(totals.sequences, 1)

@@ -1,0 +1,92 @@
+"""Policy losses whose ratio is that of a whole sequence.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. A sequence is what its
+loss mask covers; one that it doesn't cover at all has ratio 1 and adds nothing. Both give a loss per token
+that
+``aggregate: seq-mean-token-mean`` turns into the mean over sequences that their papers define.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import boolean, float32, op, samples, tokens
+
+
+@op(assumes=("sampling_logprobs",))
+def gspo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 3e-4,
+    clip_high: Annotated[float, Field(gt=0)] = 4e-4,
+) -> float32[samples, tokens]:
+    """Clipped loss of a sequence's ratio (GSPO, arXiv 2507.18071).
+
+    max(-A s, -A clip(s, 1 - clip, 1 + clip_high)), s = exp(lp - sg(lp) + sg(mean_t(lp - old))), the mean over
+    the sequence's loss mask and clamped to +-20, sg the stop of gradients. Every token of a sequence has the
+    value of its sequence's ratio, and the gradient of its own log-prob. Use it with ``aggregate:
+    seq-mean-token-mean``, which makes the gradient that of the ratio exp(mean_t(lp - old)).
+
+    Attributes:
+        clip: how far below 1 the sequence's ratio may count, above 0; far smaller than a token's.
+        clip_high: how far above 1 the sequence's ratio may count, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: gspo}, aggregate: seq-mean-token-mean}
+    """
+    advantage, now = advantages.values, logprobs.values
+    straight_through = (now - now.detach()).exp()  # 1, with the gradient of the token's log-prob
+    rho = sequence_ratio(now.detach(), old_logprobs, loss_mask) * straight_through
+    losses = torch.maximum(-advantage * rho, -advantage * rho.clamp(1 - clip, 1 + clip_high))
+    return logprobs.like(losses)
+
+
+@op(assumes=("sampling_logprobs",))
+def geo_mean(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    log_clip: Annotated[float, Field(gt=0)] = 0.4,
+    log_clip_high: Annotated[float, Field(gt=0)] = 0.4,
+) -> float32[samples, tokens]:
+    """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean of ratios that no token rules.
+
+    -A exp(mean_t(d)), d = sign(A) min(sign(A) l, sign(A) clamp(l, -log_clip, log_clip_high)), l =
+    clamp(logprobs - old_logprobs, -20, 20), means over the sequence's loss mask, A the mean of its
+    advantages. Log ratios are clipped on the side to which the advantage pushes. Each token of a sequence has
+    the sequence's loss: use it with ``aggregate: seq-mean-token-mean``.
+
+    Attributes:
+        log_clip: how far below 0 a token's log ratio may count where A < 0, in nats, above 0.
+        log_clip_high: how far above 0 it may count where A > 0, in nats, above 0.
+
+    Example:
+        update: {op: update.policy, model: policy, loss: {kind: geo_mean}, aggregate: seq-mean-token-mean}
+    """
+    sign = advantages.values.sign()
+    log_ratio = (logprobs.values - old_logprobs.values).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-log_clip, log_clip_high))
+    mean_ratio = masked_mean(logprobs.like(clipped), loss_mask).exp()
+    return logprobs.spread(-masked_mean(advantages, loss_mask) * mean_ratio)
+
+
+def sequence_ratio(logprobs: torch.Tensor, old_logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:
+    """Return exp(mean_t(logprobs - old_logprobs)) of each token's sequence, exponent in +-20."""
+    mean = masked_mean(old_logprobs.like(logprobs - old_logprobs.values), loss_mask)
+    return loss_mask.spread(mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()).values
+
+
+def masked_mean(column: Ragged, loss_mask: Ragged) -> torch.Tensor:
+    """Return each row's mean over its loss mask ``[samples]``; 0 for a row without one."""
+    masked = column.like(torch.where(loss_mask.values, column.values, 0))
+    return masked.sum() / loss_mask.sum().clamp(min=1)

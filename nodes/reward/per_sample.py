@@ -1,0 +1,147 @@
+"""Per-sample rewards: a function of one sample that may raise or run late.
+
+    @op(assumes=("dropped",))
+    def helpful(
+        ctx: Context, responses: text[samples], answer: text[samples], *, on_error: OnError = "drop"
+    ) -> Judged:
+        return each(ctx, score, [{"response": r, "answer": a} for r, a in zip(responses, answer)], on_error)
+
+``on_error`` is what the graph says: ``fail`` ends the run, ``zero`` goes on with reward 0, ``drop`` has the
+graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, boolean, float32, samples
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["fail", "zero", "drop"]
+Score = Callable[..., Any]  # called with a sample's row by name; returns a number or a coroutine of one
+
+
+class RewardError(RunError):
+    """A reward that could not be had; the message says why, of which sample, and what to do."""
+
+
+class Judged(NamedTuple):
+    """A reward for each sample, 0 where ``failed``."""
+
+    rewards: float32[samples]
+    failed: boolean[samples]
+
+
+def each(
+    ctx: Context,
+    score: Score,
+    rows: Sequence[Mapping[str, Any]],
+    on_error: OnError = "fail",
+    timeout: float = 60.0,
+    parallel: int = 8,
+) -> Judged:
+    """Return the reward that a function gives each sample.
+
+    A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number. A
+    function that is not async runs in threads, and a late one goes on to its end. Records ``reward/mean`` (of
+    what did not fail) and ``reward/failed``, the fraction that did; the first failure is logged with its
+    sample.
+
+    Args:
+        ctx: where metrics go.
+        score: called with each row's values by their names; may be async.
+        rows: one per sample.
+        on_error: see above.
+        timeout: seconds that one sample may take.
+        parallel: samples at a time.
+
+    Raises:
+        RewardError: one failed, and ``on_error`` is ``fail``.
+    """
+    outcomes = asyncio.run(_all(score, rows, timeout, parallel)) if rows else []
+    failures = [
+        (outcome, row) for outcome, row in zip(outcomes, rows, strict=True) if isinstance(outcome, str)
+    ]
+    complain(failures, on_error)
+    failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
+    rewards = torch.tensor([0.0 if isinstance(outcome, str) else outcome for outcome in outcomes])
+    return settled(ctx, rewards.float(), failed)
+
+
+def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
+    """Record the metrics of rewards ``[samples]`` and return them, 0 where ``failed``."""
+    ctx.record("reward/mean", rewards[~failed])
+    ctx.record("reward/failed", failed.float())
+    return Judged(rewards.masked_fill(failed, 0.0), failed)
+
+
+def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:
+    """Log how many samples failed, and why and on what the first did, or raise.
+
+    Args:
+        failures: why, and on what.
+        on_error: ``fail`` to end the run.
+
+    Raises:
+        RewardError: something failed, and it is ``fail``.
+    """
+    for why, what in failures[:1]:
+        message = f"{len(failures)} requests for rewards failed; the first: {why}; it was of {what}"[:800]
+        if on_error == "fail":
+            raise RewardError(f"{message}; mend it, or go on without by on_error: zero or drop")
+        log.warning(message)
+
+
+def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
+    """Record which responses could not be judged in time, for which they are to blame themselves.
+
+    Records ``reward/late``, the fraction, and logs the first.
+    """
+    ctx.record("reward/late", list(map(float, late)))
+    late_responses = [response for response, is_late in zip(responses, late, strict=True) if is_late]
+    for first in late_responses[:1]:
+        log.warning(
+            f"{len(late_responses)} of {len(late)} responses took too long to judge; the first: {first}"[:800]
+        )
+
+
+async def _all(
+    score: Score, rows: Sequence[Mapping[str, Any]], timeout: float, parallel: int
+) -> list[float | str]:
+    room, threads = asyncio.Semaphore(parallel), ThreadPoolExecutor(parallel)
+
+    async def outcome_of(row: Mapping[str, Any]) -> float | str:
+        async with room:
+            return await _outcome(score, row, timeout, threads)
+
+    try:
+        return list(await asyncio.gather(*map(outcome_of, rows)))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _outcome(
+    score: Score, row: Mapping[str, Any], timeout: float, threads: ThreadPoolExecutor
+) -> float | str:
+    """Return a sample's reward, or in words why it has none."""
+    if inspect.iscoroutinefunction(score):
+        call: Any = score(**row)
+    else:
+        call = asyncio.get_running_loop().run_in_executor(threads, lambda: score(**row))
+    try:
+        reward = await asyncio.wait_for(call, timeout)
+    except TimeoutError:
+        return f"it took over {timeout:g} s"
+    except Exception as error:  # `on_error` decides about any error of a user's function
+        return f"{type(error).__name__}: {error}"
+    number = isinstance(reward, int | float) and math.isfinite(reward)
+    return float(reward) if number else f"it gave {reward!r}, which is no finite number"

@@ -1,0 +1,192 @@
+"""Partial rollouts: sampling that leaves the longest samples for later rounds.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.nodes.rollout.rollout import SAMPLING, assemble, record_lengths, seed
+from rlgraph.nodes.support.lazy import numpy, torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import (
+    Context,
+    Enough,
+    Generation,
+    Request,
+    Sampling,
+    ServeEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompt_tokens,
+    prompts,
+    samples,
+    text,
+    tokens,
+)
+
+LEFT = 4  # columns of unfinished samples: token ids, log-probs and versions, and whether each ended
+
+
+class PartialRollout(NamedTuple):
+    """The columns that ``rollout.partial`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+    rollout_logprobs: float32[samples, tokens]
+    token_versions: int64[samples, tokens]
+    responses: text[samples]
+    group: int64[samples]
+    truncated: boolean[samples]
+
+
+@op(makes="samples", times="n", rows="each", leaves=LEFT, roles=SAMPLING)
+def partial(
+    model: ServeEngine,
+    ctx: Context,
+    prompt: int64[prompts, prompt_tokens],
+    *,
+    n: Annotated[int, Field(ge=1)] = 1,
+    max_new_tokens: Annotated[int, Field(ge=1)],
+    chunk: Annotated[int, Field(ge=1)] | None = None,
+    enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    top_k: Annotated[int, Field(ge=0)] = 0,
+) -> PartialRollout:
+    """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
+
+    For the steps before a filter with ``refill``. A round gives each sample at most ``chunk`` tokens, and
+    ends where a share of its groups has, ``enough``: the engine then aborts the others. A group goes on to
+    the next step once all its samples have ended; one that has not is taken up in the next round from the
+    tokens that it has. So the first groups to end are the first to be used, and once there are enough the
+    rest waits for the next iteration, which goes on with newer weights (``refill.keep``), or is given up.
+    With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
+    is by what a device has: the embedded engine gives the same each time on as many devices, servers what
+    they end first. Within an iteration a sample is the one that ``rollout`` draws. Outside such a region it
+    runs to the end at once.
+
+    ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
+    of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
+    round, whichever become of them. Partial rollouts: Kimi k1.5, arXiv 2501.12599.
+
+    Attributes:
+        n: responses per prompt, at least 1.
+        max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
+        chunk: the most tokens that a response gets in a round; null: all that it wants.
+        enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
+        temperature: what the logits are divided by; 0 takes the most likely token.
+        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
+        top_k: how many of the most likely tokens are kept; 0 keeps all.
+
+    Example:
+        rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
+    """
+    ids = prompt.tolist()
+    samples = [*_begun(ctx), *[Generation((), (), "abort")] * (n * len(ids))][: n * len(ids)]
+    most = min(chunk or max_new_tokens, max_new_tokens) if ctx.resumes else max_new_tokens
+    wanted = math.ceil(enough * len(ids)) if ctx.resumes else len(ids)
+    rows = [row * n + k for row in ctx.rows for k in range(n)]
+    seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
+    before = sum(len(sample.tokens) for sample in samples)
+    _go_on(model, ids, samples, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k), wanted)
+    ctx.record("tokens/generated", sum(len(sample.tokens) for sample in samples) - before, count=0)
+    groups = [samples[i * n : i * n + n] for i in range(len(ids))]
+    whole = [i for i, group in enumerate(groups) if all(_ended(s, max_new_tokens) for s in group)]
+    if ctx.resumes:
+        _leave(ctx, whole, groups)
+    return _written(model, ctx, [(ids[i], ctx.rows[i], groups[i]) for i in whole])
+
+
+def _go_on(
+    model: ServeEngine,
+    ids: Sequence[list[int]],
+    samples: list[Generation],
+    seeds: Sequence[int],
+    longest: int,
+    sampling: Sampling,
+    wanted: int,
+) -> None:
+    """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
+
+    Those of a prompt that have none yet share it.
+    """
+    requests, owners = [], []
+    n = len(samples) // len(ids) if ids else 1
+    for first in range(0, len(samples), n):
+        members = [i for i in range(first, first + n) if not _ended(samples[i], longest)]
+        fresh = [i for i in members if not samples[i].tokens]
+        for group in (fresh, *([i] for i in members if samples[i].tokens)):
+            if group:
+                done = samples[group[0]].tokens
+                limit = min(sampling.max_new_tokens, longest - len(done))
+                asked = [seeds[i] for i in group]
+                requests.append(Request([*ids[first // n], *done], asked, max_new_tokens=limit))
+                owners.append(group)
+    enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
+    for group, answers in zip(owners, model.generate(requests, sampling, enough), strict=True):
+        for i, answer in zip(group, answers, strict=True):
+            samples[i] = _extended(samples[i], answer, model.version)
+
+
+def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
+    """Return a test whether so many groups of ``n`` ended; ``owners`` are the samples of each request."""
+    running = Counter(i // n for samples in owners for i in samples)
+
+    def enough(ended: Sequence[int]) -> bool:
+        running.subtract(owners[request][0] // n for request in ended)
+        return sum(not count for count in running.values()) >= wanted
+
+    return enough
+
+
+def _extended(sample: Generation, answer: Generation, version: int) -> Generation:
+    """Return a sample with what was drawn behind it."""
+    versions = [*sample.versions, *(answer.versions or [version] * len(answer.tokens))]
+    tokens, logprobs = [*sample.tokens, *answer.tokens], [*sample.logprobs, *answer.logprobs]
+    return Generation(tokens, logprobs, answer.finish, versions)
+
+
+def _ended(sample: Generation, longest: int) -> bool:
+    return sample.finish == "stop" or len(sample.tokens) >= longest
+
+
+def _begun(ctx: Context) -> Iterator[Generation]:
+    """Yield the samples that an earlier round has begun."""
+    if ctx.begun:
+        ids, logprobs, versions, stopped = (column.tolist() for column in ctx.begun)
+        for own, measured, drawn, ended in zip(ids, logprobs, versions, stopped, strict=True):
+            yield Generation(own, measured, "stop" if ended else "abort", drawn)
+
+
+def _leave(ctx: Context, whole: Sequence[int], groups: Sequence[Sequence[Generation]]) -> None:
+    done = {*whole}
+    rest = [sample for i, group in enumerate(groups) if i not in done for sample in group]
+    ctx.leave(
+        numpy.array(whole, numpy.int64),
+        Ragged.of([sample.tokens for sample in rest], torch.int64),
+        Ragged.of([sample.logprobs for sample in rest], torch.float32),
+        Ragged.of([sample.versions for sample in rest], torch.int64),
+        torch.tensor([sample.finish == "stop" for sample in rest], dtype=torch.bool),
+    )
+
+
+def _written(
+    model: ServeEngine, ctx: Context, groups: Sequence[tuple[list[int], int, Sequence[Generation]]]
+) -> PartialRollout:
+    """Return the columns of whole groups: (prompt ids, the prompt's number, samples)."""
+    each = [(ids, number, sample) for ids, number, members in groups for sample in members]
+    pairs = [(ids, s if s.finish == "stop" else replace(s, finish="length")) for ids, _, s in each]
+    record_lengths(ctx, pairs)
+    columns = assemble(model.tokenizer, pairs, [int(number) for _, number, _ in each])
+    versions = Ragged.of([[-1] * len(ids) + [*s.versions] for ids, _, s in each], torch.int64)
+    return PartialRollout(**columns._asdict(), token_versions=versions)

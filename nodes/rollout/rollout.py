@@ -1,0 +1,119 @@
+"""Sampling responses from a serve engine.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import (
+    Context,
+    Generation,
+    Request,
+    Sampling,
+    ServeEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompt_tokens,
+    prompts,
+    samples,
+    text,
+    tokens,
+)
+from rlgraph.ops.declare import Role
+
+
+class Rollout(NamedTuple):
+    """The columns that ``rollout`` writes."""
+
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
+    rollout_logprobs: float32[samples, tokens]
+    responses: text[samples]
+    group: int64[samples]
+    truncated: boolean[samples]
+
+
+SAMPLING: dict[Role, str] = {
+    "response_limit": "max_new_tokens",
+    "temperature": "temperature",
+    "nucleus": "top_p",
+}
+
+
+@op(makes="samples", times="n", rows="each", roles=SAMPLING)
+def rollout(
+    model: ServeEngine,
+    ctx: Context,
+    prompt: int64[prompts, prompt_tokens],
+    *,
+    n: Annotated[int, Field(ge=1)] = 1,
+    max_new_tokens: Annotated[int, Field(ge=1)],
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    top_k: Annotated[int, Field(ge=0)] = 0,
+) -> Rollout:
+    """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
+
+    Sample k of prompt p is row p * n + k; ``group`` is p. Its random numbers depend on the run's seed, the
+    iteration, the node and that row, not on which engine draws it or beside what. ``loss_mask`` is true on
+    the response, its end token included. ``rollout_logprobs``, in nats, are the serve engine's own, before
+    top_k and top_p cut; 0 on the prompt. Records ``rollout/length`` (response tokens),
+    ``rollout/prompt_length`` (prompt tokens), ``rollout/truncated`` (a fraction) and ``tokens/generated`` (a
+    total). Nucleus sampling: arXiv 1904.09751.
+
+    Attributes:
+        n: responses per prompt, at least 1.
+        max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
+        temperature: what the logits are divided by; 0 takes the most likely token.
+        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
+        top_k: how many of the most likely tokens are kept; 0 keeps all.
+
+    Example:
+        rollout: {op: rollout, model: policy, n: 8, max_new_tokens: 1024, temperature: 1.0}
+    """
+    rows = [row * n + k for row in ctx.rows for k in range(n)]
+    seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
+    requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
+    answers = model.generate(requests, Sampling(max_new_tokens, temperature, top_p, top_k))
+    pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
+    assert len(pairs) == len(rows), "the engine owes a generation a seed"
+    record_lengths(ctx, pairs)
+    ctx.record("tokens/generated", sum(len(g.tokens) for _, g in pairs), count=0)  # a total, not a mean
+    return assemble(model.tokenizer, pairs, [row // n for row in rows])
+
+
+def seed(run: int, iteration: int, node: str, row: int) -> int:
+    """Return a sample's seed: 63 bits that depend on all four, the same on any machine."""
+    digest = hashlib.blake2b(f"{run}/{iteration}/{node}/{row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def assemble(
+    tokenizer: Any, pairs: Sequence[tuple[Sequence[int], Generation]], group: Sequence[int]
+) -> Rollout:
+    """Return columns from (prompt ids, generation) pairs, one per sample."""
+    return Rollout(
+        tokens=Ragged.of([[*ids, *g.tokens] for ids, g in pairs], torch.int64),
+        loss_mask=Ragged.of([[False] * len(ids) + [True] * len(g.tokens) for ids, g in pairs], torch.bool),
+        rollout_logprobs=Ragged.of([[0.0] * len(ids) + list(g.logprobs) for ids, g in pairs], torch.float32),
+        responses=[tokenizer.decode(list(g.tokens), skip_special_tokens=True) for _, g in pairs],
+        group=torch.tensor(group, dtype=torch.int64),
+        truncated=torch.tensor([g.finish == "length" for _, g in pairs], dtype=torch.bool),
+    )
+
+
+def record_lengths(ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]]) -> None:
+    """Record how long responses and prompts are, and the fraction of responses that are cut off."""
+    ctx.record("rollout/length", [len(generation.tokens) for _, generation in pairs])
+    ctx.record("rollout/prompt_length", [len(ids) for ids, _ in pairs])
+    ctx.record("rollout/truncated", [generation.finish == "length" for _, generation in pairs])

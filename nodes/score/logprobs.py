@@ -1,0 +1,66 @@
+"""Log-probs of the tokens that a policy wrote, under any model."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.ops import TrainEngine, boolean, float32, int64, op, samples, tokens
+
+
+class Squared(NamedTuple):
+    """The columns that ``logprobs.squares`` writes."""
+
+    logprobs: float32[samples, tokens]
+    squares: float32[samples, tokens]
+
+
+@op(roles={"temperature": "temperature", "keep": "keep"})
+def logprobs(
+    model: TrainEngine,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
+    keep: bool = False,
+) -> float32[samples, tokens]:
+    """Log-prob of each token that the policy wrote, under a train engine's weights.
+
+    log softmax(logits / temperature)[token] at the position before the token, in nats; 0 where ``loss_mask``
+    is false. Name the node ``old_logprobs`` for the policy before its update (PPO, arXiv 1707.06347), and
+    ``ref_logprobs`` for a frozen reference.
+
+    Attributes:
+        temperature: what the logits are divided by, above 0; null: the rollout's, so that both engines speak
+            of the same distribution.
+        keep: compute it also where the compiler could leave it out, because the update makes one optimizer
+            step from the same weights; for a look at how far the engines are apart.
+
+    Example:
+        old_logprobs: {op: logprobs, model: policy}
+    """
+    return model.logprobs(tokens, loss_mask, 1.0 if temperature is None else temperature)
+
+
+@op(roles={"temperature": "temperature"})
+def squares(
+    model: TrainEngine,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
+) -> Squared:
+    """Log-probs, and how sure the policy was of each token: the sum of squared probabilities, in one pass.
+
+    ``logprobs`` as the op of that name; ``squares`` is sum_v p_v^2 over the vocabulary at the same position,
+    1 where the policy was certain (arXiv 2602.07078, for advantage.optimal_token_baseline). Both are 0 where
+    ``loss_mask`` is false.
+
+    Attributes:
+        temperature: what the logits are divided by, above 0; null: the rollout's.
+
+    Example:
+        old_logprobs: {op: logprobs.squares, model: policy, out: {logprobs: old_logprobs}}
+    """
+    return Squared(*model.squares(tokens, loss_mask, 1.0 if temperature is None else temperature))

@@ -1,0 +1,134 @@
+"""Rollout corrections: importance weights for rows that other weights, or another engine, sampled.
+
+With pi the train engine's ``old_logprobs`` and mu the ``rollout_logprobs`` that were measured while
+sampling, a token's ratio is pi / mu: it makes up for stale weights, and for two engines that compute
+differently. Name the node ``rollout_weights``, and ``update.policy`` multiplies its loss by it.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. A sequence is what its
+loss mask covers. All weights are 0 outside it. Sums run in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, KlKind, kl
+from rlgraph.nodes.loss.sequence import masked_mean
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
+
+Level = Literal["token", "sequence"]
+
+
+@op(assumes=("behaviour_logprobs",))
+def tis(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    level: Level = "token",
+    cap: Annotated[float, Field(gt=0)] = 2.0,
+) -> float32[samples, tokens]:
+    """Truncated importance weights (V-trace, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
+
+    w = min(rho, cap), rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) of each token; by sequence,
+    of the sum over its tokens. Records ``weight``, the mean per token, and ``cut``, the share of tokens whose
+    weight is the cap instead of rho.
+
+    Attributes:
+        level: token, a ratio each; sequence, the product of a sequence's ratios on each of its tokens, which
+            is unbiased and varies far more.
+        cap: the most that a weight may be, above 0.
+
+    Example:
+        rollout_weights: {op: correction.tis, cap: 2.0}
+    """
+    ratio = _ratio(old_logprobs, rollout_logprobs, loss_mask, level)
+    return _weights(ctx, ratio.clamp(max=cap), ratio > cap, loss_mask)
+
+
+@op(assumes=("behaviour_logprobs",))
+def mis(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    level: Level = "token",
+    low: Annotated[float, Field(ge=0)] = 0.5,
+    high: Annotated[float, Field(gt=0)] = 2.0,
+) -> float32[samples, tokens]:
+    """Masked importance weights (IcePop, arXiv 2510.18855): what is too far off does not count.
+
+    w = rho where low <= rho <= high, else 0, rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) of
+    each token; by sequence, of the sum over its tokens. Records ``weight``, the mean per token, and ``cut``,
+    the share of tokens with weight 0.
+
+    Attributes:
+        level: token, a ratio each; sequence, the product of a sequence's ratios on each of its tokens.
+        low: the least ratio that counts, at least 0.
+        high: the largest ratio that counts, above 0.
+
+    Example:
+        rollout_weights: {op: correction.mis, low: 0.5, high: 2.0}
+    """
+    ratio = _ratio(old_logprobs, rollout_logprobs, loss_mask, level)
+    outside = (ratio < low) | (ratio > high)
+    return _weights(ctx, ratio.masked_fill(outside, 0.0), outside, loss_mask)
+
+
+@op(assumes=("behaviour_logprobs",))
+def reject(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    weights: float32[samples, tokens] | None,
+    *,
+    threshold: Annotated[float, Field(gt=0)],
+    kl: Literal["k1", "k2", "k3"] = "k3",
+) -> float32[samples, tokens]:
+    """Whole sequences rejected whose tokens are too unlikely by now (as in verl's rollout correction).
+
+    0 on all tokens of a sequence whose mean KL(rollout || old), in nats per token, is above ``threshold`` in
+    size; elsewhere ``weights``, or 1 where nothing writes them: a trust region, which with ``weights`` of
+    correction.tis or correction.mis still corrects what it keeps. Records ``weight``, the mean per token, and
+    ``cut``, the share of tokens that are rejected.
+
+    Attributes:
+        threshold: the most nats per token that a sequence may be off, above 0.
+        kl: the estimator, with d = rollout_logprobs - old_logprobs: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d -
+            1. k1 lets tokens make up for each other.
+
+    Example:
+        rollout_weights: {op: correction.reject, threshold: 0.01}
+    """
+    kept = torch.ones_like(old_logprobs.values, dtype=torch.float64) if weights is None else weights.values
+    far = _divergence(old_logprobs, rollout_logprobs, loss_mask, kl) > threshold
+    return _weights(ctx, kept.masked_fill(far, 0.0), far, loss_mask)
+
+
+def _ratio(old: Ragged, rollout: Ragged, loss_mask: Ragged, level: Level) -> torch.Tensor:
+    """Return rho of each token, or of its sequence, ``[all tokens]`` in float64."""
+    difference = torch.where(loss_mask.values, old.values.double() - rollout.values.double(), 0)
+    if level == "sequence":
+        difference = old.spread(old.like(difference).sum()).values
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _divergence(old: Ragged, rollout: Ragged, loss_mask: Ragged, kind: KlKind) -> torch.Tensor:
+    """Return the size of a sequence's mean KL(rollout || old) on each of its tokens, ``[all tokens]``."""
+    divergence = old.like(kl(rollout.values.double(), old.values.double(), kind))
+    return old.spread(masked_mean(divergence, loss_mask).abs()).values
+
+
+def _weights(ctx: Context, weights: torch.Tensor, cut: torch.Tensor, loss_mask: Ragged) -> Ragged:
+    """Record the weights ``[samples, tokens]`` and return them, 0 outside the loss mask."""
+    written = loss_mask.values
+    ctx.record("weight", float(weights[written].double().sum()), count=int(written.sum()))
+    ctx.record("cut", float(cut[written].sum()), count=int(written.sum()))
+    return loss_mask.like(torch.where(written, weights, 0).float())

@@ -1,0 +1,88 @@
+"""Filters choose the rows that stay. A node that reads a filter's rows (``rows: NODE``) sees no others.
+
+Shapes: ``[samples]`` is one entry per sample; whole groups are kept or dropped by ops with ``rows="group"``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.nodes.advantage.group import EQUAL, centred_by_group, deviation
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, boolean, float32, int64, op, samples
+
+
+@op(filters=True, rows="group")
+def mixed(
+    ctx: Context,
+    rewards: float32[samples],
+    group: int64[samples],
+    *,
+    min_std: Annotated[float, Field(ge=0)] = 0.0,
+) -> boolean[samples]:
+    """Keep the groups whose rewards differ: the others have no advantage to learn from.
+
+    A group stays where the unbiased standard deviation of its rewards is above ``min_std``; a group of one
+    goes. With ``refill: true`` it is DAPO's dynamic sampling (arXiv 2503.14476). Records ``kept``, the
+    fraction of samples that stay.
+
+    Attributes:
+        min_std: what the standard deviation must be above, in units of the reward, at least 0.
+
+    Example:
+        informative: {op: filter.mixed, refill: true}
+    """
+    centred, members, count = centred_by_group(rewards, group)
+    std = deviation(centred, members, count).masked_fill(count == 1, 0.0)
+    kept = (std > max(min_std, EQUAL))[members]
+    ctx.record("kept", kept.float())
+    return kept
+
+
+@op(filters=True)
+def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean[samples]:
+    """Keep the samples whose reward is at least ``min``: rejection sampling, or best-of-n by a score.
+
+    s >= min (RFT, arXiv 2308.01825). Records ``kept``, the fraction of samples that stay.
+
+    Attributes:
+        min: the least reward that stays, in units of the reward.
+
+    Example:
+        correct: {op: filter.threshold, min: 1.0}
+    """
+    kept = rewards >= min
+    ctx.record("kept", kept.float())
+    return kept
+
+
+@op(filters=True, rows="all")
+def widest(
+    ctx: Context,
+    rewards: float32[samples],
+    group: int64[samples],
+    *,
+    groups: Annotated[int, Field(ge=1)],
+) -> boolean[samples]:
+    """Keep the ``groups`` groups whose rewards differ most, of more than are needed.
+
+    The largest sigma, the unbiased standard deviation of a group's rewards, 0 of a group of one; of equals
+    the one whose number is lower. It bounds what an update can gain from a prompt (arXiv 2504.03380). Behind
+    a filter that refills it chooses from what was over-sampled, and what it keeps is as exact. Where there
+    are fewer groups, all stay. Records ``kept``, the fraction of samples that stay.
+
+    Attributes:
+        groups: how many groups stay, at least 1.
+
+    Example:
+        widest: {op: filter.widest, rows: informative, groups: 128}
+    """
+    centred, members, count = centred_by_group(rewards, group)
+    std = deviation(centred, members, count).masked_fill(count == 1, 0.0)
+    std = std.masked_fill(std <= EQUAL, 0.0)
+    best = torch.argsort(std, descending=True, stable=True)[:groups]
+    kept = torch.isin(members, best)
+    ctx.record("kept", kept.float())
+    return kept

@@ -1,0 +1,207 @@
+"""Rows of parquet and JSON-lines files and of Hugging Face ``datasets`` folders, on this machine or by URL.
+
+Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.lazy import parquet, pyarrow
+
+Row = Mapping[str, Any]
+KINDS = "a .parquet or .jsonl file, or a folder that datasets' save_to_disk wrote"
+SHOWN = 8  # values of a column that an error names
+
+
+class DataError(RunError):
+    """Data that can't be used; the message names the file and row, and says what to do."""
+
+
+def read_rows(file: str, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    """Yield the place and some columns of each row.
+
+    Args:
+        file: a path, or a URL that fsspec knows.
+        columns: to read; a row may hold more.
+
+    Raises:
+        DataError: it is not there, is of no kind that is read, or lacks a column.
+    """
+    local = Path(local_path(file))
+    if local.is_dir():
+        return _saved(file, local, columns)
+    readers: dict[str, Callable[..., Iterator[tuple[str, Row]]]] = {".parquet": _parquet, ".jsonl": _jsonl}
+    if local.suffix not in readers:
+        raise DataError(f"{file}: is neither .parquet nor .jsonl; convert it, or rename it if it is one")
+    return readers[local.suffix](file, local, columns)
+
+
+def changed(file: str) -> int:
+    """Return when a file, or its copy in the cache, was written, in ns.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    local = Path(local_path(file))
+    if not local.exists():
+        raise DataError(f"{file}: there is no such file; give {KINDS}")
+    state = local / "state.json"
+    return (state if state.is_file() else local).stat().st_mtime_ns
+
+
+def local_path(file: str) -> str:
+    """Return a path as it is; of a URL, that of a cached copy, which is made on first use.
+
+    The cache is ``$RLGRAPH_CACHE``, or ``~/.cache/rlgraph``. A copy is known by the URL and by what its
+    system says of each file (its time, size or checksum), so that a changed one is fetched anew.
+
+    Raises:
+        DataError: the protocol is not known or needs a package; or nothing is there, or can't be fetched.
+    """
+    return _fetched(file) if "://" in file else file
+
+
+@functools.cache
+def _fetched(url: str) -> str:
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    protocol = url.partition("://")[0]
+    try:
+        system, path = fsspec.url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"{url}: reading {protocol}:// needs a package that is not here: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{url}: {error}; fsspec has no such file system") from error
+    if isinstance(system, LocalFileSystem):
+        return str(path)
+    try:
+        is_file = system.isfile(path)  # find() would return the links of a web page
+        files = [path] if is_file else sorted(system.find(path))
+        if not files:
+            raise DataError(f"{url}: there is no such file; give {KINDS}")
+        names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
+        folder = _cache() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+        copy = folder / Path(path).name
+        if not copy.exists():
+            _copy(system, path, not is_file, copy)
+    except OSError as error:
+        raise DataError(f"{url}: can't be fetched: {error}") from error
+    return str(copy)
+
+
+def _cache() -> Path:
+    folder = os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph"
+    return Path(folder) / "data"
+
+
+def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
+    """Fetch under another name and rename, so that a copy is whole; the first of two processes wins."""
+    copy.parent.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=copy.parent.parent))
+    try:
+        system.get(path, str(aside / copy.name), recursive=is_folder)
+        if not copy.parent.exists():
+            aside.rename(copy.parent)
+    except OSError:
+        if not copy.exists():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _parquet(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    try:
+        names = parquet.read_schema(local).names
+        check_columns(file, columns, names)
+        rows = parquet.read_table(local, columns=list(columns)).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
+    for number, row in enumerate(rows, 1):
+        yield f"{file}:{number}", row
+
+
+def _jsonl(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    with local.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{file}:{number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{place}: not JSON: {error}; each line must be one object") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{place}: {type(row).__name__}, not an object; write {{...}} a line")
+            check_columns(place, columns, list(row))
+            yield place, row
+
+
+def _saved(file: str, folder: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a ``Dataset.save_to_disk`` folder: state.json lists its Arrow stream files."""
+    number = 0
+    for name in _data_files(file, folder):
+        try:
+            table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name))).read_all()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
+        check_columns(file, columns, table.column_names)
+        for row in table.select(list(columns)).to_pylist():
+            number += 1
+            yield f"{file}:{number}", row
+
+
+def _data_files(file: str, folder: Path) -> list[str]:
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        names = ", ".join(f"{file}/{name}" for name in json.loads(splits.read_text("utf-8"))["splits"])
+        raise DataError(f"{file}: holds several splits; name one of {names}")
+    if not (folder / "state.json").is_file():
+        raise DataError(f"{file}: is a folder that holds no data set; give {KINDS}")
+    state = json.loads((folder / "state.json").read_text("utf-8"))
+    return [part["filename"] for part in state["_data_files"]]
+
+
+def check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:
+    """Check that a file or row has some columns.
+
+    Raises:
+        DataError: it lacks one.
+    """
+    for name in wanted:
+        if name not in present:
+            raise DataError(
+                f"{place}: has no column {name!r}, only {', '.join(map(repr, present))}; "
+                "name one of them with question:, answer: or where:"
+            )
+
+
+def fits(row: Row, where: Mapping[str, Any] | None) -> bool:
+    """Return whether each column has the value that ``where`` gives, or one of a list of them.
+
+    Example:
+        >>> [fits({"level": n, "of": "x"}, {"level": [4, 5], "of": "x"}) for n in (3, 4)]
+        [False, True]
+    """
+    pairs = (where or {}).items()
+    return all(row[name] in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in pairs)
+
+
+def seen(rows: Sequence[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
+    """Describe the values that ``where`` asks for, and the most frequent ones that the rows have."""
+    descriptions = []
+    for name, wanted in (where or {}).items():
+        most = Counter(repr(row[name]) for _, row in rows).most_common(SHOWN)
+        descriptions.append(f"{name} is {wanted!r}; it is {', '.join(value for value, _ in most)}")
+    return ", or ".join(descriptions)

@@ -1,0 +1,26 @@
+"""Modules that are imported on first use: ops are read to compile a graph, which needs no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+
+class LazyModule:
+    """A module by its name; each attribute is the module's own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self.name), attribute)
+
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow
+    import torch
+    from pyarrow import parquet
+else:
+    numpy, torch = LazyModule("numpy"), LazyModule("torch")
+    pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")

@@ -1,0 +1,97 @@
+"""Ragged (jagged) columns: one flat tensor of values and the offsets where rows begin.
+
+Shapes in this project are written ``[samples, tokens]`` for a ragged column; its flat storage is
+``values [all tokens]`` and ``offsets [samples + 1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlgraph.nodes.support.lazy import torch
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths, without padding.
+
+    Example:
+        >>> Ragged.of([[1, 2], [], [3]]).lengths.tolist()
+        [2, 0, 1]
+    """
+
+    values: torch.Tensor  # [all tokens]
+    offsets: torch.Tensor  # int64 [rows + 1], offsets[0] = 0
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[float]], dtype: torch.dtype | None = None) -> Ragged:
+        """Build from lists of numbers; the dtype is torch's choice unless given (int64 without numbers)."""
+        flat = [value for row in rows for value in row]
+        values = torch.tensor(flat, dtype=dtype or (None if flat else torch.int64))
+        return Ragged(values, offsets_of(torch.tensor([len(row) for row in rows], dtype=torch.int64)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Return int64 ``[rows]``."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def row_of(self) -> torch.Tensor:
+        """Return int64 ``[all tokens]``: the row that each value belongs to."""
+        rows = torch.arange(len(self), device=self.offsets.device)
+        return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
+
+    def like(self, values: torch.Tensor) -> Ragged:
+        """Return the same rows with other values ``[all tokens]``."""
+        assert values.shape[0] == self.values.shape[0], "values do not fit the rows"
+        return Ragged(values, self.offsets)
+
+    def spread(self, per_row: torch.Tensor) -> Ragged:
+        """Repeat a number per row ``[rows]`` over the row's tokens."""
+        return self.like(torch.repeat_interleave(per_row, self.lengths, dim=0, output_size=len(self.values)))
+
+    def sum(self) -> torch.Tensor:
+        """Return each row's sum ``[rows]``, 0 for an empty row."""
+        values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values
+        return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add(
+            0, self.row_of, values
+        )
+
+    def take(self, rows: torch.Tensor) -> Ragged:
+        """Return the rows with these indices ``[k]``, in this order."""
+        lengths = self.lengths[rows]
+        offsets = offsets_of(lengths)
+        start = torch.repeat_interleave(self.offsets[rows] - offsets[:-1], lengths)
+        return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
+
+    def padded(self, fill: float = 0) -> torch.Tensor:
+        """Return ``[rows, longest]``, padded on the right."""
+        width = int(self.lengths.max()) if len(self) else 0
+        out = torch.full((len(self), width), fill, dtype=self.values.dtype, device=self.values.device)
+        out[self.mask()] = self.values
+        return out
+
+    def mask(self) -> torch.Tensor:
+        """Return bool ``[rows, longest]``: true where ``padded`` holds a value."""
+        width = int(self.lengths.max()) if len(self) else 0
+        return torch.arange(width, device=self.offsets.device) < self.lengths[:, None]
+
+    def to(self, device: torch.device | str) -> Ragged:
+        """Return the same rows on another device."""
+        return Ragged(self.values.to(device), self.offsets.to(device))
+
+    def tolist(self) -> list[list[float]]:
+        """Return the rows as lists of numbers."""
+        return [self[row].tolist() for row in range(len(self))]
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Return int64 ``[rows + 1]`` from lengths ``[rows]``."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)])

@@ -1,0 +1,106 @@
+"""Files of recorded columns: one folder per iteration, with one Parquet file per domain.
+
+    runs/grpo/recorded/step-000011/prompts.parquet    a row per prompt: prompt, answer, ...
+                                   samples.parquet    a row per sample: tokens, rewards, old_logprobs, ...
+
+A column with a token axis is a column of lists. What a file holds stands in its metadata: the domain, what
+that was made of, and the type of each column as the plan writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.lazy import numpy, parquet, pyarrow
+
+FOLDER = "recorded"
+KEY = b"rlgraph"
+
+
+class RecordError(RunError):
+    """Recorded columns are missing, or not of the expected kind."""
+
+
+@dataclass(frozen=True)
+class About:
+    """The metadata of a file: ``times`` rows for each of ``parent``'s, and columns with their types."""
+
+    domain: str
+    parent: str | None
+    times: int
+    types: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A column as it was recorded: ``values [rows]``, or ``[all tokens]`` with ``offsets [rows + 1]``."""
+
+    values: Any  # numpy array or list[str]
+    offsets: Any = None
+
+
+def file_of(domain: str) -> str:
+    """Return the name of a domain's file.
+
+    Example:
+        >>> file_of("samples/informative"), file_of("samples:greedy")
+        ('samples.informative.parquet', 'samples-greedy.parquet')
+    """
+    return f"{domain.replace('/', '.').replace(':', '-')}.parquet"
+
+
+def steps_of(run: Path) -> dict[int, Path]:
+    """Return iteration -> the folder of its columns, for the iterations that a run recorded."""
+    folders = sorted((run / FOLDER).glob("step-*"))
+    return {int(path.name.removeprefix("step-")): path for path in folders}
+
+
+def step_folder(run: Path, iteration: int) -> Path:
+    """Return the folder for the columns of an iteration."""
+    return run / FOLDER / f"step-{iteration:06d}"
+
+
+def write(path: Path, about: About, columns: Mapping[str, Any]) -> None:
+    """Write the columns of one domain, each with ``values`` and ``offsets`` as of ``Recorded``."""
+    table = pyarrow.table({name: _array(column) for name, column in columns.items()})
+    table = table.replace_schema_metadata({KEY: json.dumps(asdict(about))})
+    parquet.write_table(table, path, compression="zstd")
+
+
+def about(path: Path) -> About:
+    """Read the metadata of a file.
+
+    Raises:
+        RecordError: it was not written by ``write``.
+    """
+    metadata = (parquet.read_schema(path).metadata or {}).get(KEY)
+    if metadata is None:
+        raise RecordError(f"{path} was not recorded by a run\n  schedule.record_every makes such files")
+    return About(**json.loads(metadata))
+
+
+def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:
+    """Read some columns of a file."""
+    table = parquet.read_table(path, columns=list(names))
+    return {name: _column(table.column(name).combine_chunks()) for name in names}
+
+
+def _array(column: Any) -> Any:
+    if column.offsets is None:
+        return pyarrow.array(column.values)
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array(column.offsets), pyarrow.array(column.values))
+
+
+def _column(array: Any) -> Recorded:
+    if pyarrow.types.is_string(array.type):
+        return Recorded(array.to_pylist())
+    if not pyarrow.types.is_large_list(array.type):
+        return Recorded(array.to_numpy(zero_copy_only=False))
+    offsets = array.offsets.to_numpy()
+    values = array.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    return Recorded(values, (offsets - offsets[0]).astype(numpy.int64))

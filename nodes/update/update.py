@@ -1,0 +1,254 @@
+"""Ops that train a model: each builds an objective and hands it to a train engine.
+
+Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rlgraph.nodes.loss import policy as losses
+from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
+from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import (
+    Batch,
+    Context,
+    Loss,
+    Objective,
+    Totals,
+    TrainEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    samples,
+    tokens,
+)
+from rlgraph.ops.declare import Role
+
+Metrics = dict[str, tuple[Any, Any]]  # scalars on the micro-batch's device
+PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
+
+
+@op(
+    updates=True,
+    when={"ref_logprobs": "kl_coef"},
+    assumes=("reference", "constant_norm"),
+    measures={"kl_coef": "kl_ref"},
+    roles={**PASSES, "temperature": "temperature"},
+)
+def policy(
+    model: TrainEngine,
+    ctx: Context,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    ref_logprobs: float32[samples, tokens] | None,
+    rollout_logprobs: float32[samples, tokens] | None,
+    rollout_weights: float32[samples, tokens] | None,
+    *,
+    loss: Loss,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+    epochs: Annotated[int, Field(ge=1)] = 1,
+    temperature: Annotated[float, Field(gt=0)] | None = None,
+    aggregate: PolicyAggregation = "token-mean",
+    norm: Annotated[float, Field(gt=0)] | None = None,
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0,
+    kl: KlKind = "k3",
+    entropy_coef: float = 0.0,
+) -> None:
+    """Train a policy on a loss per token; writes the next version of its model.
+
+    L = agg(w loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
+    whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
+    columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. w is ``rollout_weights``,
+    which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. Records
+    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a
+    token) and ``clip_fraction`` (tokens whose ratio is outside the clip). Between ``rollout_logprobs`` and
+    ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``,
+    ``rollout_gap_std`` and ``rollout_gap_max``, the mean, standard deviation and maximum of
+    |p_rollout - p_old| a token, and ``rollout_kl``, KL(rollout, old) by k3.
+
+    Attributes:
+        loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
+        minibatches: optimizer steps in one pass over the batch, at least 1.
+        epochs: passes over the batch, at least 1.
+        temperature: what the logits are divided by, above 0; null: the rollout's.
+        aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum,
+            seq-mean-token-mean or seq-mean-token-sum-norm.
+        norm: what seq-mean-token-sum-norm divides a sequence's sum by, in tokens, above 0, such as the
+            rollout's max_new_tokens; null with any other.
+        kl_coef: weight of the KL to the reference, at least 0; 0 for none; may be adaptive, and follows
+            ``kl_ref`` then.
+        kl: its estimator: k1, k2, k3 or abs.
+        entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
+    """
+    if rollout_logprobs is not None and _same(rollout_logprobs, loss.columns.get("old_logprobs")):
+        rollout_logprobs = None  # there is nothing to compare: the ratio is to the sampling policy
+    extra = {
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "rollout_weights": rollout_weights,
+    }
+    present = {name: column for name, column in extra.items() if column is not None}
+    columns = {"tokens": tokens, "loss_mask": loss_mask, **present, **loss.columns}
+    objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
+    divisor = 1.0 if temperature is None else temperature
+    metrics = model.update(
+        columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, divisor, entropy_coef != 0
+    )
+    _record(ctx, _with_deviation(metrics))
+
+
+@op(updates=True, head="value", assumes=("critic_values",), roles=PASSES)
+def critic(
+    model: TrainEngine,
+    ctx: Context,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    values: float32[samples, tokens],
+    returns: float32[samples, tokens],
+    *,
+    clip: Annotated[float, Field(gt=0)] = 0.2,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+    epochs: Annotated[int, Field(ge=1)] = 1,
+    aggregate: Aggregation = "token-mean",
+) -> None:
+    """Train a critic on returns; writes the next version of its model.
+
+    L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the value now, V the value before the
+    update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``, ``grad_norm``,
+    ``lr``, ``value`` (mean per token) and ``clip_fraction`` (tokens where the clamped term is the larger).
+
+    Attributes:
+        clip: how far a value may move in one iteration, in units of the reward, above 0.
+        minibatches: optimizer steps in one pass over the batch, at least 1.
+        epochs: passes over the batch, at least 1.
+        aggregate: how tokens' losses become one number, as in update.policy.
+
+    Example:
+        update_critic: {op: update.critic, model: critic, minibatches: 4}
+    """
+    columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
+    objective = critic_objective(clip, aggregate)
+    _record(ctx, model.update(columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs))
+
+
+def policy_objective(
+    loss: Loss,
+    how: PolicyAggregation,
+    kl_coef: float,
+    kl: KlKind,
+    entropy_coef: float,
+    norm: float | None = None,
+) -> Objective:
+    """Return the objective of ``update.policy`` for a train engine: (batch, totals) -> (loss, metrics)."""
+
+    def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
+        loss_mask, logprobs = batch["loss_mask"], batch["logprobs"]
+        if "old_logprobs" in loss.parameters and "old_logprobs" not in batch:
+            # the compiler leaves the column out where this forward computes it
+            batch = {**batch, "old_logprobs": logprobs.like(logprobs.values.detach())}
+        weighed = loss(batch)
+        if "rollout_weights" in batch:
+            weighed = weighed.like(weighed.values * batch["rollout_weights"].values)
+        total = losses.aggregate(weighed, loss_mask, totals, how, norm)
+        measured = _policy_measures(loss, batch)
+        if "ref_logprobs" in batch:
+            divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
+            measured["kl_ref"] = divergence.values
+            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
+        if entropy_coef:
+            total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how, norm)
+        return total, _masked_sums(measured, loss_mask) | _rollout_gap(batch)
+
+    return objective
+
+
+def critic_objective(clip: float, how: Aggregation) -> Objective:
+    """Return the objective of ``update.critic`` for a train engine: (batch, totals) -> (loss, metrics)."""
+
+    def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
+        now, before, target = (batch[name].values for name in ("new_values", "values", "returns"))
+        free = (now - target).square()
+        clamped = (torch.clamp(now, before - clip, before + clip) - target).square()
+        error = batch["returns"].like(torch.maximum(free, clamped) / 2)
+        measured = {"value": now, "clip_fraction": clamped > free}
+        total = losses.aggregate(error, batch["loss_mask"], totals, how)
+        return total, _masked_sums(measured, batch["loss_mask"])
+
+    return objective
+
+
+def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return metrics per token, ``[all tokens]``: how far the policy has moved, and its entropy."""
+    measured = {}
+    if "entropy" in batch:
+        measured["entropy"] = batch["entropy"].values
+    if "old_logprobs" in batch:
+        now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
+        measured["kl_old"] = losses.kl(old, now, "k3")
+        if clip := loss.attributes.get("clip"):
+            high = loss.attributes.get("clip_high") or clip
+            rho = losses.ratio(now, old)
+            if loss.body is gspo:
+                rho = sequence_ratio(now, batch["old_logprobs"], batch["loss_mask"])
+            measured["clip_fraction"] = (rho < 1 - clip) | (rho > 1 + high)
+    return measured
+
+
+def _masked_sums(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
+    """Return sum and count over the loss mask of each measure, on its device, without waiting for it."""
+    mask = loss_mask.values
+    count = mask.sum()
+    return {
+        name: (torch.where(mask, values.detach(), 0).double().sum(), count)
+        for name, values in measured.items()
+    }
+
+
+def _rollout_gap(batch: Batch) -> Metrics:
+    """Return how far the sampling engine is from the training one, over the loss mask."""
+    if "rollout_logprobs" not in batch:
+        return {}
+    mask = batch["loss_mask"]
+    rollout, train = batch["rollout_logprobs"].values, batch.get("old_logprobs", batch["logprobs"]).values
+    rollout, train = rollout.double(), train.detach().double()
+    gap = (rollout.exp() - train.exp()).abs()
+    measured = {
+        "rollout_gap": gap,
+        "rollout_gap_square": gap.square(),
+        "rollout_kl": losses.kl(rollout, train, "k3"),
+    }
+    largest = torch.where(mask.values, gap, 0).amax()
+    return _masked_sums(measured, mask) | {"rollout_gap_max": (largest, None)}
+
+
+def _with_deviation(metrics: dict[str, float]) -> dict[str, float]:
+    """Return metrics with the standard deviation of the gap instead of its mean square."""
+    rest = {name: value for name, value in metrics.items() if name != "rollout_gap_square"}
+    if "rollout_gap_square" not in metrics:
+        return rest
+    variance = metrics["rollout_gap_square"] - metrics["rollout_gap"] ** 2
+    return {**rest, "rollout_gap_std": max(variance, 0.0) ** 0.5}
+
+
+def _same(column: Ragged, other: Ragged | None) -> bool:
+    if other is None or column.values.device != other.values.device:  # one of each engine
+        return False
+    return column.values.equal(other.values)
+
+
+def _rows(ctx: Context) -> torch.Tensor:
+    return torch.tensor(list(ctx.rows), dtype=torch.int64)
+
+
+def _record(ctx: Context, metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        ctx.record(name, value, count=1)  # the engine has already reduced it over ranks

@@ -1,0 +1,49 @@
+"""The command line. Only command bodies reach outward, so that checking needs neither torch nor ray."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from rlgraph.cli.plan import check, diff, plan, show
+from rlgraph.cli.reference import graphs, nodes
+from rlgraph.cli.run import doctor, export, replay, run
+from rlgraph.cli.view import report, view
+from rlgraph.errors import RlgraphError
+from rlgraph.version import VERSION
+
+# in the order in which --help lists them
+COMMANDS = (run, check, plan, show, diff, view, report, export, replay, doctor, nodes, graphs)
+
+
+class Commands(click.Group):
+    """Prints a user's mistake without a traceback, and lists commands in the order of use."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RlgraphError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(1)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="rlgraph")
+def main() -> None:
+    """Compile and run reinforcement-learning post-training, written as a graph.
+
+    GRAPH is a path, or the name of a shipped graph (see `rlgraph graphs`). KEY=VALUE changes a value in it,
+    as rollout.n=8 or models.policy.path=DIR.
+    """
+
+
+for command in COMMANDS:
+    main.add_command(command)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rlgraph.ir.plan import Target
+
+GRAPH = click.argument("graph")
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+OUTPUT = click.option(
+    "-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file."
+)
+DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
+TOKENS = click.FloatRange(min=1)
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --cluster and its companions, as the one argument ``target``."""
+
+    @click.option(
+        "--cluster",
+        metavar="NAME_OR_FILE",
+        help="Plan for a cluster, as h100-8, or auto, this machine: predict times and memory, and move "
+        "engines so that they fit. On a machine with GPUs auto is implied.",
+    )
+    @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
+    @click.option("--response-tokens", type=TOKENS, help="Mean tokens of a response, for --cluster.")
+    @click.option(
+        "--calibration",
+        type=click.Path(),
+        metavar="FILE",
+        help="Factors on the times, as `rlgraph report RUN --calibrate FILE` measured them, for --cluster.",
+    )
+    @functools.wraps(command)
+    def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
+        from rlgraph.ir.plan import Target
+
+        given = [options.pop(name) for name in ("prompt_tokens", "response_tokens", "calibration")]
+        if cluster is None and any(given):
+            raise click.UsageError("--prompt-tokens, --response-tokens and --calibration are for --cluster")
+        return command(*args, target=Target(cluster, *given) if cluster else None, **options)
+
+    return with_target
+
+
+def is_saved(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None = None) -> bool:
+    """Return whether a saved plan was given in place of a graph; it goes with no settings."""
+    from rlgraph.reports.plan_file import SETTLED, is_plan
+
+    saved = is_plan(graph)
+    if saved and (overrides or devices or target):
+        raise click.UsageError(f"{graph} {SETTLED}")
+    return saved

@@ -1,0 +1,211 @@
+"""Commands about a graph and its plan, which start nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from rlgraph.cli.options import DEVICES, GRAPH, OUTPUT, OVERRIDES, is_saved, target_options
+
+if TYPE_CHECKING:
+    from rlgraph.ir.plan import Plan, Target
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@DEVICES
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
+    """Find every error of a graph, starting nothing."""
+    from rlgraph.check import check_report
+    from rlgraph.compiler import compile_graph
+
+    if form == "json":
+        report = check_report(graph, overrides, devices)
+        click.echo(json.dumps(report, indent=2))
+        ctx.exit(0 if report["ok"] else 1)
+    plan = compile_graph(graph, overrides, devices)
+    for name in plan.open_values:
+        click.echo(f"still open: {name} (give it as {name}=...)")
+    click.echo(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration")
+
+
+def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        from rlgraph.reports.plan_file import plan_schema
+
+        click.echo(json.dumps(plan_schema(), indent=1))
+        ctx.exit()
+
+
+# of a file that -o names
+FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@DEVICES
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "mermaid", "dot", "svg", "png", "html", "trace"]),
+    help="Default: as the file behind -o is named (.json, which `rlgraph run` takes, .html, .dot, .mmd, "
+    ".svg, .png), else text. mermaid, dot, svg and png (by graphviz) draw the graph, html is the page of "
+    "`rlgraph view`, trace is for ui.perfetto.dev.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
+)
+@target_options
+@click.option(
+    "--autoplace",
+    is_flag=True,
+    help="Search pools, groups and micro-batches for the fastest layout on --cluster; -o saves its plan.",
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Show the JSON Schema of a plan and exit.",
+)
+@OUTPUT
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    form: str | None,
+    against: Path | None,
+    output: TextIO,
+    target: Target | None,
+    autoplace: bool,
+) -> None:
+    """Show what will run, step by step; GRAPH may be a saved plan as well."""
+    from rlgraph.api import Planned
+    from rlgraph.reports.plan_file import load
+
+    if form is None:
+        form = FORMS.get(Path(output.name).suffix, "text")
+    if against and form != "text":
+        raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
+    old = load(against) if against else None
+    if autoplace:
+        made = _placed(graph, overrides, devices, target)
+    else:
+        made = _made(graph, overrides, devices, old, target)
+    if old:
+        from rlgraph.printing.plan_diff import against_text
+
+        text = against_text(old, made)
+        click.echo(text, file=output, nl=False)
+        ctx.exit(1 if text else 0)
+    if form in ("svg", "png"):
+        from rlgraph.view.drawings.dot import picture
+
+        drawn = picture(made, form)  # first: a plan that can't be drawn leaves no empty file
+        if form == "png" and output.isatty():
+            raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
+        output.buffer.write(drawn)
+        return
+    if form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
+        from rlgraph.view.terminal import terminal_text
+
+        click.echo(terminal_text(made), nl=False)
+        return
+    shown = Planned(made, compiled=not is_saved(graph, (), None))
+    click.echo(str(shown) if form == "text" else getattr(shown, form)(), file=output, nl=False)
+
+
+def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
+    """Return the best plan that a search finds; its findings are printed beside the plan."""
+    from rlgraph.reports.layout_search import autoplace
+    from rlgraph.reports.layout_table import contest_text
+
+    if target is None or devices is not None or is_saved(graph, (), None):
+        raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
+    found, made = autoplace(graph, overrides, target)
+    click.echo(contest_text(found), err=True)
+    return made
+
+
+def _made(
+    graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None, target: Target | None
+) -> Plan:
+    """Return the plan that was asked for; compared with an old one, for as many devices by default.
+
+    A saved plan is shown as it is, or planned again for the cluster that is given.
+    """
+    from rlgraph.compiler import compile_graph
+    from rlgraph.costs.detect import local_device
+    from rlgraph.reports.plan_file import load
+
+    if devices is not None and target:
+        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+    if is_saved(graph, overrides, devices):
+        saved = load(Path(graph))
+        if target is None or saved.origin is None:
+            return saved
+        origin = saved.origin
+        return compile_graph(origin.graph, origin.overrides, origin.devices, target)
+    device = old.device if old else local_device()
+    if devices is None and old and old.origin and not target:
+        devices = old.origin.devices
+    return compile_graph(graph, overrides, devices, target, device=device)
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
+@click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
+@click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
+@DEVICES
+def show(
+    graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
+) -> None:
+    """Show the composed graph, its nodes as a tree, or one of its columns."""
+    from rlgraph.compiler import compile_graph
+    from rlgraph.frontend.compose import compose
+    from rlgraph.printing.column_text import lineage_text
+    from rlgraph.syntax.write import show_text
+    from rlgraph.view.terminal import tree_text
+
+    if (column is not None) + origin + tree > 1:
+        raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
+    if not tree and column is None:
+        click.echo(show_text(compose(graph, overrides), origin), nl=False)
+        return
+    plan = compile_graph(graph, overrides, devices)
+    click.echo(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--format", "form", type=click.Choice(["text", "yaml"]), default="text", show_default=True)
+@click.pass_context
+def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
+    """Show what turns graph A into graph B, as edits.
+
+    Exits with 0 where they are the same, with 1 where they differ.
+    """
+    import rlgraph.api
+    from rlgraph.frontend.graph_diff import diff_yaml
+
+    found = rlgraph.api.diff(a, b)
+    click.echo(diff_yaml(found.edits) if form == "yaml" else str(found), nl=False)
+    ctx.exit(1 if found else 0)

@@ -1,0 +1,56 @@
+"""Commands that list what comes with rlgraph."""
+
+from __future__ import annotations
+
+import json
+from typing import TextIO
+
+import click
+
+from rlgraph.cli.options import OUTPUT
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "jsonschema"]),
+    default="text",
+    show_default=True,
+    help="jsonschema: of the whole graph language, for editors.",
+)
+@OUTPUT
+def nodes(name: str | None, form: str, output: TextIO) -> None:
+    """List the ops and losses, or show one's declaration and docs; NAME may be my_ops.py:name."""
+    from rlgraph.reference.describe import catalog_text, describe, entry_of
+    from rlgraph.reference.json_schema import graph_schema
+    from rlgraph.reference.page_ops import entry_markdown, reference
+
+    if name and form == "jsonschema":
+        raise click.UsageError("the JSON schema is of the whole language; leave NAME out")
+    if form == "jsonschema":
+        text = json.dumps(graph_schema(), indent=1) + "\n"
+    elif form == "markdown":
+        text = entry_markdown(entry_of(name)) + "\n" if name else reference()
+    else:
+        text = describe(name) if name else catalog_text()
+    click.echo(text, file=output, nl=False)
+
+
+@click.command()
+@click.option("--format", "form", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
+@OUTPUT
+def graphs(form: str, output: TextIO) -> None:
+    """List the shipped graphs, or write the page that shows each as an edit of another."""
+    from rlgraph.frontend.compose import compose
+    from rlgraph.frontend.shipped import shipped_graphs
+    from rlgraph.reference.page_algorithms import algorithms
+
+    if form == "markdown":
+        click.echo(algorithms(), file=output, nl=False)
+        return
+    width = max(len(name) for name in shipped_graphs())
+    for name in shipped_graphs():
+        about = compose(name).get("about")
+        click.echo(f"{name:<{width}}  {about.value if about else ''}", file=output)

@@ -1,0 +1,133 @@
+"""Commands that run something: a graph, an exported model, a replay, the checks of a machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, is_saved, target_options
+
+if TYPE_CHECKING:
+    from rlgraph.ir.plan import Target
+
+
+def _iterations(text: str | None) -> tuple[int, ...]:
+    """Return the iterations of a text as ``3,4``."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdigit() and int(word) for word in words):
+        raise click.BadParameter(f"`{text}` is not iterations, counted from 1: write 3 or 3,4")
+    return tuple(int(word) for word in words)
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@DEVICES
+@click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in all.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [runs/<graph>]")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its last checkpoint.")
+@click.option(
+    "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
+)
+@click.option(
+    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
+)
+@click.option(
+    "--track",
+    type=click.Choice(["wandb", "mlflow"]),
+    multiple=True,
+    help="Send metrics to this service too; it is set up by its own environment variables.",
+)
+@click.option(
+    "--profile",
+    callback=lambda ctx, option, text: _iterations(text),
+    metavar="N[,N]",
+    help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
+)
+@target_options
+def run(
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    **options: Any,
+) -> None:
+    """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
+    saved = is_saved(graph, overrides, devices, target)
+    from rlgraph.runtime.run import run_graph
+
+    if options["inline"] and not saved:
+        devices = 1
+    run_graph(graph, overrides, devices, target=target, **options)
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), required=True, help="The directory to make.")
+@click.option("--model", metavar="NAME", help="Which, where the run trains several.")
+@click.option("--checkpoint", metavar="NAME", help="As step-000100  [the last one]")
+def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -> None:
+    """Write a model of a run's checkpoint as a directory that transformers loads."""
+    from rlgraph.runtime.export import export
+
+    click.echo(f"wrote {export(run_dir, to, model, checkpoint)}")
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", "iteration", type=click.IntRange(min=1), required=True, help="Which iteration.")
+@click.option("--from", "node", metavar="NODE", required=True, help="The first node that runs again.")
+@click.option("--export", type=click.Path(path_type=Path), metavar="DIR", help="Write the models after it.")
+def replay(run_dir: Path, iteration: int, node: str, export: Path | None) -> None:
+    """Run an iteration again from recorded columns, in this process, and compare what comes of it."""
+    from rlgraph.runtime.replay import replay
+
+    click.echo(str(replay(run_dir, iteration, node, export)), nl=False)
+
+
+@click.command()
+@click.argument("examined", required=False, metavar="[GRAPH|MODEL]")
+@OVERRIDES
+@click.option("--run-dir", default="runs", show_default=True, help="Where runs will be kept.")
+@click.option("--address", help="Look at this Ray cluster too: its address, or auto.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120,
+    show_default=True,
+    help="Seconds that all of it may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the lines, and the facts behind them, as JSON.")
+@click.pass_context
+def doctor(
+    ctx: click.Context, /, examined: str | None, overrides: Sequence[str], as_json: bool, **options: Any
+) -> None:
+    """Check this machine: versions, GPUs, memory, NCCL, disk, Ray, SGLang; and the models of a graph, or one.
+
+    Each line is ok, warn or wrong, with what to do about it. Exits with 1 where something is wrong.
+    """
+    from rlgraph.runtime.doctor.doctor import examine
+
+    report = examine(_models(examined, overrides), **options)
+    click.echo(json.dumps(report.data(), indent=1) + "\n" if as_json else report.text(), nl=False)
+    ctx.exit(0 if report.fit else 1)
+
+
+def _models(examined: str | None, overrides: Sequence[str]) -> list[str]:
+    """Return folders or names of models: that of the command line, or those that a graph names."""
+    from rlgraph.compiler import compile_graph
+    from rlgraph.frontend.shipped import shipped_graphs
+    from rlgraph.syntax.source import OPEN
+
+    if examined is None:
+        return []
+    if examined not in shipped_graphs() and not examined.endswith((".yaml", ".yml")):
+        if overrides:
+            raise click.UsageError(f"`{examined}` is no graph: KEY=VALUE is for graphs")
+        return [examined]
+    paths = [model.path for model in compile_graph(examined, overrides).models.values()]
+    return [path for path in dict.fromkeys(paths) if path != OPEN]

@@ -1,0 +1,118 @@
+"""Commands that show a graph, a plan or a run to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlgraph.cli.options import DEVICES, OVERRIDES, TOKENS, target_options
+
+if TYPE_CHECKING:
+    from rlgraph.ir.plan import Target
+
+
+@click.command()
+@click.argument("shown", metavar="GRAPH|PLAN|RUN")
+@OVERRIDES
+@DEVICES
+@target_options
+@click.option("--against", metavar="GRAPH|PLAN|RUN", help="Show also what is different from this one.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "trace"]),
+    default="html",
+    show_default=True,
+    help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
+@click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
+def view(
+    shown: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    against: str | None,
+    form: str,
+    output: Path | None,
+    serve: bool,
+    follow: bool,
+    port: int,
+) -> None:
+    """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser."""
+    from rlgraph.view.contents import contents
+    from rlgraph.view.given import given
+    from rlgraph.view.page import page
+    from rlgraph.view.recorded import metrics_so_far, read_timeline
+    from rlgraph.view.trace import trace
+
+    if follow and not serve:
+        raise click.UsageError("--follow is for --serve")
+    if devices is not None and target:
+        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+    if serve and (output or form == "trace"):
+        raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
+    settled = (overrides, devices, target)
+    new, old = given(shown, *settled), given(against, (), devices, target) if against else None
+    if serve:
+        _serve(lambda: contents(given(shown, *settled), old), port, follow)
+        return
+    if form == "trace":
+        folder = new.run_dir
+        text = trace(new.plan, *((read_timeline(folder), metrics_so_far(folder)) if folder else ()))
+    else:
+        text = page(contents(new, old))
+    path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
+    path.write_text(text, encoding="utf-8")
+    click.echo(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
+
+
+def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
+    from rlgraph.view.serve import server
+
+    with server(make, port, follow) as serving:
+        click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write by which factor each kind of work took longer than predicted, for --calibration.",
+)
+@click.option(
+    "--cluster",
+    metavar="NAME_OR_FILE",
+    help="Predict for this cluster, with responses as long as they were. Default: as the run was planned.",
+)
+@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster and --calibrate.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def report(
+    run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None, form: str
+) -> None:
+    """Show where a run's time went and what it reached, how far off predictions were, and what would help.
+
+    For the latter its graph is planned again, with one change at a time.
+    """
+    from rlgraph.reports.measured import Priced
+    from rlgraph.reports.report import make_report, report_text
+
+    if prompt_tokens and not (cluster or calibrate):
+        raise click.UsageError("--prompt-tokens is for --cluster and --calibrate")
+    if calibrate:
+        calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
+    made = make_report(run_dir, cluster, prompt_tokens)
+    click.echo(report_text(made) if form == "text" else made.json() + "\n", nl=False)
+    if calibrate:
+        click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

@@ -1,0 +1,235 @@
+"""Detection of hardware for ``--cluster auto``: the machine that this runs on, as a cluster.
+
+GPUs are counted and named by ``nvidia-smi``; what each can do is looked up by its name. Without GPUs a device
+is a CPU slot with its share of the memory; a slot's rates are assumed as in clusters/cpu.yaml, not measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from rlgraph.costs.hardware import Cluster, read_cluster, shipped_file
+from rlgraph.errors import GraphError, fail
+
+SLOTS = 4  # the most CPU slots of a machine without GPUs
+QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+MEBI = 2**20
+RESERVE = 3.9e9  # bytes, as in clusters/h100-8.yaml
+HOST_SHARE = 0.75  # the fraction of host memory that may hold offloaded states (assumed)
+ADAPTER = 50e9  # a 400 Gb/s adapter per device, as in clusters/h100-8.yaml: one host does not use it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Peak rates of a GPU: dense operations per second, and bytes per second, one way."""
+
+    bf16_flops: float
+    fp32_flops: float
+    memory_bandwidth: float
+    intra_link: float
+    host_link: float
+
+
+PCIE4, PCIE5 = 32e9, 64e9  # 16 lanes, one way
+
+# Words of a name -> rates; of those whose words all occur, the one with most words. NVIDIA's data sheets,
+# without sparsity; of GeForce cards the architectures' white papers, bfloat16 with float32 accumulation.
+GPUS = {
+    "B200": Gpu(2250e12, 75e12, 8.0e12, 900e9, PCIE5),
+    "H200": Gpu(989e12, 67e12, 4.8e12, 450e9, PCIE5),
+    "H200 NVL": Gpu(835e12, 60e12, 4.8e12, PCIE5, PCIE5),  # NVLink bridges of 2 or 4 are not counted
+    "H100": Gpu(989e12, 67e12, 3.35e12, 450e9, PCIE5),
+    "H100 NVL": Gpu(835e12, 60e12, 3.9e12, PCIE5, PCIE5),
+    "H100 PCIE": Gpu(756e12, 51e12, 2.0e12, PCIE5, PCIE5),
+    "H20": Gpu(148e12, 44e12, 4.0e12, 450e9, PCIE5),
+    "A100": Gpu(312e12, 19.5e12, 2.039e12, 300e9, PCIE4),
+    "A100 40GB": Gpu(312e12, 19.5e12, 1.555e12, 300e9, PCIE4),
+    "A100 PCIE": Gpu(312e12, 19.5e12, 1.935e12, PCIE4, PCIE4),
+    "A100 PCIE 40GB": Gpu(312e12, 19.5e12, 1.555e12, PCIE4, PCIE4),
+    "L40S": Gpu(362e12, 91.6e12, 0.864e12, PCIE4, PCIE4),
+    "L4": Gpu(121e12, 30.3e12, 0.3e12, PCIE4 / 2, PCIE4 / 2),  # 8 lanes
+    "A10": Gpu(125e12, 31.2e12, 0.6e12, PCIE4, PCIE4),
+    "4090": Gpu(165e12, 82.6e12, 1.008e12, PCIE4, PCIE4),
+    "3090": Gpu(71e12, 35.6e12, 0.936e12, PCIE4, PCIE4),
+}
+
+
+def this_machine() -> Cluster:
+    """Describe this machine as a cluster of one host.
+
+    Raises:
+        GraphError: its GPUs can't be asked, differ, or are of a kind whose rates are not known.
+    """
+    if not local_gpus():
+        return of_cpu(local_devices(), memory())
+    return of_gpus(visible_listing(), memory())
+
+
+def local_device() -> str:
+    """Return the kind of this machine's devices: ``cuda`` where it has usable GPUs, else ``cpu``."""
+    return "cuda" if local_gpus() else "cpu"
+
+
+def local_devices() -> int:
+    """Return how many GPUs this machine has, or, without any, one CPU slot per core, at most 4."""
+    return local_gpus() or min(len(os.sched_getaffinity(0)), SLOTS)
+
+
+def local_gpus() -> int:
+    """Return how many GPUs of this machine a process may use: those that CUDA_VISIBLE_DEVICES leaves.
+
+    It hides all of them where it is empty, and those behind the first negative number, as CUDA reads it.
+    """
+    gpus, visible = _gpu_files(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpus or visible is None:
+        return gpus
+    words = [word.strip() for word in visible.split(",")]
+    return len([*takewhile(lambda word: word and not word.startswith("-"), words)])
+
+
+def of_cpu(slots: int, host_memory: float) -> Cluster:
+    """Return a cluster of CPU slots with equal shares of memory and the rates of the cluster `cpu`."""
+    assumed = read_cluster(shipped_file("cpu"))
+    # what is offloaded goes to files, so that memory does not bound it
+    found = {"devices": slots, "memory": host_memory / slots, "host_memory": None}
+    return assumed.model_copy(update={"cluster": f"auto-cpu-{slots}", **found})
+
+
+def visible_listing() -> str:
+    """Return the lines of ``nvidia-smi`` for this machine's GPUs that CUDA_VISIBLE_DEVICES leaves.
+
+    An empty variable hides none here: some versions of Ray empty it for a process that asked for no GPU.
+
+    Raises:
+        GraphError: they can't be asked.
+    """
+    return among(_listed(), os.environ.get("CUDA_VISIBLE_DEVICES") or None)
+
+
+def among(listing: str, visible: str | None) -> str:
+    """Return the lines of the GPUs that are visible, by CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all."""
+    if visible is None:
+        return listing
+    asked = [word.strip() for word in visible.split(",") if word.strip()]
+    kept = []
+    for line in listing.splitlines(keepends=True):
+        index, uuid, *_ = (part.strip() for part in line.split(","))
+        kept += [line] if any(index == word or uuid.startswith(word) for word in asked) else []
+    return "".join(kept)
+
+
+def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> Cluster:
+    """Return a cluster of the GPUs that ``nvidia-smi`` lists.
+
+    Args:
+        listing: one line per GPU: index, UUID, name, MiB of memory; of one host or of several in turn.
+        host_memory: bytes of a host, the smallest of several.
+        per_host: how many GPUs each host has; one host has them all unless given. Where hosts differ, the
+            cluster has those that are alike and together have the most GPUs.
+
+    Raises:
+        GraphError: the GPUs differ, or are of a kind whose rates are not known.
+    """
+    rows = [[part.strip() for part in line.split(",")] for line in listing.splitlines()]
+    kinds = sorted({(row[2], row[3]) for row in rows})
+    if len(kinds) != 1:
+        listed = ", ".join(name for name, _ in kinds) or "none"
+        law = f"`--cluster auto` is for GPUs of one kind; visible are: {listed}"
+        remedy = "say with CUDA_VISIBLE_DEVICES which to use, on a Ray cluster before `ray start`"
+        raise fail("auto-cluster", law, None, remedy=remedy)
+    ((name, mebibytes),) = kinds
+    alike = Counter(per_host or [len(rows)])
+    devices = max(alike, key=lambda count: (count * alike[count], count))
+    return _known(name, alike[devices], devices, mebibytes, host_memory)
+
+
+def _known(name: str, hosts: int, devices: int, mebibytes: str, host_memory: float) -> Cluster:
+    gpu, times = rates_of(name), f"{hosts}x" if hosts > 1 else ""
+    word = re.sub(r"[^\w.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
+    known: dict[str, object] = {"cluster": f"auto-{times}{devices}x{word}", "kind": "cuda", "hosts": hosts}
+    known |= {"devices": devices, "inter_link": ADAPTER, "reserve": RESERVE}
+    known |= {"host_memory": HOST_SHARE * host_memory}
+    if mebibytes.isdigit():  # not where a GPU shares the host's memory
+        known["memory"] = float(mebibytes) * MEBI
+    if gpu is None or "memory" not in known:
+        raise _unknown(name, known)
+    return Cluster.model_validate({**known, **vars(gpu)})
+
+
+def rates_of(name: str) -> Gpu | None:
+    """Return the peak rates of a GPU by its name, or None where they are not known.
+
+    Example:
+        >>> rates_of("NVIDIA A100-SXM4-40GB") == GPUS["A100 40GB"], rates_of("NVIDIA GH200 480GB")
+        (True, None)
+    """
+    words = set(re.split(r"[\s-]+", name.upper()))
+    found = [key for key in GPUS if set(key.split()) <= words]
+    return GPUS[max(found, key=lambda key: len(key.split()))] if found else None
+
+
+def _unknown(name: str, known: dict[str, object]) -> GraphError:
+    fields = Cluster.model_fields
+    numbers = {field: f"{known[field]:.6g}" for field in known if field not in ("cluster", "kind")}
+    texts = {**numbers, "cluster": "mine", "kind": "cuda"}
+    lines = [f"{field}: {texts.get(field, '???')}" for field in fields]
+    asked = ", ".join(field for field in fields if field not in texts)
+    remedy = f"write mine.yaml, with {asked} from its data sheet, and give --cluster mine.yaml:\n"
+    remedy += "\n".join(f"    {line}" for line in lines)
+    law = f"what `{name}` can do is not known"
+    return fail("auto-cluster", law, None, sorted(GPUS), remedy)
+
+
+def _gpu_files(folder: Path = Path("/dev")) -> int:
+    """Count the GPUs by their device files; under Windows (WSL) ``nvidia-smi`` counts them."""
+    names = [path.name.removeprefix("nvidia") for path in folder.glob("nvidia[0-9]*")]
+    if not names and (folder / "dxg").exists() and shutil.which("nvidia-smi"):
+        return len(_listed().splitlines())
+    return sum(name.isdigit() for name in names)
+
+
+def _listed() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        law = "this machine has GPUs, and no `nvidia-smi` to ask which"
+        raise fail("auto-cluster", law, None, remedy="give --cluster the path of a YAML file")
+    done = subprocess.run([command, *QUERY], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()
+        raise fail("auto-cluster", f"`nvidia-smi` failed: {said}", None, remedy="mend that, or give a file")
+    return done.stdout
+
+
+def memory(root: Path = Path("/")) -> float:
+    """Return the bytes of this machine, or of this process's control group, if it may have less.
+
+    Args:
+        root: the folder that holds ``proc`` and ``sys``.
+    """
+    text = (root / "proc/meminfo").read_text(encoding="utf-8")
+    (total,) = re.findall(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
+    return min([1024.0 * int(total), *_limits(root)])
+
+
+def _limits(root: Path) -> list[float]:
+    """Return the limits of the process's control groups and those around them: version 2, and version 1."""
+    found = []
+    groups = root / "proc/self/cgroup"
+    lines = groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        if controllers in ("", "memory"):
+            folder = top / path.lstrip("/")
+            found += [place / name for place in (folder, *folder.parents) if place.is_relative_to(top)]
+    texts = [path.read_text(encoding="utf-8").strip() for path in found if path.is_file()]
+    return [float(text) for text in texts if text.isdigit()]

@@ -1,0 +1,88 @@
+"""Tensor-parallel groups: consecutive devices of a pool that one server spans, all of them on one host.
+
+Devices are numbered through the pools in the plan's order, and host by host. Here hosts have 8 devices, and
+the server of pool gen spans 4:
+
+    pools {a: 6, b: 6, gen: 4}      host 0          host 1
+                                    aaaaaabb        bbbbgggg
+    pools {a: 6, gen: 4, b: 6}      aaaaaagg        ggbbbbbb      refused: the group reaches over two hosts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from math import lcm
+
+from rlgraph.costs.hardware import Cluster
+from rlgraph.engines.registry import serving
+from rlgraph.errors import fail
+from rlgraph.ir.plan import ModelPlan, Plan
+
+GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
+
+
+def has_groups(model: ModelPlan) -> bool:
+    """Return whether a model's servers can span several devices; those that run already are as they are."""
+    serve = model.serve
+    return bool(serve and serving(serve).own_servers and not serve.addresses)
+
+
+def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
+    """Yield each model whose servers span several devices: its name, their size, and its pool's devices."""
+    firsts = dict(zip(plan.pools, accumulate(plan.pools.values(), initial=0), strict=False))
+    for name, model in plan.models.items():
+        if model.serve and (size := model.serve.tensor_parallel) > 1:
+            first = firsts[model.serve.pool]
+            yield name, size, range(first, first + plan.pools[model.serve.pool])
+
+
+def together(plan: Plan) -> dict[str, int]:
+    """Return how many consecutive devices of each pool have to be on one host: 1 where no group is."""
+    sizes = dict.fromkeys(plan.pools, 1)
+    for model in plan.models.values():
+        if model.serve:
+            pool = model.serve.pool
+            sizes[pool] = lcm(sizes[pool], model.serve.tensor_parallel)
+    return sizes
+
+
+def inside_hosts(plan: Plan, cluster: Cluster) -> None:
+    """Check that no group reaches over two hosts of a cluster.
+
+    Raises:
+        GraphError: one does.
+    """
+    for name, size, devices in groups(plan):
+        for first in devices[::size]:
+            host, last = first // cluster.devices, first + size - 1
+            if last // cluster.devices != host:
+                law = f"devices {first} to {last}, a group of `{name}` (tensor_parallel: {size}), reach over "
+                law += f"hosts {host} and {last // cluster.devices} of {cluster.cluster}, "
+                law += f"which have {cluster.devices} devices each"
+                raise fail("tensor-parallel", law, None, remedy=_remedy(size, cluster.devices))
+
+
+def aligned(plan: Plan) -> Plan:
+    """Check the groups for hosts of unknown size, and note in the plan what is assumed of these.
+
+    Hosts are assumed to have a multiple of the group's size, as 2, 4 and 8 of hosts of 8 devices.
+
+    Raises:
+        GraphError: a group begins at another number, so that it would reach over such hosts.
+    """
+    notes = []
+    for name, size, devices in groups(plan):
+        if devices.start % size:
+            law = f"groups of `{name}` (tensor_parallel: {size}) begin at device {devices.start}, and where "
+            law += f"hosts end at multiples of {size} they reach over two of them"
+            remedy = f"{_remedy(size)}, or give --cluster, which says how many devices a host has"
+            raise fail("tensor-parallel", law, None, remedy=remedy)
+        notes.append(f"hosts are assumed to have a multiple of {size} devices, for the servers of `{name}`")
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _remedy(size: int, host: int = 0) -> str:
+    divisor = f"choose a tensor_parallel that divides {host}, and " if host % size else ""
+    return f"{divisor}put pools before it whose devices are together a multiple of {size}, or none"

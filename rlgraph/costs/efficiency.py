@@ -1,0 +1,45 @@
+"""The constants of the cost model, each a range (worst, best) with where it comes from.
+
+None is fitted to a row of the table in docs/cost_model.md. ``facts`` are those that the page lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Range = tuple[float, float]  # (worst, best)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Efficiencies: the shares of a device's peak that are reached, and times that no peak explains."""
+
+    # Model FLOPs utilisation of forward and backward. Best: Llama 3 pre-training, 0.38 to 0.43 (arXiv
+    # 2407.21783, table 4). Worst: half of that, for ragged batches and gradients that wait (assumed).
+    update: Range = (0.2, 0.43)
+    # A pass without gradients reaches less, as an update takes 1.9 to 3.3 times its time, not 3 (facts).
+    score: Range = (0.2 * 1.9 / 3, 0.43 * 3.3 / 3)
+    # Prefill: large matrix products as in a log-prob pass.
+    prefill: Range = (0.2 * 1.9 / 3, 0.43 * 3.3 / 3)
+    # Decoding's matrix products, thin ones (assumed).
+    decode: Range = (0.2, 0.6)
+    # Memory bandwidth: 0.8 at best (facts), half at worst (assumed).
+    memory: Range = (0.4, 0.8)
+    # Links: NCCL reaches 0.8 of a link with large messages, half with small ones (assumed).
+    link: Range = (0.4, 0.8)
+    # Seconds per decode step and layer beside its arithmetic: the embedded engine launches every kernel
+    # from Python. One with CUDA graphs has some milliseconds per step instead. Orders of magnitude (assumed).
+    decode_layer: Range = (1e-3, 2.5e-4)
+    decode_step: Range = (1e-2, 2e-3)
+    # Seconds of one small all-reduce in a tensor-parallel group, beside its bytes (assumed).
+    reduction: Range = (3e-5, 8e-6)
+    # Columns travel through the host: copies, and Ray's object store (assumed), bytes per second.
+    objects: Range = (0.5e9, 4e9)
+    # Seconds per step of driver and worker; best measured, 1 to 2 ms (benchmarks/results/2026-11-20.md).
+    step: Range = (2e-2, 1e-3)
+    # Seconds per row of an op on the CPU, with text (a reward, a data source) and without (assumed).
+    text_row: Range = (5e-3, 1e-5)
+    row: Range = (2e-4, 1e-6)
+
+
+ASSUMED = Efficiency()

@@ -1,0 +1,181 @@
+"""Seconds and bytes of the work that a device does: formulas, no plan. See docs/cost_model.md.
+
+A *grade* picks an end of every range of ``efficiency.py``: ``WORST`` gives the longest time, ``BEST`` the
+shortest. Rows and tokens are those of the busiest device; bytes are those that it receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.costs.efficiency import ASSUMED, Efficiency
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.limits import SMALL
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.workload import Lengths
+
+WORST, BEST = 0, 1
+WIDTH = {"float32": 4, "bfloat16": 2}  # bytes of a number
+MASTER = 4  # bytes of a trained weight, of its gradient, and of each of AdamW's two averages
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates that one device of ``devices`` reaches in a data type, at one grade of the efficiencies."""
+
+    cluster: Cluster
+    devices: int
+    dtype: str
+    grade: int
+    efficiency: Efficiency = ASSUMED
+    first: int = 0  # the number of its first device in the cluster
+    group: int = 1  # devices that work on one batch together: tensor parallelism
+
+    @property
+    def width(self) -> int:
+        return WIDTH[self.dtype]
+
+    @property
+    def memory(self) -> float:
+        """Bytes a second, of all devices of a group."""
+        return self.group * self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
+
+    @property
+    def away(self) -> float:
+        """Share of a sharded tensor that lies on other devices."""
+        return (self.devices - 1) / self.devices
+
+    def travel(self, size: float) -> float:
+        """Seconds in which the device receives ``size`` bytes in a collective."""
+        return size / (self.cluster.link(self.first, self.devices) * self.efficiency.link[self.grade])
+
+    def flops(self, share: tuple[float, float]) -> float:
+        """Operations a second at a utilisation, of all devices of a group."""
+        return self.group * self.cluster.flops(self.dtype) * share[self.grade]
+
+    def launch(self, layers: float) -> float:
+        """Seconds in which the kernels of so many layers are launched."""
+        return layers * self.efficiency.decode_layer[self.grade]
+
+    def reduced(self, size: Size, tokens: float) -> float:
+        """Seconds in which a group sums its parts of the hidden states: twice a layer (Megatron-LM, arXiv
+        1909.08053)."""
+        if self.group == 1:
+            return 0.0
+        layers, config = size.config.num_hidden_layers, size.config
+        moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
+        link = self.cluster.intra_link * self.efficiency.link[self.grade]
+        return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
+
+    def overlapped(self, compute: float, travel: float) -> float:
+        """Communication hides behind compute at best, and not at all at worst."""
+        return max(compute, travel) if self.grade == BEST else compute + travel
+
+
+def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:
+    """2 N FLOPs per prompt token, and attention; each prompt once for all its samples."""
+    work = prompts * (2 * size.multiplied * tokens + size.attention_flops(tokens))
+    return work / rates.flops(rates.efficiency.prefill) + rates.reduced(size, prompts * tokens)
+
+
+def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, graphs: bool = False) -> float:
+    """One token for each of ``live`` rows that have ``context`` tokens so far.
+
+    max[(weights + live context KV) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
+    CUDA graphs, so that launches cost nothing.
+    """
+    read = size.touched(live) * rates.width + live * context * size.kv_bytes(rates.width)
+    work = live * (2 * size.multiplied + size.attention_flops(context) / max(context, 1) * 2)
+    overhead = rates.efficiency.decode_step[rates.grade] + rates.reduced(size, live)
+    overhead += 0.0 if graphs else rates.launch(size.config.num_hidden_layers)
+    return max(read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
+
+
+def decode_seconds(
+    size: Size, rates: Rates, rows: float, slots: float, prompt: float, lengths: Lengths, graphs: bool = False
+) -> float:
+    """A rollout's steps: full slots until none waits, then a batch that shrinks to the longest sample."""
+    last = min(rows, slots)
+    waiting = rows - last
+    steps = waiting * lengths.mean / last
+    full = steps * decode_step_seconds(size, rates, last, prompt + lengths.mean / 2, graphs) if steps else 0.0
+    return full + sum(
+        count * decode_step_seconds(size, rates, live, prompt + done, graphs)
+        for done, live, count in lengths.alive(last)
+    )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The load of the busiest device in training: tokens, the sum of squared lengths, passes of a model."""
+
+    tokens: float
+    squares: float
+    passes: int  # micro-batches
+
+
+def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
+    """A pass without gradients: 2 N FLOPs per token, and attention."""
+    compute = _compute(size, rates, work, 1, rates.efficiency.score)
+    return rates.overlapped(compute, rates.travel(score_bytes(size, rates, work.passes)))
+
+
+def update_seconds(size: Size, rates: Rates, work: Tokens, optimizer_steps: int, factor: float = 3) -> float:
+    """Forward and backward: 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again)."""
+    compute = _compute(size, rates, work, factor, rates.efficiency.update)
+    both = rates.overlapped(compute, rates.travel(update_bytes(size, rates, work.passes, optimizer_steps)))
+    # the optimizer reads weight, gradient and two averages, and writes all but the gradient
+    return both + optimizer_steps * 7 * MASTER * size.parameters / rates.devices / rates.memory
+
+
+def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
+    attention = work.squares * size.attention_flops(1)
+    flops = factor * (2 * size.multiplied * work.tokens + attention)
+    layers = factor * work.passes * size.config.num_hidden_layers
+    # some 4 times fewer kernels than a decode
+    return max(flops / rates.flops(share), rates.launch(layers) / 4)
+
+
+def score_bytes(size: Size, rates: Rates, passes: int) -> float:
+    """Sharded weights are gathered with every micro-batch, or once where the model is small."""
+    return (1 if size.parameters <= SMALL else passes) * size.parameters * rates.width * rates.away
+
+
+def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
+    """Weights are gathered for forward and for backward, gradients reduced in float32, each micro-batch."""
+    if size.parameters <= SMALL:
+        return optimizer_steps * size.parameters * (rates.width + MASTER) * rates.away
+    return passes * size.parameters * (2 * rates.width + MASTER) * rates.away
+
+
+def sync_bytes(size: Size, devices: int, width: int = MASTER) -> int:
+    """Return the bytes that a device receives as all gather whole rows, of ``width`` bytes per number."""
+    return (devices - 1) * size.on_device(devices) * width
+
+
+def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
+    """Return what it must receive: its group's part of the weights, but what lies in its own shard.
+
+    Args:
+        size: of the model.
+        devices: over which the train engine's shards lie; a device of another pool has none: 0.
+        width: bytes of a number in the serve engine.
+        group: devices of one serve engine, each with its part of every layer.
+    """
+    kept = 1 / devices if devices else 0.0
+    return size.parameters * width * max(1 / group - kept, 0.0)
+
+
+def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
+    """A full gather in buckets, and a copy into the serve engine, of whose data type ``rates`` speaks.
+
+    ``width``: bytes of a number as it is gathered.
+    """
+    copied = size.parameters * (width + rates.width) / rates.memory
+    received = rates.travel(sync_bytes(size, rates.devices, width))
+    return received + copied + size.buckets(width) * rates.launch(1)
+
+
+def host_seconds(moved: float, rates: Rates) -> float:
+    """Bytes of a device to its host's memory or back."""
+    return moved / (rates.cluster.host_link * rates.efficiency.link[rates.grade])

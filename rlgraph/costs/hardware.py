@@ -1,0 +1,84 @@
+"""The description of a cluster: its devices, what each can do, and how fast they reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from rlgraph.syntax.settings import Count, Positive, Section
+from rlgraph.syntax.source import read
+from rlgraph.syntax.validate import read_record
+
+
+class Cluster(BaseModel):
+    """Hosts of equal devices. Sizes are in bytes, rates in bytes or operations per second per device."""
+
+    model_config = Section.model_config
+
+    cluster: str = Field(pattern=r"^[\w.-]+$", description="the cluster's name: one word.")
+    hosts: Count = Field(description="how many machines.")
+    devices: Count = Field(description="devices of one host.")
+    memory: Positive = Field(description="bytes of one device.")
+    bf16_flops: Positive = Field(description="bfloat16 operations a second, dense, at the device's best.")
+    fp32_flops: Positive = Field(description="float32 operations a second.")
+    memory_bandwidth: Positive = Field(description="bytes per second between a device and its memory.")
+    intra_link: Positive = Field(description="bytes per second between two devices of a host.")
+    inter_link: Positive = Field(description="bytes per second of one device to another host.")
+    host_link: Positive = Field(
+        default=32e9, description="bytes per second between a device and its host's memory."
+    )
+    host_memory: Positive | None = Field(
+        default=None, description="bytes of a host that offloaded states may take; null: enough."
+    )
+    kind: Literal["cuda", "cpu"] | None = Field(
+        default=None, description="what a device is; null: cuda where bfloat16 is faster than float32."
+    )
+    reserve: float = Field(ge=0, description="bytes of a device that no model gets: context, buffers, slack.")
+
+    @property
+    def total(self) -> int:
+        """Devices of all hosts."""
+        return self.hosts * self.devices
+
+    @property
+    def device(self) -> str:
+        """The kind of device: ``cuda`` or ``cpu``."""
+        return self.kind or ("cuda" if self.bf16_flops > self.fp32_flops else "cpu")
+
+    def flops(self, dtype: str) -> float:
+        """Return the operations per second in ``float32`` or ``bfloat16``."""
+        return self.bf16_flops if dtype == "bfloat16" else self.fp32_flops
+
+    def link(self, first: int, devices: int) -> float:
+        """Return the bytes per second of one device in a collective over ``devices`` from the ``first``.
+
+        The slowest link decides. Devices are numbered host by host.
+        """
+        inside = first // self.devices == (first + devices - 1) // self.devices
+        return self.intra_link if inside else min(self.intra_link, self.inter_link)
+
+
+FOLDER = Path(__file__).parent / "clusters"
+Here = Callable[[], Cluster]  # detects the cluster for which ``auto`` stands
+
+
+def shipped_clusters() -> list[str]:
+    """Return the names of the clusters that come with rlgraph."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def shipped_file(name: str) -> Path:
+    """Return the file that describes a cluster that comes with rlgraph."""
+    return FOLDER / f"{name}.yaml"
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read the cluster that a YAML file describes.
+
+    Raises:
+        GraphError: the file is wrong: with every problem found.
+    """
+    return read_record(Cluster, read(path), "cluster")

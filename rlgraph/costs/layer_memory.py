@@ -1,0 +1,108 @@
+"""Activations of one decoder layer, in bytes per token; see docs/cost_model.md.
+
+Notation: b bytes of a number in the data type that is computed in; h, q, k, m the widths of hidden states, of
+all queries, of all keys, and of the MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.costs.formulas import MASTER
+from rlgraph.costs.model_size import Size
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Bytes of one token in one decoder layer, as transformers computes it.
+
+    Args:
+        size: the model's size.
+        width: b.
+        masked: whether rows are packed: keys and values are then repeated for every query head.
+        adapted: the linear layers that train beside frozen weights; None where all weights train.
+    """
+
+    size: Size
+    width: int
+    masked: bool = False
+    adapted: frozenset[str] | None = None
+
+    @property
+    def kept(self) -> int:
+        """Return the bytes that stay for the backward pass.
+
+        In b: queries and keys as they enter attention, values, and what comes out; of each norm its scaled
+        input and its output; and of the MLP. In float32: each norm's input. A norm of queries and keys keeps
+        as much of them. Frozen weights need no input: only adapters and what has no weights do.
+        """
+        config = self.size.config
+        hidden, queries, keys = config.hidden_size, config.queries, config.keys
+        normed = queries + keys if config.model_type.startswith("qwen3") else 0
+        attention = 4 * queries if self.masked else 2 * queries + 2 * keys
+        scaled = 2 * hidden + normed if self.adapted is None else 0
+        outputs = hidden * (self._trains("q_proj", "k_proj", "v_proj") + self._trains("gate_proj", "up_proj"))
+        return self.width * (attention + scaled + outputs + self.mlp) + MASTER * (2 * hidden + normed)
+
+    @property
+    def mlp(self) -> int:
+        """Return the numbers of the MLP that stay: gate, its activation, up and their product.
+
+        Of a mixture, as much for every expert that a token chose, with its input and output.
+        """
+        config = self.size.config
+        if not self.sparse:
+            return (3 + self._trains("down_proj")) * config.intermediate_size
+        inputs = config.expert_size + config.hidden_size if self.adapted is None else 0
+        return config.num_experts_per_tok * (3 * config.expert_size + config.hidden_size + inputs)
+
+    @property
+    def backward(self) -> int:
+        """Return the bytes that the backward pass takes at first, beside the gradient that comes in.
+
+        That is what it keeps, less the product, and gradients of product, up and activation. Of a mixture it
+        may be more that three tensors of the chosen experts' outputs are there while they go back to tokens.
+        """
+        config = self.size.config
+        chosen, size, hidden = config.num_experts_per_tok, config.expert_size, config.hidden_size
+        if self.sparse:
+            return self.kept + self.width * chosen * max(2 * size - hidden, 3 * hidden)
+        more = 2 if self._trains("down_proj") else 3
+        return self.kept + self.width * more * config.intermediate_size
+
+    @property
+    def after_mlp(self) -> int:
+        """Return the bytes at the time when the backward pass has the gradients of the MLP's weights."""
+        config = self.size.config
+        inner = config.intermediate_size
+        if self.sparse:
+            inner = config.num_experts_per_tok * (config.expert_size + config.hidden_size)
+        return self.kept + self.width * (2 * inner - self.mlp)
+
+    @property
+    def forward(self) -> int:
+        """Return the most bytes of the forward pass where nothing is kept: its MLP, or norms of queries.
+
+        The embeddings of the whole pass are there as well.
+        """
+        config, width = self.size.config, self.width
+        hidden, queries = config.hidden_size, config.queries
+        inner = 3 * config.intermediate_size
+        if self.sparse:
+            inner = config.num_experts_per_tok * max(4 * hidden, hidden + 4 * config.expert_size)
+        attention = (4 * queries + 2 * config.keys) * width
+        normed = queries * (width + 2 * MASTER) if config.model_type.startswith("qwen3") else 0
+        return max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
+
+    @property
+    def permutes(self) -> bool:
+        """Return whether the backward pass takes most where experts' outputs go back to their tokens."""
+        config = self.size.config
+        return self.sparse and 3 * config.hidden_size > 2 * config.expert_size - config.hidden_size
+
+    @property
+    def sparse(self) -> bool:
+        return self.size.config.is_sparse(self.size.config.num_hidden_layers - 1)
+
+    def _trains(self, *names: str) -> bool:
+        return self.adapted is None or bool(self.adapted & {*names})

@@ -1,0 +1,39 @@
+"""Engines take no more at once than these limits, and the costs count with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
+
+LOGITS = 2**26  # numbers of the logits that exist at once, or one token's if more: 256 MiB in float32
+MASK = 2**26  # numbers of the mask of a micro-batch of packed rows: 256 MiB in float32
+SMALL = 2**26  # parameters of a model that is gathered whole, once per mini-batch: 256 MiB in float32
+PREFILL = 8192  # padded prompt tokens that a serve engine reads in one forward pass
+BUCKET = 2**28  # bytes of the tensors in a bucket, in which weights travel; a larger tensor travels alone
+
+T = TypeVar("T")
+
+
+def buckets(
+    tensors: Iterable[T],
+    nbytes: Callable[[T], int],
+    kind: Callable[[T], Hashable] = lambda tensor: None,
+    size: int | None = None,
+) -> Iterator[list[T]]:
+    """Group consecutive tensors of one kind, such as a data type, into buckets of at most ``size`` bytes,
+    or ``BUCKET``.
+
+    Example:
+        >>> list(buckets([3, 4, 9, 1], nbytes=int, size=8))
+        [[3, 4], [9], [1]]
+    """
+    bucket: list[T] = []
+    held, most = 0, BUCKET if size is None else size
+    for tensor in tensors:
+        if bucket and (kind(tensor) != kind(bucket[0]) or held + nbytes(tensor) > most):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(tensor)
+        held += nbytes(tensor)
+    if bucket:
+        yield bucket

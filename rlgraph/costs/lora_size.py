@@ -1,0 +1,57 @@
+"""The parameters of a model that train are counted here: all, or those of its low-rank adapters."""
+
+from __future__ import annotations
+
+from rlgraph.costs.model_size import Size, padded
+from rlgraph.ir.plan import ModelPlan
+from rlgraph.syntax.settings import Lora
+
+
+def trained_on_device(size: Size, model: ModelPlan, devices: int) -> int:
+    """Return how many parameters with gradients and AdamW's averages each of so many devices holds in shards:
+    whole rows of each tensor."""
+    assert model.train
+    if model.frozen or not model.train.lora:
+        return 0 if model.frozen else size.on_device(devices)
+    return adapters_on_device(size, model.train.lora, devices)
+
+
+def adapters_on_device(size: Size, lora: Lora, devices: int) -> int:
+    """Return the same of low-rank adapters, and of a new value head, which trains whole."""
+    added = size.config.num_hidden_layers * padded(adapter_tensors(size, lora), devices)
+    return (added + (padded(size.head_tensors, devices) if size.head == "value" else 0)) // devices
+
+
+def adapter_tensors(size: Size, lora: Lora) -> list[tuple[int, int]]:
+    """Return the rows and the numbers per row of each tensor in the adapters of one decoder layer.
+
+    Each linear layer that has one has ``[rank, inputs]`` and ``[outputs, rank]``.
+    """
+    rank, chosen = lora.rank, adapted_layers(size, lora)
+    linear = [shape for name, shape in _linear_layers(size).items() if name in chosen]
+    return [shape for rows, inputs in linear for shape in ((rank, inputs), (rows, rank))]
+
+
+def largest_adapted(size: Size, lora: Lora) -> int:
+    """Parameters of the largest weight that has an adapter."""
+    chosen, layers = adapted_layers(size, lora), _linear_layers(size)
+    return max((layers[name][0] * layers[name][1] for name in chosen), default=0)
+
+
+def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
+    """The names of the linear layers that have adapters."""
+    wanted = lora.targets
+    return frozenset(name for name in _linear_layers(size) if wanted == "all-linear" or name in wanted)
+
+
+def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of those that can have adapters; in a mixture of experts, attention alone can."""
+    config, hidden, inner = size.config, size.config.hidden_size, size.config.intermediate_size
+    attention = {
+        "q_proj": (config.queries, hidden),
+        "k_proj": (config.keys, hidden),
+        "v_proj": (config.keys, hidden),
+        "o_proj": (hidden, config.queries),
+    }
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    return attention if config.experts else attention | mlp

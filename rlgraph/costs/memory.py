@@ -1,0 +1,295 @@
+"""Peak memory of a device in bytes, each of them attributed to a part, as engines come and go.
+
+What an engine can put off the device is an ``Item``: the parameters and the optimizer of a train engine, the
+weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and AdamW averages
+in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all weights on each
+device. Columns are small: left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.limits import BUCKET, MASK, PREFILL
+from rlgraph.costs.lora_size import largest_adapted, trained_on_device
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.train_memory import Moments, Pass, staging
+from rlgraph.costs.workload import Workload
+from rlgraph.engines.registry import serving
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
+from rlgraph.ir.prediction import Peak
+
+SAMPLING = 16  # bytes of a logit in sampling: log-prob and probability, float64 sum (serve/sampling.py)
+SORTED = 36  # the same where top_p sorts: sorted probabilities and their tokens, float64 sums
+# bytes of an SGLang server on CUDA beside weights and cache, asleep too: a context, and what it sets aside
+# for constants and slack (512 MB) and CUDA graphs of 512 rows (2 MB each; srt/arg_groups/memory_hook.py)
+SERVER = 2_000_000_000
+PARTS = (
+    "weights", "gradients", "optimizer", "gathered weights", "activations", "logits",
+    "serve weights", "kv cache", "server", "staging", "reserve",
+)  # fmt: skip
+
+
+class Item(NamedTuple):
+    """A part that an engine can put off its device: ``("policy", "train", "optimizer")``."""
+
+    model: str
+    engine: str
+    part: str
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory that a plan's steps and engines take on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
+    work: Workload
+    sizes: Mapping[str, Size]
+
+    def on(self, pool: str, steps: Iterable[Step]) -> list[Step]:
+        """The steps that a pool takes part in."""
+        return [step for step in steps if pool in (step.pool, step.source)]
+
+    def model_of(self, step: Step) -> tuple[ModelPlan, Size]:
+        """Return the model that a step works on, and its size."""
+        name = next(iter(step.models))
+        return self.plan.models[name], self.sizes[name]
+
+    def serve(self, model: str) -> ServePlan:
+        """Return the engine that generates with a model."""
+        serve = self.plan.models[model].serve
+        assert serve
+        return serve
+
+    def rows(self, columns: Iterable[str], step: Step) -> float:
+        """Return the rows of the longest of some columns; of an evaluation, no bound is known."""
+        domains = (self.plan.columns[step.phase][column].domain for column in columns)
+        return max((self.work.rows.get(domain, math.inf) for domain in domains), default=0.0)
+
+    def device_rows(self, step: Step) -> float:
+        """Return how many samples the busiest device generates: whole prompts; of an evaluation, infinity."""
+        if step.phase != "train":
+            return math.inf
+        made = self.plan.domain(step.phase, step.writes[0])
+        prompts = self.work.rows[made.name] / made.times
+        return -(-prompts // len(step.devices)) * made.times
+
+    def slots(self, step: Step) -> int:
+        """Return the samples that an engine generates at a time.
+
+        SGLang's cache is paged: a sample takes what it has so far, on average no more than the mean. In the
+        embedded engine's each has room for the longest.
+        """
+        serve = self.serve(next(iter(step.models)))
+        rows = self.device_rows(step) * serve.tensor_parallel
+        sample = self.work.mean if serving(serve).paged else self.work.most
+        return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))
+
+    def in_order(self) -> list[Step]:
+        """The training steps in the order in which they run while the pipeline is full."""
+        return [self.plan.steps[number - 1] for number in self.plan.slot]
+
+    def items(self, pool: str) -> dict[Item, int]:
+        """Return what the engines of a pool hold, in bytes of a device."""
+        found: dict[Item, int] = {}
+        for name, model in self.plan.models.items():
+            size = self.sizes.get(name)
+            own = model.train and model.train.pool == pool and not model.shares and self._trains(name)
+            if size and model.train and own:
+                shard = size.on_device(self.plan.pools[pool])
+                trained = trained_on_device(size, model, self.plan.pools[pool])
+                added = trained * MASTER if model.train.lora else 0
+                found[Item(name, "train", "parameters")] = shard * master(model) + added
+                if not model.frozen:
+                    found[Item(name, "train", "optimizer")] = 2 * trained * MASTER
+            if size and model.serve and model.serve.pool == pool and not model.serve.addresses:
+                width, group = WIDTH[model.serve.dtype], model.serve.tensor_parallel
+                found[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
+                if serving(model.serve).own_servers:  # which has its cache as long as it is awake
+                    found[Item(name, "serve", "kv")] = self._cache(name, size)
+        return found
+
+    def _cache(self, model: str, size: Size) -> int:
+        """Keys and values of all tokens that SGLang is started for, in bytes of a device.
+
+        It allocates them at once. Each device of a group has the keys of some heads, of one at least.
+        """
+        serve = self.serve(model)
+        parts = min(serve.tensor_parallel, size.config.key_heads)
+        return -(-int(serve.cache_tokens) * size.kv_bytes(WIDTH[serve.dtype]) // parts)
+
+    def _trains(self, model: str) -> bool:
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        readers = {model, *(name for name, other in self.plan.models.items() if other.shares == model)}
+        reads = (step for step in steps if "train" in step.engines)
+        return any(readers & step.models.keys() for step in reads)
+
+    def needs(self, pool: str, step: Step) -> set[Item]:
+        """Return what must be on a pool's devices in a step: for a region, what any of its steps needs.
+
+        Its steps are repeated, and engines do not come and go between two rounds.
+        """
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        together = [other for other in steps if step.region and other.region == step.region] or [step]
+        return set().union(*(self._needs(pool, one) for one in together))
+
+    def _needs(self, pool: str, step: Step) -> set[Item]:
+        found: set[Item] = set()
+        for name in () if step.facts.moves else step.models:
+            if step.pool == pool and step.engine == "serve":
+                found.add(Item(name, "serve", "weights"))
+                if step.generates:
+                    found.add(Item(name, "serve", "kv"))
+            if (step.facts.syncs and pool == (step.source or step.pool)) or step.engine == "train":
+                found.add(Item(self.plan.models[name].shares or name, "train", "parameters"))
+            if step.updated == name:
+                found.add(Item(name, "train", "optimizer"))
+        return found & self.items(pool).keys()
+
+    def transient(self, pool: str, step: Step) -> Counter[str]:
+        """Return what a step needs on a pool beside what is resident."""
+        if not step.models or step.facts.moves:
+            return Counter()
+        model, size = self.model_of(step)
+        if step.facts.syncs:
+            return Counter({"staging": self._syncing(pool, step)})
+        if step.engine == "serve":
+            assert model.serve
+            if model.serve.addresses:
+                return Counter()  # it is the servers' memory
+            cut = self.plan.functions[step.phase][step.node].value("nucleus", 1.0) != 1.0
+            return generating(size, model.serve, self.slots(step), self.work.most, cut)
+        if step.copied:
+            width = master(self.plan.models[step.copied])
+            return Counter({"staging": staging(size.tensors, self.plan.pools[pool], width)})
+        moments = self.passing(step).values()
+        return max(moments, key=lambda parts: parts.total())
+
+    def passing(self, step: Step) -> Moments:
+        """The moments of a step's largest micro-batch."""
+        (model, size), most = self.model_of(step), self.work.most
+        assert model.train
+        tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
+        mask = mask_bytes(model, tokens, int(most))
+        micro_batch = Pass(size, model, len(step.devices), tokens, mask)
+        return micro_batch.update() if step.updates else micro_batch.score()
+
+    def _syncing(self, pool: str, step: Step) -> int:
+        """Bytes of a weight sync on a device that sends, or on one that only receives."""
+        model, size = self.model_of(step)
+        assert model.train and model.serve
+        width, lora = gathered_width(model), model.train.lora
+        served = WIDTH[model.serve.dtype]
+        sent = min(size.parameters * served, max(BUCKET, max(size.numbers) * served))
+        if pool != (step.source or step.pool):
+            return sent
+        # a bucket is of one data type: between adapters in float32, a narrower weight has one to itself
+        apart = [[tensor] for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
+        gathered = max(staging(tensors, self.plan.pools[pool], width) for tensors in apart)
+        # a merge in float32 takes two products and a sum beside its weight and the one before: once, the
+        # embedding
+        embedding, first, *_ = size.numbers
+        pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []
+        merged = max((one * (width + 3 * MASTER) + before * width for one, before in pairs), default=0)
+        # a bucket as it was gathered, cast where it was not before, and laid into one buffer
+        handed = 0 if step.path == "memory" else sent * (2 if width == served else 2 + width // served)
+        return max(gathered, merged, handed)
+
+    def resident(self, pool: str, away: set[Item]) -> Counter[str]:
+        """The parts of a device that engines hold, but for what is away."""
+        held: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
+        for item, size in self.items(pool).items():
+            if item not in away:
+                held[LABELS[item.part, item.engine]] += size
+            if item.part == "kv" and self.cluster.device == "cuda":
+                held["server"] += SERVER
+        return held
+
+    def moments(self, pool: str, steps: Iterable[Step]) -> Iterator[tuple[Step, Counter[str]]]:
+        """Return what a device of a pool holds in each step, from the state between two iterations on."""
+        away = set(away_items(self.plan))
+        for step in self.on(pool, steps):
+            moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
+            if step.facts.moves == "back":
+                away -= moved
+            yield step, self.resident(pool, away) + self.transient(pool, step)
+            if step.facts.moves == "off":
+                away |= moved
+
+    def peaks(self) -> dict[str, Peak]:
+        """The peak of each pool, over training and evaluation."""
+        found = {}
+        for pool in self.plan.pools:
+            both = (self.in_order(), self.plan.eval_steps)
+            moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
+            held = self.resident(pool, set(away_items(self.plan)))
+            name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
+            ordered = {part: parts[part] for part in PARTS if parts[part]}
+            found[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
+        return found
+
+
+LABELS = {
+    ("parameters", "train"): "weights",
+    ("optimizer", "train"): "optimizer",
+    ("weights", "serve"): "serve weights",
+    ("kv", "serve"): "kv cache",
+}
+
+
+def away_items(plan: Plan) -> Iterator[Item]:
+    """Return what is off its device between two iterations."""
+    for engine, parts in plan.away.items():
+        model, _, kind = engine.rpartition(".")
+        yield from (Item(model, kind, part) for part in parts)
+
+
+def master(model: ModelPlan) -> int:
+    """Bytes of a weight in the train engine; beside an adapter it is held as it is computed with."""
+    assert model.train
+    fixed = model.frozen or model.train.lora
+    return WIDTH[model.train.dtype] if fixed else MASTER
+
+
+def gathered_width(model: ModelPlan) -> int:
+    """Bytes of a weight that is gathered for a sync.
+
+    Shards are cast before that where the serve engine holds less; but where adapters are merged, after it.
+    """
+    assert model.train and model.serve
+    own = master(model)
+    return own if model.train.lora else min(own, WIDTH[model.serve.dtype])
+
+
+def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool = False) -> Counter[str]:
+    """One engine's slots at their full length; sampling's float32 copies of the logits; one layer's work.
+
+    The embedded engine has its cache only while it generates, and repeats keys and values of one layer for
+    every query head while that runs. ``cut``: the rollout samples with ``top_p``, for which logits are
+    sorted.
+    """
+    width, group = WIDTH[serve.dtype], serve.tensor_parallel
+    prefill = PREFILL * Layer(size, width).kept
+    logits = rows * size.vocabulary * (width + (SORTED if cut else SAMPLING))
+    if serving(serve).own_servers:
+        return Counter({"logits": logits // group, "activations": prefill // group})
+    repeated = 2 * rows * int(length) * size.config.queries * width
+    cache = rows * int(length) * size.kv_bytes(width)
+    return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})
+
+
+def mask_bytes(model: ModelPlan, tokens: int, longest: int) -> int:
+    """The most that the mask of packed rows takes (engines/fsdp/packing.py); 0 where they are not packed."""
+    assert model.train
+    if not model.train.packing or longest * max(longest, tokens) > MASK:
+        return 0
+    width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
+    return max(tokens, width) * width * WIDTH[model.train.dtype]

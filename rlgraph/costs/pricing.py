@@ -1,0 +1,213 @@
+"""A plan with what it takes on a cluster: seconds and bytes of each step, and the peak of its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from rlgraph.costs import formulas
+from rlgraph.costs.calibration import RATES, Calibration
+from rlgraph.costs.efficiency import ASSUMED
+from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
+from rlgraph.costs.lora_size import trained_on_device
+from rlgraph.costs.memory import Footprint, Item, gathered_width, master
+from rlgraph.costs.model_size import Size, size_of
+from rlgraph.engines.registry import serving
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.row_layout import ONE
+from rlgraph.ir.steps import Kind
+from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
+
+TEXT = 4  # bytes of a token as text: about four characters of English
+
+
+def sizes_of(plan: Plan) -> dict[str, Size]:
+    """The sizes of the models that some engine holds.
+
+    Raises:
+        GraphError: with every model whose size is unknown.
+    """
+    sizes: dict[str, Size] = {}
+    problems: list[Problem] = []
+    for name, model in plan.models.items():
+        if model.train or model.serve:
+            try:
+                sizes[name] = size_of(model.path, model.head)
+            except GraphError as error:
+                problems += [replace(p, remedy=p.remedy.replace("NAME", name)) for p in error.problems]
+    if problems:
+        raise GraphError(dict.fromkeys(problems))
+    return sizes
+
+
+@dataclass(frozen=True)
+class Pricing(Footprint):
+    """Prices of a plan's steps on a cluster: seconds, and bytes that travel, as well as memory."""
+
+    calibration: Calibration | None = None
+
+    def middle(self, step: Step) -> float:
+        """Seconds between best and worst: their geometric mean."""
+        return math.sqrt(self.seconds(step, BEST)[0] * self.seconds(step, WORST)[0])
+
+    def priced(self, step: Step) -> Step:
+        """The step with its seconds and bytes."""
+        best, moved = self.seconds(step, BEST)
+        worst, _ = self.seconds(step, WORST)
+        return replace(step, seconds=(round(best, 6), round(worst, 6)), bytes=round(moved))
+
+    def seconds(self, step: Step, grade: int) -> tuple[float, float]:
+        """Seconds at one grade, and bytes. Where a run was measured, the middle times its factor."""
+        seconds, moved = self._assumed(step, grade)
+        factors = self.calibration and self.calibration.of(step)
+        if factors:
+            other, _ = self._assumed(step, WORST if grade == BEST else BEST)
+            seconds = math.sqrt(seconds * other) * factors[0 if grade == BEST else 1]
+        return seconds, moved
+
+    def _assumed(self, step: Step, grade: int) -> tuple[float, float]:
+        seconds, moved = PRICES[step.rate](self, step, grade)
+        return seconds + ASSUMED.step[grade], moved
+
+    def _copy(self, step: Step, grade: int) -> tuple[float, float]:
+        """A full gather of the weights that are copied; each device keeps its shard."""
+        size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
+        rates = self._rates(step.pool, "float32", grade)
+        return formulas.sync_seconds(size, rates, width), formulas.sync_bytes(size, rates.devices, width)
+
+    def _on_host(self, step: Step, grade: int) -> tuple[float, float]:
+        if step.inserted:
+            return 0.0, 0.0
+        touched = (*step.reads, *step.writes)
+        text = any(self.plan.columns[step.phase][name].type.dtype == "text" for name in touched)
+        row = ASSUMED.text_row if text else ASSUMED.row
+        return self.rows(touched, step) / len(step.devices) * row[grade], 0.0
+
+    def _rollout(self, step: Step, grade: int) -> tuple[float, float]:
+        model, size = self.model_of(step)
+        assert model.serve
+        group, graphs = model.serve.tensor_parallel, serving(model.serve).cuda_graphs
+        rates = Rates(self.cluster, group, model.serve.dtype, grade, group=group)
+        rows, prompt = self.device_rows(step) * group, self.work.prompt
+        prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
+        first = formulas.prefill_seconds(size, rates, prompts, prompt)
+        lengths = self.work.limited(self.plan.functions[step.phase][step.node])
+        rest = formulas.decode_seconds(size, rates, rows, self.slots(step), prompt, lengths, graphs)
+        return first + rest, 0.0
+
+    def _pass(self, step: Step, grade: int) -> tuple[float, float]:
+        model, size = self.model_of(step)
+        assert model.train
+        function = self.plan.functions[step.phase][step.node]
+        minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
+        rates = self._rates(step.pool, model.train.dtype, grade)
+        times = minibatches * epochs if step.updates else 1
+        work = self._share(step, model.train.micro_tokens, minibatches, times)
+        if step.updates:
+            factor = 4 if model.train.recompute else 3
+            seconds = formulas.update_seconds(size, rates, work, times, factor)
+            return seconds, formulas.update_bytes(size, rates, work.passes, times)
+        return formulas.score_seconds(size, rates, work), formulas.score_bytes(size, rates, work.passes)
+
+    def _share(self, step: Step, micro_tokens: int, minibatches: int, times: int) -> Tokens:
+        """Return what the busiest device computes per mini-batch: an even share, or the longest sample."""
+        cuts = minibatches if step.updates else 1
+        rows = self.rows(step.reads, step) / cuts
+        tokens = max(rows * self.work.mean / len(step.devices), self.work.longest(rows))
+        squares = tokens / self.work.mean * self.work.square
+        passes = times * math.ceil(tokens / max(micro_tokens, self.work.longest(rows)))
+        return Tokens(tokens * times, squares * times, passes)
+
+    def _rates(self, pool: str, dtype: str, grade: int) -> Rates:
+        """Return the rates of all devices of a pool together."""
+        first = 0
+        for name, count in self.plan.pools.items():
+            if name == pool:
+                break
+            first += count
+        return Rates(self.cluster, self.plan.pools[pool], dtype, grade, first=first)
+
+    def _sync(self, step: Step, grade: int) -> tuple[float, float]:
+        if step.copied:
+            return self._copy(step, grade)
+        model, size = self.model_of(step)
+        assert model.train and model.serve
+        rates, width = self._rates(step.source or step.pool, model.serve.dtype, grade), gathered_width(model)
+        seconds = formulas.sync_seconds(size, rates, width)
+        moved = formulas.sync_bytes(size, rates.devices, width)
+        if model.train.lora:
+            moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
+        whole = size.parameters * rates.width
+        # files are written by one device and read by all: what the host's link lets through, twice
+        files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
+        if step.source:
+            both = replace(rates, first=0, devices=sum(self.plan.pools.values()))
+            seconds += files or both.travel(whole)
+            moved = max(moved, whole)
+        if model.serve.addresses:  # of other hosts, as far as the plan knows
+            seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])
+        return seconds, moved
+
+    def _move(self, step: Step, grade: int) -> tuple[float, float]:
+        """An engine's parts to the host or back; a serve engine drops its own, frozen ones are there."""
+        (name,) = step.models
+        dropped = step.engine == "serve" or (step.facts.moves == "off" and self.plan.models[name].frozen)
+        items = self.items(step.pool)
+        moved = 0.0 if dropped else float(sum(items[Item(name, "train", part)] for part in step.parts))
+        return formulas.host_seconds(moved, self._rates(step.pool, "float32", grade)), moved
+
+    def _repartition(self, step: Step, grade: int) -> tuple[float, float]:
+        columns = self.plan.columns[step.phase]
+        whole = sum(self._row_bytes(columns[c].type) * self.work.rows[columns[c].domain] for c in step.reads)
+        devices = self.plan.pools[step.pool]
+        away = whole * (devices - 1) / devices
+        # rows that lie or gather on one device pass its link, all of them; else each device takes its share
+        through_one = ONE in {step.layout, *(columns[c].layout for c in step.reads)}
+        seconds = away / (1 if through_one else devices) / ASSUMED.objects[grade]
+        received = away / (1 if step.layout == ONE else devices)
+        return seconds, received
+
+    def _row_bytes(self, kind: ColumnType) -> float:
+        """Bytes of one row of a column type such as ``int64[samples, tokens]``."""
+        prompt = kind.axis == "prompt_tokens" or not (kind.axis or DOMAINS[kind.domain].answered)
+        tokens = self.work.prompt if prompt else self.work.mean
+        if kind.dtype in BYTES:
+            return BYTES[kind.dtype] * (tokens if kind.axis else 1)
+        return TEXT * tokens
+
+
+PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
+    "generate": Pricing._rollout,
+    "score": Pricing._pass,
+    "update": Pricing._pass,
+    "sync": Pricing._sync,
+    "move": Pricing._move,
+    "repartition": Pricing._repartition,
+    "host": Pricing._on_host,
+}
+assert {*PRICES} == {*RATES} >= {kind.facts.rate for kind in Kind if kind.facts.rate}
+
+
+def sync_least(plan: Plan, step: Step) -> int:
+    """The fewest bytes that a device has to receive in a sync: what it lacks, in the serve engine's type."""
+    (name,) = step.models
+    model = plan.models[name]
+    assert model.serve
+    size, devices = size_of(model.path, model.head), 0 if step.source else len(step.devices)
+    return round(formulas.sync_bound(size, devices, WIDTH[model.serve.dtype], model.serve.tensor_parallel))
+
+
+def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
+    """Return how many buckets the weights of a sync travel in, and their data type.
+
+    Within a process they are the buckets of the gather, else those that are sent.
+    """
+    (name,) = step.models
+    model = plan.models[name]
+    assert model.serve
+    inside = step.path == "memory"
+    width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
+    dtypes = {width: dtype for dtype, width in WIDTH.items()}
+    return size_of(model.path, model.head).buckets(width, fused=inside), dtypes[width]

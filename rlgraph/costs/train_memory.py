@@ -1,0 +1,258 @@
+"""Bytes that a train engine needs of a device beside its shards, moment by moment: see docs/cost_model.md.
+
+A peak is the most of any moment: the activations of the whole model are gone by the time that the gradients
+of its embeddings are reduced. ``benchmarks/memory_fake.py`` holds the moments to what the engine itself
+holds.
+
+Notation: b bytes of a number in the data type that is computed in; h, q, k, m the widths of hidden states, of
+all queries, of all keys, and of the MLP.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlgraph.costs import limits
+from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, trained_on_device
+from rlgraph.costs.model_size import Size, padded
+from rlgraph.ir.plan import ModelPlan
+
+Moments = dict[str, Counter[str]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch through a train engine, all of whose tokens are scored.
+
+    Args:
+        size: of the model.
+        model: with its settings to train.
+        devices: that its shards lie on.
+        tokens: that the micro-batch reads, padding included.
+        mask: bytes of the mask of packed rows; 0 where rows lie beside each other.
+    """
+
+    size: Size
+    model: ModelPlan
+    devices: int
+    tokens: int
+    mask: int = 0
+
+    def score(self) -> Moments:
+        """The moments of a pass without gradients."""
+        hidden, logits = self._hidden, logits_bytes(self.size, self.width, self.tokens, update=False)
+        both = self.root + self.block
+        return {
+            "start": _parts(both + self.root_result + self.result, self.mask + hidden),
+            "layer": _parts(both + self.result, self.mask + self.tokens * self.layer.forward),
+            "between layers": _parts(both + 2 * self.result, self.mask + 2 * hidden),
+            "logits": _parts(self.root + self.result, self.mask + hidden, logits),
+        }
+
+    def update(self) -> Moments:
+        """The moments of a forward and a backward pass; gradients in shards are there in all of them."""
+        both = self.root + self.block
+        moments = {
+            "start": _parts(both + self.root_result + self.result, self.mask + self._hidden),
+            "between layers": _parts(both + 2 * self.result, self.mask + self._kept + self._hidden),
+            **self._logits(),
+            **self._layers(),
+        }
+        if self.adapted is None:
+            moments |= self._embeddings()
+        held = MASTER * trained_on_device(self.size, self.model, self.devices)
+        return {name: parts + Counter({"gradients": held}) for name, parts in moments.items()}
+
+    def _logits(self) -> Moments:
+        """The backward pass of the head: all activations, and what its chunks add up to.
+
+        Over chunks the gradient of its weights is summed in float32, beside that of this chunk and of the
+        last.
+        """
+        kept = self.mask + self._kept + self._hidden + self.tokens * self.size.config.hidden_size * MASTER
+        logits = logits_bytes(self.size, self.width, self.tokens, update=True)
+        chunk = chunk_numbers(self.size, self.tokens)
+        fewer = logits - chunk * (2 * MASTER - self.width)  # the logits and their gradient alone
+        several = chunk < self.tokens * self.size.vocabulary
+        summed = several * (self.head + self.head // self.width * MASTER)
+        before = self.root + self.result + self.whole + summed
+        return {"logits": _parts(before, kept, logits), "head": _parts(before + self.head, kept, fewer)}
+
+    def _layers(self) -> Moments:
+        """The backward pass of the last layer, and of the one before, beside which that one is reduced."""
+        own = 0 if self._recomputes else self.tokens * self.layer.kept
+        last = self.mask + self._kept - own + self._hidden
+        before = last - (self._hidden if self._recomputes else own)
+        gathered = self.root + self.block + self.result + self.whole + self.head
+        first, every = gathered + self._first_gradient, gathered + self.layer_gradient
+        begun, done = self.tokens * self.layer.backward, self.tokens * self.layer.after_mlp
+        return {
+            "last layer": _parts(first, last + begun),
+            "last layer's gradients": _parts(every, last + done),
+            "layer": _parts(first + self.reduced, before + begun),
+            "layer's gradients": _parts(every + self.reduced, before + done),
+        }
+
+    def _embeddings(self) -> Moments:
+        """The end of the backward pass: the gradients of embeddings and head are whole, then reduced."""
+        both = self.head + self.size.embedding * self.width
+        root = padded(self.size.root_tensors, self.devices)
+        # a device alone sums nothing: input, output, and their quotient
+        copies = 3 if self.devices == 1 else 1
+        reduced = 2 * self.whole or root * (MASTER * copies + self.width)
+        return {
+            "embeddings": _parts(self.root + self.whole + self.reduced + both, 2 * self._hidden),
+            "reduction": _parts(0 if self._alone else reduced, 0),
+        }
+
+    @cached_property
+    def width(self) -> int:
+        assert self.model.train
+        return WIDTH[self.model.train.dtype]
+
+    @cached_property
+    def adapted(self) -> frozenset[str] | None:
+        """The linear layers that have adapters; None of a model whose weights train."""
+        assert self.model.train
+        lora = self.model.train.lora
+        return adapted_layers(self.size, lora) if lora else None
+
+    @cached_property
+    def layer(self) -> Layer:
+        return Layer(self.size, self.width, self.mask > 0, self.adapted)
+
+    @cached_property
+    def root(self) -> int:
+        """Bytes of embedding, last norm and head, gathered; of a small model all of it is."""
+        if self._alone:
+            return 0
+        layers = self.size.on_device(self.devices) * self.devices if self._small else 0
+        return self.width * (layers or padded(self.size.root_tensors, self.devices))
+
+    @cached_property
+    def block(self) -> int:
+        """Bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
+        apart = not self._small and not self._alone
+        return apart * self.width * (self._largest(self.devices) + self._adapters(self.devices))
+
+    @property
+    def root_result(self) -> int:
+        """Bytes of the collective's own buffer, from which parameters are copied; a device alone has none."""
+        return self.root if self.devices > 1 else 0
+
+    @property
+    def result(self) -> int:
+        """The same of the group that was gathered last, or in a backward pass of the one that comes next."""
+        if self.devices == 1:
+            return 0
+        return self.root if self._small else self.block
+
+    @cached_property
+    def layer_gradient(self) -> int:
+        """Bytes of the gradients of a decoder layer, before they are reduced."""
+        return self.width * (self._largest(1) if self.adapted is None else self._adapters(1))
+
+    @cached_property
+    def reduced(self) -> int:
+        """Bytes of them on their way into shards, in float32."""
+        if self._small or self._alone:
+            return 0
+        return MASTER * (self._largest if self.adapted is None else self._adapters)(self.devices)
+
+    @cached_property
+    def whole(self) -> int:
+        """Bytes of a small model's gradients, summed whole over micro-batches in float32."""
+        return MASTER * trained_on_device(self.size, self.model, 1) if self._small and not self._alone else 0
+
+    @cached_property
+    def head(self) -> int:
+        """Bytes of the gradient of a language-model head; 0 where that does not train."""
+        trains = self.adapted is None and self.size.head == "lm"
+        return self.width * self.size.embedding if trains else 0
+
+    @property
+    def _small(self) -> bool:
+        return self.size.parameters <= limits.SMALL
+
+    @property
+    def _alone(self) -> bool:
+        """Return whether nothing is sharded: one device holds the parameters as they are computed with."""
+        return self.devices == 1 and (self.model.frozen or self.width == MASTER)
+
+    @property
+    def _hidden(self) -> int:
+        return self.tokens * self.size.config.hidden_size * self.width
+
+    @property
+    def _recomputes(self) -> bool:
+        assert self.model.train
+        return bool(self.model.train.recompute)
+
+    @property
+    def _kept(self) -> int:
+        layers = self.size.config.num_hidden_layers
+        return layers * (self._hidden if self._recomputes else self.tokens * self.layer.kept)
+
+    @property
+    def _first_gradient(self) -> int:
+        """Bytes of the gradient of the weights that come first in a layer's backward pass."""
+        config = self.size.config
+        if self.adapted is not None or self.layer.permutes:
+            return 0
+        inner = config.experts * config.expert_size if self.layer.sparse else config.intermediate_size
+        return self.width * config.hidden_size * inner
+
+    def _largest(self, devices: int) -> int:
+        config = self.size.config
+        return max(padded(config.tensors(index), devices) for index in range(config.num_hidden_layers))
+
+    def _adapters(self, devices: int) -> int:
+        assert self.model.train
+        lora = self.model.train.lora
+        return padded(adapter_tensors(self.size, lora), devices) if lora else 0
+
+
+def staging(tensors: Iterable[tuple[int, int]], devices: int, width: int) -> int:
+    """Bytes of a weight sync on a device that sends.
+
+    A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in
+    its bucket, is as it was gathered. The last tensor of the bucket before is there until the next one is
+    asked for.
+
+    Args:
+        tensors: rows of each tensor and numbers per row, in the order in which they are sent.
+        devices: that the shards lie on.
+        width: bytes of a number as it travels.
+    """
+    most = last = 0
+    for bucket in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width):
+        whole = padded(bucket, devices)
+        most = max(most, last + whole // devices + whole * (1 if len(bucket) == 1 else 2))
+        last = padded(bucket[-1:], devices)
+    return most * width
+
+
+def chunk_numbers(size: Size, tokens: int) -> int:
+    """Numbers of one chunk's logits, of whole tokens."""
+    return min(tokens, max(1, limits.LOGITS // size.vocabulary)) * size.vocabulary
+
+
+def logits_bytes(size: Size, width: int, tokens: int, update: bool) -> int:
+    """The logits of one chunk of tokens and copies of them, and hidden states of the scored tokens.
+
+    Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
+    scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is
+    differentiated takes another, which is left out.
+    """
+    copies = 2 * MASTER + width if update else MASTER + (width if width < MASTER else 0)
+    hidden = tokens * size.config.hidden_size * width
+    return copies * chunk_numbers(size, tokens) + (2 if update else 1) * hidden
+
+
+def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:
+    return Counter({"gathered weights": gathered, "activations": activations, "logits": logits})

@@ -1,0 +1,174 @@
+"""The work of an iteration: rows and tokens, from a plan's attributes and a few stated assumptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rlgraph.ir.plan import Function, Plan
+from rlgraph.ops.declare import Role
+
+BATCH, PROMPT, RESPONSE = 128, 256, 1024  # defaults: prompts, prompt tokens, new tokens
+POINTS = 64  # points of the grid on which a rollout's shrinking batch is summed
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The distribution of response lengths: exponential with this mean, cut at ``longest``.
+
+    Of all distributions with a given mean and a bound it is the one of most entropy: it assumes nothing else.
+    """
+
+    mean: float
+    longest: float
+
+    @property
+    def rate(self) -> float:
+        """The rate r for which the cut distribution has its mean: (1 - exp(-r M)) / r = mean."""
+        low, high = 0.0, 64.0 / self.mean
+        if self.mean >= self.longest:
+            return 0.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            too_long = -math.expm1(-middle * self.longest) / middle > self.mean
+            low, high = (middle, high) if too_long else (low, middle)
+        return low
+
+    @property
+    def square(self) -> float:
+        """Mean of the squared length."""
+        rate, end = self.rate, self.longest
+        if rate == 0:
+            return end**2
+        return 2 * (1 / rate**2 - math.exp(-rate * end) * (end / rate + 1 / rate**2))
+
+    def of_longest(self, rows: float) -> float:
+        """Return the tokens of the longest of ``rows`` responses: the length that one in ``rows`` exceeds."""
+        rate = self.rate
+        return self.longest if rate == 0 else max(self.mean, min(self.longest, math.log(max(rows, 1)) / rate))
+
+    def alive(self, rows: float) -> Iterator[tuple[float, float, float]]:
+        """Yield the shrinking batch: (tokens generated so far, rows that still run, decode steps)."""
+        end, rate = self.of_longest(rows), self.rate
+        for index in range(POINTS):
+            middle = (index + 0.5) * end / POINTS
+            yield middle, max(1.0, rows * math.exp(-rate * middle)), end / POINTS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work of one training iteration: rows of each domain, and tokens of a row."""
+
+    rows: Mapping[str, float]
+    prompt: float
+    longest_prompt: float
+    responses: Lengths
+    assumed: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean tokens of a sample, prompt and response."""
+        return self.prompt + self.responses.mean
+
+    @property
+    def square(self) -> float:
+        """Mean of a sample's squared length."""
+        return self.prompt**2 + 2 * self.prompt * self.responses.mean + self.responses.square
+
+    def longest(self, rows: float) -> float:
+        """Return the tokens of the longest of ``rows`` samples."""
+        return max(self.prompt + self.responses.of_longest(rows), self.mean)
+
+    def limited(self, rollout: Function) -> Lengths:
+        """Return the response lengths of one rollout, which may allow fewer tokens than another."""
+        limit = _number(rollout, "response_limit", self.responses.longest)
+        return Lengths(min(self.responses.mean, limit), limit)
+
+    @property
+    def most(self) -> float:
+        """The most tokens that a sample may have."""
+        return self.longest_prompt + self.responses.longest
+
+
+def workload(
+    plan: Plan, prompt_tokens: float | None = None, response_tokens: float | None = None
+) -> Workload:
+    """Return the work of one training iteration of a plan.
+
+    Args:
+        plan: attributes of its sources say how many rows they give, and the longest prompt; those of its
+            rollouts the longest response (``rlgraph.ops.declare.Role``).
+        prompt_tokens: mean tokens of a prompt; half of the longest, or 256, unless given.
+        response_tokens: mean tokens of a response; half of the longest unless given.
+    """
+    functions = plan.functions["train"]
+    rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
+    limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
+    stated = [_number(f, "prompt_limit", 0) for f in functions.values()]
+    longest = max([n for n in stated if n], default=0)
+    prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
+    mean = min(response_tokens or limit / 2, limit)
+    rows = _rows(plan)
+    parts = [name for name in rows if plan.domains["train"][name].filtered]
+    assumed = [
+        f"prompts of {prompt:,.0f} tokens "
+        + _origin(prompt_tokens, "--prompt-tokens", longest, _named(functions, "prompt_limit")),
+        f"responses of {mean:,.0f} tokens "
+        + _origin(response_tokens, "--response-tokens", limit, _named(functions, "response_limit"))
+        + f", lengths exponential up to {limit:,.0f}",
+        "rows: " + ", ".join(f"{count:,.0f} {name}" for name, count in rows.items() if name not in parts),
+    ]
+    if parts:
+        assumed.append("filters keep every row")
+    for name, region in plan.regions.items():
+        if region.expected < 1:
+            assumed[-1] += f", but {name} {region.expected:.0%} (refill.expected), and one round is enough"
+    return Workload(rows, prompt, max(longest, 2 * prompt), Lengths(mean, limit), tuple(assumed))
+
+
+def _named(functions: Mapping[str, Function], role: Role) -> str:
+    """The attribute that has a role, as the first op calls it that has one."""
+    found = (function.roles[role] for function in functions.values() if role in function.roles)
+    return next(found, "max_new_tokens")
+
+
+def _origin(given: float | None, option: str, limit: float, attribute: str) -> str:
+    if given:
+        return f"({option})"
+    return f"(half of {attribute}; {option})" if limit else f"(assumed; {option})"
+
+
+def _number(function: Function, role: Role, default: float) -> float:
+    value = function.value(role)
+    return float(value) if isinstance(value, int | float) and value else default
+
+
+def _rows(plan: Plan) -> dict[str, float]:
+    """Return domain -> rows. A source without ``batch`` is taken to give 128; a filter keeps all.
+
+    One with ``refill`` has the rows that it says, of as many more as are expected to go.
+    """
+    columns = plan.columns["train"]
+    functions = plan.functions["train"]
+    domains = plan.domains["train"]
+    writers = {c.domain: c.writer for c in columns.values() if c.writer in functions}
+    rows: dict[str, float] = {}
+    for end in (step for step in plan.steps if step.facts.collects):
+        region = plan.regions[end.region]
+        rows[columns[end.writes[0]].domain] = region.rows
+        (source,) = (step for step in plan.steps if step.node == region.source)
+        rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
+
+    def count(name: str) -> float:
+        if name not in rows:
+            domain = domains[name]
+            if domain.parent:
+                rows[name] = count(domain.parent) * domain.times
+            else:
+                rows[name] = _number(functions[writers[name]], "rows", BATCH)
+        return rows[name]
+
+    for name in dict.fromkeys((*writers, *(c.domain for c in columns.values()))):
+        count(name)
+    return rows

@@ -1,0 +1,136 @@
+"""The serving and training engines: what each can do, what it needs, and where its code lies.
+
+An engine is a package in `runtime/engines/` and a record here. No other file compares an engine's name: the
+compiler asks the record, and a worker calls the builder that it names. Nothing here imports an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Protocol
+
+from rlgraph.engines import sglang_options
+
+RUNTIME = "rlgraph.runtime.engines"
+SIZES = {"dtype": "dtype", "max_rows": "max_rows"}
+# keys of `models.NAME.serve` that an engine refuses if it does not take them; it ignores other keys
+REFUSED = ("tensor_parallel", "addresses", "options")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """An engine that generates.
+
+    Attributes:
+        about: where it generates, for the description of ``serve.engine``.
+        builder: ``module:name`` of what makes the engine of one device, from the model's path, the parameters
+            in ``options``, and what is named in ``offered``.
+        options: keys of ``models.NAME.serve`` that it takes -> the builder's parameters.
+        needs: those that must be given.
+        offered: what a worker passes beside them: ``device``, ``pool`` (a process group), ``logs`` (a
+            folder), ``keeps`` (whether a copy of the weights may stay on the host), ``transport`` (the path
+            of its weight syncs, where it is the one that sends them to servers at addresses).
+        sender: ``module:name`` of what brings weights to servers at addresses from a worker that trains, made
+            of the addresses, the device, the path and ``sync_folder``.
+        module: what must be importable for it; the extra of its name installs that.
+        preflight: ``module:name`` of a function that yields what is wrong with a section before a run.
+        paths: how a weight sync reaches it from a train engine on its own devices, and then from elsewhere;
+            empty: it has weights of its own, so that its model is frozen and nothing else reads it.
+        own_servers: it starts servers on the run's devices, which hold weights and cache from start to sleep.
+        paged: its cache is paged: a sample takes what it has so far. Else each has room for the longest.
+        cuda_graphs: decoding is captured in CUDA graphs.
+        cached: tokens that one engine holds where memory is not planned.
+        owned: its own settings that ``serve.options`` may not give -> why.
+    """
+
+    about: str
+    builder: str
+    options: Mapping[str, str]
+    needs: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ("device",)
+    sender: str = ""
+    module: str = ""
+    preflight: str = ""
+    paths: tuple[str, ...] = ()
+    own_servers: bool = False
+    paged: bool = True
+    cuda_graphs: bool = True
+    cached: int = 2**16
+    owned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training:
+    """An engine that trains and scores: the ``module:name`` of its class, and the keys of
+    ``models.NAME.train`` that it takes."""
+
+    builder: str
+    options: tuple[str, ...]
+
+
+EMBEDDED, SERVERS = "transformers", "sglang"  # what ``engine: auto`` stands for
+SERVING = {
+    EMBEDDED: Serving(
+        "in the worker",
+        f"{RUNTIME}.transformers.engine:TransformersEngine",
+        {**SIZES, "cache_tokens": "max_cached_tokens"},
+        paths=("memory", "broadcast", "disk"),
+        paged=False,
+        cuda_graphs=False,
+        cached=2**19,
+    ),
+    SERVERS: Serving(
+        "in servers of its own",
+        f"{RUNTIME}.sglang.groups:sglang_engine",
+        {**SIZES, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
+        | {key: key for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options")},
+        offered=("device", "pool", "logs", "keeps", "transport"),
+        sender=f"{RUNTIME}.sglang.groups:sender",
+        module="sglang",
+        preflight=f"{RUNTIME}.sglang.preflight:problems",
+        paths=("ipc", "broadcast", "disk"),
+        own_servers=True,
+        owned=sglang_options.OWNED,
+    ),
+    "openai": Serving(
+        "in servers that run already and return token ids and log-probs, for frozen models",
+        f"{RUNTIME}.openai.engine:OpenAIEngine",
+        {"max_rows": "max_rows", "addresses": "addresses", "options": "options"},
+        needs=("addresses",),
+        offered=("pool",),
+        module="aiohttp",
+        preflight=f"{RUNTIME}.openai.preflight:problems",
+    ),
+}
+TRAINING = {
+    "fsdp": Training(
+        f"{RUNTIME}.fsdp.engine:FsdpEngine",
+        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing"),
+    ),
+}
+
+
+class ServeSection(Protocol):
+    """The keys of ``models.NAME.serve`` that the functions below read."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def addresses(self) -> list[str]: ...
+
+
+def serving(serve: ServeSection) -> Serving:
+    """Return the record of the engine of a plan's serve section."""
+    return SERVING[serve.engine]
+
+
+def is_installed(name: str) -> bool:
+    """Return whether what an engine needs is installed beside this rlgraph."""
+    return not SERVING[name].module or find_spec(SERVING[name].module) is not None
+
+
+def takers(key: str) -> list[str]:
+    """Return the engines that take a key of ``models.NAME.serve``."""
+    return [name for name, engine in SERVING.items() if key in engine.options]

@@ -1,0 +1,45 @@
+"""SGLang's settings that ``serve.options`` may not give, since rlgraph gives them, with the reasons."""
+
+from __future__ import annotations
+
+ADDRESS = "each server answers on a port of its own, with a key that the run draws"
+SPAN = "serve.tensor_parallel says how many devices of one host a server spans"
+COPIES = "a server is one copy of the model on one host; a pool has one server for each tensor-parallel group"
+BROUGHT = "weights are brought to a server by syncs, by their names in the checkpoint"
+TOKENS = "token ids go in and come out: the run has the tokenizer"
+MEMORY = "the plan says what sleeps when"
+
+OWNED = {
+    "model_path": "it is models.NAME.path",
+    "model": "it is models.NAME.path",
+    "device": "it is that of the run's workers",
+    "dtype": "it is serve.dtype, which weights are synced in",
+    "max_total_tokens": "it is serve.cache_tokens, which the plan counts",
+    "max_running_requests": "it is serve.max_rows, which the plan counts",
+    "load_format": BROUGHT,
+    "weight_version": BROUGHT,
+    "quantization": BROUGHT,
+    "enable_memory_saver": MEMORY,
+    "enable_weights_cpu_backup": MEMORY,
+    "tp_size": SPAN,
+    "tensor_parallel_size": SPAN,
+    "base_gpu_id": SPAN,
+    "gpu_id_step": SPAN,
+    "nnodes": SPAN,
+    "node_rank": SPAN,
+    "dist_init_addr": SPAN,
+    "dp_size": COPIES,
+    "data_parallel_size": COPIES,
+    "pp_size": COPIES,
+    "pipeline_parallel_size": COPIES,
+    "skip_tokenizer_init": TOKENS,
+    "is_embedding": TOKENS,
+    "host": ADDRESS,
+    "port": ADDRESS,
+    "api_key": ADDRESS,
+    "admin_api_key": ADDRESS,
+    "ssl_keyfile": ADDRESS,
+    "ssl_certfile": ADDRESS,
+    "skip_server_warmup": "it is asked for a token as soon as it is up",
+    "config": "options are written out in the graph, so that the plan holds them",
+}

@@ -1,0 +1,143 @@
+"""Binding: a tree and the registry become a graph, in which every name and every attribute is checked.
+
+All problems are collected and raised together. Edges are not resolved here: see infer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from rlgraph.errors import GraphError, Mark, nearest
+from rlgraph.frontend.bind_model import bind_model, reads_own_weights
+from rlgraph.frontend.bind_node import bind_node
+from rlgraph.frontend.infer import edge_problems
+from rlgraph.frontend.pools import bind_pools, engine_pools, pools_exist
+from rlgraph.frontend.tree_paths import SECTIONS
+from rlgraph.ir.graph import Graph
+from rlgraph.syntax.settings import Eval, Schedule, Section
+from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.validate import NAME, Binder, validate
+
+
+def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
+    """Return a composed tree as a graph, edges still open.
+
+    Args:
+        tree: what ``compose`` returned.
+        devices: how many devices ``auto`` stands for.
+        device: what a device is, ``cuda`` or ``cpu``: it settles data types and engines that are ``auto``.
+
+    Raises:
+        GraphError: with every problem found.
+    """
+    binder = Binder()
+    _sections_known(tree, binder)
+    binder.open_values += _open_values(tree)
+    sections = _section(tree, "models", binder).items()
+    models = {n: model for n, t in sections if (model := bind_model(n, t, device, binder))}
+    nodes = [
+        node for n, t in _section(tree, "nodes", binder).items() if (node := bind_node(n, t, models, binder))
+    ]
+    reads_own_weights(nodes, models, binder)
+    pools = bind_pools(_section(tree, "pools", binder), devices, binder)
+    pools_exist(_section(tree, "models", Binder()), _section(tree, "nodes", Binder()), pools, binder)
+    graph = Graph(
+        name=_word(tree, "graph", binder),
+        about=_text(tree, "about", binder),
+        seed=_seed(tree, binder),
+        models=models,
+        nodes=tuple(nodes),
+        devices=pools,
+        engines=engine_pools(models.values(), [*pools]),
+        schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
+        open_values=tuple(binder.open_values),
+    )
+    _validated(Eval, tree, "eval", binder)
+    if not binder.problems:
+        _next_is_written(graph, binder)
+    elif len(nodes) == len(_section(tree, "nodes", Binder())) and "bad-name" not in binder.kinds():
+        # every node is known by its ports, so problems between nodes can be reported too
+        binder.problems += edge_problems(graph)
+    if binder.problems:
+        raise GraphError(dict.fromkeys(binder.problems))
+    return graph
+
+
+def _next_is_written(graph: Graph, binder: Binder) -> None:
+    updated = {node.model for node in graph.nodes if node.updates}
+    reads = [(node, "model", node.model) for node in graph.nodes if node.reads_next]
+    reads += [(node, "of", node.of) for node in graph.nodes if node.of_next]
+    for node, key, model in reads:
+        if model not in updated:
+            law = f"node `{node.name}` reads `{model}@next`; no node updates `{model}`"
+            binder.problem("no-next", law, node.mark, remedy=f"write `{key}: {model}`")
+
+
+def _open_values(tree: Tree) -> Iterable[str]:
+    """Yield the paths of values written ???, each place once; one from ``${...}`` counts at its origin."""
+    found: dict[Mark, list[tuple[Any, ...]]] = {}
+    for path, leaf in tree.walk():
+        if leaf.value == OPEN:
+            found.setdefault(leaf.mark, []).append(path)
+    return [".".join(map(str, max(paths, key=partial(_written, tree, at)))) for at, paths in found.items()]
+
+
+def _written(tree: Tree, at: Mark, path: tuple[Any, ...]) -> int:
+    """Return how many lines before a place the node or model of a path begins; the nearest wrote it."""
+    begins = tree.at(path[:2]).key
+    return begins.line if begins and begins.source == at.source and begins.line <= at.line else 0
+
+
+def _sections_known(tree: Tree, binder: Binder) -> None:
+    for name, item in tree.items.items():
+        if name not in SECTIONS:
+            law = f"a graph has no section `{name}`"
+            known = (*SECTIONS, "extends", "edits")
+            binder.problem("unknown-section", law, item.key, known, nearest(name, known))
+    for name in ("graph", "nodes", "schedule"):
+        if tree.get(name) is None:
+            binder.problem("missing-section", f"the graph has no `{name}`", tree.mark)
+
+
+def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
+    section = tree.get(name)
+    if section is None:
+        return {}
+    if not section.is_map:
+        binder.problem("not-a-mapping", f"`{name}` is a mapping of names", section.mark)
+        return {}
+    for key, item in section.items.items():
+        if not NAME.match(key):
+            law = f"`{key}` is no name: letters, digits and _, not starting with a digit"
+            binder.problem("bad-name", law, item.key)
+    return section.items
+
+
+def _word(tree: Tree, name: str, binder: Binder) -> str:
+    item = tree.get(name)
+    if item and not (isinstance(item.value, str) and re.fullmatch(r"[\w.-]+", item.value)):
+        binder.problem("bad-name", f"`{name}` is one word: letters, digits, `_`, `-` and `.`", item.mark)
+    return str(item.value) if item else ""
+
+
+def _text(tree: Tree, name: str, binder: Binder) -> str:
+    item = tree.get(name)
+    if item and not isinstance(item.value, str):
+        binder.problem("wrong-type", f"`{name}` is a text", item.mark)
+    return str(item.value) if item else ""
+
+
+def _seed(tree: Tree, binder: Binder) -> int:
+    item = tree.get("seed")
+    if item and (not isinstance(item.value, int) or isinstance(item.value, bool) or item.value < 0):
+        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", item.mark)
+        return 0
+    return int(item.value) if item else 0
+
+
+def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:
+    item = tree.get(name)
+    return validate(section, item, name, binder) if item else None

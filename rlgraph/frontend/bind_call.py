@@ -1,0 +1,151 @@
+"""Binds what a node calls: its op and its hooks by name, their attributes, and the columns that it maps.
+
+Edits bind by it too, with a binder that is not strict: they ask for edges, and leave values to the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Mark
+from rlgraph.frontend.ports import hooked
+from rlgraph.frontend.shipped import graphs_folder
+from rlgraph.ir.graph import Call
+from rlgraph.ir.schedules import Varying, op_courses
+from rlgraph.nodes import HOOKS
+from rlgraph.ops.column_types import ColumnType, holds_paths
+from rlgraph.ops.declare import Hook, Op, Port
+from rlgraph.ops.registry import find_hook, find_op
+from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
+
+KEYS = ("every", "from")  # in which iterations a node runs that writes no columns
+
+
+def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Call]] | None:
+    """Return the function that a node calls and its hooks, with attributes; None where it names no op.
+
+    Raises:
+        GraphError: there is no such op or hook, and the binder is not strict.
+    """
+    named = tree.get("op")
+    if not tree.is_map or named is None or not isinstance(named.value, str):
+        law, remedy = f"node `{name}` does not say what it is", f"{name}: {{op: ...}}; see `rlgraph nodes`"
+        binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
+        return None
+    found = binder.attempt(find_op, named.value, named.mark)
+    if found is None:
+        return None
+    op, target = found
+    hooks = {n: h for n, kind, item in hooked(op, tree) if (h := _hook(f"{name}.{n}", kind, item, binder))}
+    rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
+    attributes, courses = _attributes(name, rest, op, binder, f"op {op.name}", _accepted(op))
+    if attributes is None:
+        fields = op.attributes.model_fields.items()
+        attributes = {n: None if spec.is_required() else spec.get_default() for n, spec in fields}
+    op = _with_columns(name, op, attributes, tree, binder)
+    return Call(op, target, attributes, courses=courses), hooks
+
+
+def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | None:
+    kind = tree.get("kind")
+    if not tree.is_map or (kind and kind.value == OPEN):
+        return None
+    if kind is None or not isinstance(kind.value, str):
+        law, remedy = f"`{path}` does not say its `kind`", f"as {{kind: {next(iter(HOOKS[hook.word]))}}}"
+        binder.problem("no-kind", law, tree.key or tree.mark, remedy=remedy)
+        return None
+    found = binder.attempt(find_hook, hook, kind.value, kind.mark)
+    if found is None:
+        return None
+    op, target = found
+    rest = replace(tree, value={n: t for n, t in tree.items.items() if n != "kind"})
+    attributes, courses = _attributes(path, rest, op, binder, f"{hook.word} {op.name}")
+    return Call(op, target, attributes or {}, courses=courses)
+
+
+def _accepted(op: Op) -> tuple[str, ...]:
+    """Return the keys that an op's nodes may have beside its attributes."""
+    keys: tuple[str, ...]
+    keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
+    keys += ("model",) if op.declared.recorded else ()
+    keys += KEYS if not op.outputs else ()
+    keys += ("of",) if op.copies else ()
+    return keys + (("refill",) if op.declared.filters else ())
+
+
+def _attributes(
+    path: str, tree: Tree, op: Op, binder: Binder, what: str, keys: tuple[str, ...] = ()
+) -> tuple[dict[str, Any] | None, dict[str, Varying]]:
+    """Return every attribute's value, or None with the problems noted, and the courses of some."""
+    fields = op.attributes.model_fields
+    if not binder.strict:  # as given, over the defaults
+        given = {n: child.plain() for n, child in tree.items.items() if n in fields}
+        return {n: field.default for n, field in fields.items() if not field.is_required()} | given, {}
+    tree, courses = op_courses(op, tree, path, binder, what)
+    values = validate(op.attributes, tree, path, binder, what, keys)
+    if values is None:
+        return None, {}
+    own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
+    return own | _paths(op, tree), courses
+
+
+def _with_columns(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
+    """Return an op of recorded rows with the columns that its attribute names beside its own."""
+    if not op.declared.recorded:
+        return op
+    own, ports = {port.name for port in op.outputs}, []
+    given = attributes.get("columns")
+    for column, text in (given if isinstance(given, Mapping) else {}).items():
+        mark = tree.at(("columns", column)).mark
+        try:
+            ports.append(Port(column, ColumnType.parse(str(text))))
+        except ValueError as error:
+            binder.problem("wrong-value", f"`{name}.columns.{column}`: {error}", mark)
+        if column in own:
+            law = f"`{name}.columns` names `{column}`, which op {op.name} writes anyway"
+            binder.problem("two-writers", law, mark, remedy=f"remove {name}.columns.{column}")
+    return replace(op, outputs=(*op.outputs, *(port for port in ports if port.name not in own)))
+
+
+def _paths(op: Op, tree: Tree) -> dict[str, Any]:
+    """Return the attributes given as paths, relative to the file that they stand in."""
+    fields = op.attributes.model_fields.items()
+    named = [attribute for attribute, spec in fields if holds_paths(spec.annotation, *spec.metadata)]
+    return {name: given.mapped(_resolved).plain() for name in named if (given := tree.get(name))}
+
+
+def _resolved(leaf: Tree) -> Tree:
+    return replace(leaf, value=resolved(leaf.value, leaf.mark)) if isinstance(leaf.value, str) else leaf
+
+
+def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
+    item = tree.get(key)
+    if item is None:
+        return {}
+    if not item.is_map or not all(isinstance(child.value, str) for child in item.items.values()):
+        binder.problem(
+            "wrong-type", f"`{key}` maps the op's names to columns, as {{rewards: shaped}}", item.mark
+        )
+        return {}
+    for child in item.items.values():
+        if not NAME.match(child.value):
+            law = f"`{child.value}` is no name: letters, digits and _, not starting with a digit"
+            binder.problem("bad-name", law, child.mark)
+    return {name: child.value for name, child in item.items.items()}
+
+
+def resolved(path: str, mark: Mark) -> str:
+    """Return a path relative to the file in which it is written.
+
+    In a shipped graph and on the command line it is relative to the working directory. A URL and an absolute
+    path stay as they are.
+    """
+    if path == OPEN or "://" in path or Path(path).is_absolute():
+        return path
+    origin = Path(mark.source.name)
+    shipped = origin.parent == graphs_folder() or mark.source.name == "command line"
+    return str(Path(path) if shipped else origin.parent / path)

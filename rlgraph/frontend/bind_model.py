@@ -1,0 +1,111 @@
+"""Binds a model: validates its section, also by what its engines take, and settles it for the devices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, takers
+from rlgraph.frontend.bind_call import resolved
+from rlgraph.ir.graph import Model, Node
+from rlgraph.ir.schedules import rate_course
+from rlgraph.syntax.settings import ModelSection, Serve
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.validate import Binder, validate
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
+
+
+def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | None:
+    """Return a model, or None with the problems noted and its name among the broken ones."""
+    tree, rate = rate_course(tree, f"models.{name}", binder)
+    spec = validate(ModelSection, tree, f"models.{name}", binder)
+    if spec is None:
+        binder.broken.add(name)
+        return None
+    spec = on_device(spec, device)
+    if not spec.frozen and spec.optimizer is None:
+        law = f"model `{name}` has no optimizer, so it can't be trained"
+        remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
+        binder.problem("no-optimizer", law, tree.key, remedy=remedy)
+    _serves(name, spec, tree, binder)
+    path = resolved(spec.path, tree.items["path"].mark)
+    if HUB_ID.match(spec.path) and not os.path.exists(path):
+        path = spec.path
+    return Model(name, path, spec, tree.key or tree.mark, rate)
+
+
+def on_device(spec: ModelSection, device: str) -> ModelSection:
+    """Return a model with the data types and the engine that are ``auto`` settled for ``cuda`` or ``cpu``.
+
+    Example:
+        >>> model = on_device(ModelSection(path="some/model"), "cuda")
+        >>> model.serve.engine, model.serve.dtype, model.train.dtype
+        ('sglang', 'bfloat16', 'bfloat16')
+    """
+    serve, train = spec.serve, spec.train
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    engine = SERVERS if device == "cuda" or any(given(serve)) else EMBEDDED
+    settled = {"engine": engine if serve.engine == "auto" else serve.engine}
+    settled["dtype"] = dtype if serve.dtype == "auto" else serve.dtype
+    computes = {"dtype": dtype if train.dtype == "auto" else train.dtype}
+    engines = {"serve": serve.model_copy(update=settled), "train": train.model_copy(update=computes)}
+    return spec.model_copy(update=engines)
+
+
+def given(serve: Serve) -> Iterator[str]:
+    """Yield the keys that not every engine takes, where they have another value than by default."""
+    default = Serve()
+    yield from (key for key in REFUSED if getattr(serve, key) != getattr(default, key))
+
+
+def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
+    """Check that a model's serve section has what its engine needs, and nothing that it does not take."""
+    serve, engine, path = spec.serve, SERVING[spec.serve.engine], f"models.{name}.serve"
+    for key in given(serve):
+        if key not in engine.options:
+            law = f"the engine {serve.engine} takes no `{path}.{key}`; {' or '.join(takers(key))} does"
+            remedy = f"set: {{{path}.engine: {takers(key)[0]}}}, or leave out {key}"
+            binder.problem("serve-option", law, tree.at(("serve", key)).key, remedy=remedy)
+    for key in engine.needs:
+        if not getattr(serve, key):
+            law = f"the engine {serve.engine} needs `{path}.{key}`, which the graph does not give"
+            binder.problem(
+                "serve-option", law, tree.at(("serve", "engine")).mark, remedy=f"give {path}.{key}"
+            )
+    if not engine.paths and not spec.frozen:
+        law = f"model `{name}` is trained, and no weights can be brought to the engine {serve.engine}"
+        remedy = f"say models.{name}.frozen=true if it is only read, or choose another {path}.engine"
+        binder.problem("engine-frozen", law, tree.at(("serve", "engine")).mark, remedy=remedy)
+    if serve.addresses and serve.tensor_parallel > 1:
+        law = f"`{path}.addresses` are of servers that run already, with a tensor_parallel of their own"
+        mark = tree.at(("serve", "tensor_parallel")).key
+        binder.problem("addresses", law, mark, remedy="leave out tensor_parallel")
+    _options(path, serve, tree, binder)
+
+
+def _options(path: str, serve: Serve, tree: Tree, binder: Binder) -> None:
+    """Check that a graph gives an engine no setting that the run decides, or that the engine can't take."""
+    engine = SERVING[serve.engine]
+    for option in serve.options:
+        mark = tree.at(("serve", "options", option)).key
+        if engine.own_servers and serve.addresses:
+            law = (
+                f"`{path}.options.{option}` is of servers that the run starts; those of addresses run already"
+            )
+            binder.problem("serve-option", law, mark, remedy="start them with it, and leave it out here")
+        elif option in engine.owned:
+            law = f"`{path}.options.{option}` is not the graph's to give: {engine.owned[option]}"
+            binder.problem("serve-option", law, mark, remedy=f"leave out {option}")
+
+
+def reads_own_weights(nodes: Iterable[Node], models: Mapping[str, Model], binder: Binder) -> None:
+    """Check that nothing scores with a model whose serve engine has weights that the run does not hold."""
+    for node in nodes:
+        model = models.get(node.model or "")
+        if model and node.call and node.op.engine == "train" and not SERVING[model.spec.serve.engine].paths:
+            law = f"node `{node.name}` reads the weights of `{model.name}`; the engine "
+            law += f"{model.spec.serve.engine} generates with weights of its own, which the run does not hold"
+            remedy = f"choose another models.{model.name}.serve.engine, or generate with another model"
+            binder.problem("engine-frozen", law, node.mark, remedy=remedy)

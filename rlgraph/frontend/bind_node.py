@@ -1,0 +1,195 @@
+"""Binds a node: what it calls, on which model and pool, over which rows and in which iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rlgraph.errors import Mark, nearest
+from rlgraph.frontend.bind_call import KEYS, bind_call, names
+from rlgraph.ir.graph import Model, Node
+from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
+from rlgraph.ops.declare import Op
+from rlgraph.ops.registry import find_function
+from rlgraph.syntax.settings import Refill
+from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.validate import Binder, validate
+
+
+def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) -> Node | None:
+    """Return a node, its edges still names of columns; None where it names no op, with the problem noted."""
+    bound = bind_call(name, tree, binder)
+    if bound is None:
+        return None
+    call, hooks = bound
+    op = call.op
+    model, reads_next = _node_model(name, tree, op, models, binder)
+    of, of_next = _copied(name, tree, op, models.get(model or ""), models, binder)
+    return Node(
+        name=name,
+        call=replace(call, ins=names(tree, "in", binder), outs=names(tree, "out", binder)),
+        hooks=hooks,
+        model=model,
+        reads_next=reads_next,
+        of=of,
+        of_next=of_next,
+        tokenizer=_tokenizer(name, tree, op, models, binder),
+        rows=_rows(name, tree, op, binder),
+        refill=_refill(name, tree, op, binder),
+        pool=_node_pool(name, tree, op, binder),
+        when=_cadence(name, tree, op, binder),
+        mark=tree.key or tree.mark,
+    )
+
+
+def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
+    """Return the filter that `rows` names; inference of domains checks that it exists."""
+    item = tree.get("rows")
+    if item is None or item.value == OPEN:
+        return None
+    if not isinstance(item.value, str):
+        binder.problem("wrong-type", f"`rows` of node `{name}` names a filter", item.mark)
+        return None
+    if op.source:
+        binder.problem(
+            "rows-of-a-source", f"op {op.name} makes its own rows", item.key, remedy="remove `rows`"
+        )
+    return item.value
+
+
+def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
+    """Return how a filter gets more rows: `true` takes the defaults."""
+    item = tree.get("refill")
+    if item is None or item.value in (None, OPEN, False):
+        return None
+    if not op.declared.filters:
+        law = f"`refill` of node `{name}`: op {op.name} is no filter"
+        binder.problem("refill-of-no-filter", law, item.key, remedy="remove `refill`")
+        return None
+    if item.value is True:
+        return Refill()
+    found: Refill | None = validate(Refill, item, f"{name}.refill", binder)
+    if found is None or found.policy in (None, OPEN):
+        return found
+    policy = binder.attempt(find_function, found.policy, "policy", item.items["policy"].mark)
+    return found.model_copy(update={"policy": policy})
+
+
+def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
+    """Return the pool that a node asks for; a node on a model runs where the model's engine is."""
+    item = tree.get("pool")
+    if item is None or item.value in (None, OPEN):
+        return ""
+    if op.engine:
+        law = f"node `{name}` runs where its model's {op.engine} engine is"
+        model = str(tree.items["model"].value) if tree.get("model") else "MODEL"
+        remedy = f"place the engine: models.{model.partition('@')[0]}.{op.engine}.pool={item.value}"
+        binder.problem("pool-of-engine", law, item.key, remedy=remedy)
+    return str(item.value)
+
+
+def _node_model(
+    name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder
+) -> tuple[str | None, bool]:
+    item = tree.get("model")
+    if op.engine is None and not op.declared.recorded:
+        if item:
+            binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
+        return None, False
+    if item is None or not isinstance(item.value, str):
+        law = f"node `{name}` does not say which model it runs (op {op.name})"
+        binder.problem("no-model", law, tree.key or tree.mark, models, "add `model: NAME`")
+        return None, False
+    model, _, at = item.value.partition("@")
+    if item.value == OPEN or model in binder.broken:
+        return None, False
+    if model not in models or at not in ("", "next"):
+        law = f"there is no model `{item.value}`"
+        binder.problem("unknown-model", law, item.mark, models, nearest(model, models))
+        return None, False
+    _model_fits(name, op, models[model], item.mark, binder)
+    return model, at == "next"
+
+
+def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
+    if op.declared.head not in ("any", model.spec.head):
+        law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{model.spec.head}`"
+        remedy = f"give models.{model.name} `head: {op.declared.head}`, or name a model that has one"
+        binder.problem("wrong-head", law, mark, remedy=remedy)
+    if op.declared.updates and model.spec.frozen and not op.copies:
+        law = f"node `{name}` updates model `{model.name}`, which is frozen"
+        binder.problem("frozen", law, mark, remedy=f"remove `frozen: true` from models.{model.name}")
+
+
+def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder) -> str | None:
+    item = tree.get("tokenizer")
+    if "tokenizer" not in op.handles.values():
+        if item:
+            law = f"op {op.name} reads no tokenizer"
+            binder.problem("tokenizer-unused", law, item.key, remedy="remove `tokenizer`")
+        return None
+    if item and str(item.value) in models:
+        return str(item.value)
+    readers = [m for m in models.values() if m.spec.head == "lm"]
+    natural = [m.name for m in readers if not m.spec.frozen] or [m.name for m in readers]
+    if item is None and len(natural) == 1:
+        return natural[0]
+    if binder.broken or (item and item.value == OPEN):
+        return None
+    law = f"node `{name}` needs the tokenizer of one model" + (
+        f"; there is no `{item.value}`" if item else ""
+    )
+    binder.problem("no-tokenizer", law, item.mark if item else tree.key, models, "add `tokenizer: MODEL`")
+    return None
+
+
+def _cadence(name: str, tree: Tree, op: Op, binder: Binder) -> Cadences:
+    """Return the iterations in which a node runs; a node that writes columns runs when they are read."""
+    numbers: dict[str, int] = {}
+    for key in KEYS:
+        item = tree.get(key)
+        if item is None or item.value == OPEN:
+            continue
+        if op.outputs:
+            law = f"node `{name}` runs in the iterations in which what it writes is read"
+            binder.problem("cadence", law, item.key, remedy=f"give `{key}` to the update that it leads to")
+        elif not item.is_count:
+            law = f"`{name}.{key}` is a number of iterations, 1 or more; it is {item.plain()!r}"
+            binder.problem("wrong-value", law, item.mark)
+        else:
+            numbers[key] = item.value
+    every = numbers.get("every", 1)
+    found = Cadence(numbers.get("from", every), every)
+    return () if found == ALWAYS else (found,)
+
+
+def _copied(
+    name: str, tree: Tree, op: Op, onto: Model | None, models: Mapping[str, Model], binder: Binder
+) -> tuple[str | None, bool]:
+    """Return the model whose weights a node copies onto its own, and whether after the update."""
+    item = tree.get("of")
+    if item and not op.copies:
+        law = f"op {op.name} copies no weights"
+        binder.problem("of-unused", law, item.key, remedy="remove `of`")
+    if not op.copies or onto is None or (item and item.value == OPEN):
+        return None, False
+    model, _, at = str(item.value if item else "").partition("@")
+    mark = (item.mark if item else tree.key) or tree.mark
+    if model in binder.broken:
+        return None, False
+    if model not in models or at not in ("", "next"):
+        law = f"there is no model `{item.plain()}`" if item else f"node `{name}` does not say whose weights"
+        binder.problem("unknown-model", law, mark, models, nearest(model, models) or "add `of: MODEL`")
+        return None, False
+    found = models[model]
+    if found is onto:
+        law = f"node `{name}` copies `{model}` onto itself"
+        binder.problem("copy-onto-itself", law, mark, remedy="name the model whose weights it is to have")
+    if not onto.spec.frozen:
+        law = f"node `{name}` copies onto model `{onto.name}`, which is trained"
+        binder.problem("copy-onto-trained", law, tree.items["model"].mark, remedy="copy onto a frozen one")
+    if found.spec.head != onto.spec.head:
+        law = f"node `{name}` copies `{model}`, which has head {found.spec.head}, onto `{onto.name}`, "
+        law += f"which has {onto.spec.head}"
+        binder.problem("wrong-head", law, mark, remedy=f"give models.{onto.name} `head: {found.spec.head}`")
+    return model, at == "next"

@@ -1,0 +1,274 @@
+"""Edits of edges: ``insert`` a node on a column, ``rename`` what others refer to.
+
+Edges follow from names, so both must know which parameters read a column without saying so. They ask the ops'
+declarations, and write what changes as ``in`` and ``out``: the composed graph is plain, and prints as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from rlgraph.errors import Mark, fail, nearest
+from rlgraph.frontend.bind_call import bind_call, names
+from rlgraph.frontend.ports import declared, wanted, written
+from rlgraph.frontend.tree_paths import changed, has, put
+from rlgraph.ir.graph import Node
+from rlgraph.syntax.interpolate import INTERPOLATION, filled
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.validate import NAME, Binder
+
+TreePath = tuple[str, ...]
+TRAIN, EVAL = ("nodes",), ("eval", "nodes")
+
+
+def insert(tree: Tree, name: str, content: Tree) -> Tree:
+    """Splice a node onto a column: whoever read it, in training, evaluation and report, reads the new one.
+
+    Args:
+        tree: a graph as written.
+        name: of the new node.
+        content: the new node, and ``on``, the column that it is put on.
+
+    Raises:
+        GraphError: nothing writes the column, the new node does not read it or writes not one column, or its
+            name is taken.
+    """
+    mark, on = content.key or content.mark, content.get("on")
+    if on is None or not isinstance(on.value, str):
+        law = f"`insert` puts a node on a column: {name}: {{op: ..., on: COLUMN}}"
+        raise fail("bad-edit", law, mark)
+    writer = next((path for path, node in _nodes(tree) if on.value in written(node).values()), None)
+    if writer is None:
+        raise _no_column(tree, on.value, on.mark)
+    _free(name, mark, _names(tree))
+    body = content.with_item("on", None)
+    column = _spliced(name, body, on)
+    _free(column, mark, _columns(tree))
+    tree = _redirect(tree, on.value, column, mark)
+    return _put_behind(tree, writer, name, body)
+
+
+def rename(tree: Tree, old: str, new: Tree) -> Tree:
+    """Give a node, ``models.NAME``, or a column another name, wherever the graph refers to it.
+
+    A column that a node gives its own name to is renamed with the node.
+
+    Raises:
+        GraphError: there is nothing of the old name, or there is something of the new one.
+    """
+    mark = new.key or new.mark
+    if not isinstance(new.value, str) or not NAME.fullmatch(new.value):
+        law = f"`rename` takes a name and the new one, as {old}: other; letters, digits and _"
+        raise fail("bad-edit", law, new.mark)
+    section, _, model = old.rpartition(".")
+    if section == "models" and has(tree, ("models", model)):
+        _free(new.value, new.mark, tree.items["models"].items)
+        return _rename_model(tree, model, new.value, mark)
+    node = old.removeprefix("nodes.")
+    if node in _names(tree):
+        _free(new.value, new.mark, _names(tree))
+        return _rename_node(tree, node, new.value, mark)
+    if old in _columns(tree):
+        return _rename_column(tree, old, new.value, mark)
+    known = [*dict.fromkeys((*_names(tree), *_columns(tree)))]
+    known += [f"models.{name}" for name in _section(tree, ("models",)).items]
+    hint = f"did you mean `models.{old}`?" if f"models.{old}" in known else nearest(old, known)
+    raise fail("edit-missing", f"no node, model or column is called `{old}`", mark, known, hint)
+
+
+def _spliced(name: str, body: Tree, on: Tree) -> str:
+    """Return the column that an inserted node writes."""
+    node = _node(name, filled(body)[0])
+    if node is None or node.call is None:
+        raise fail("no-op", f"node `{name}` does not say what it is", body.key, remedy=f"{name}: {{op: ...}}")
+    if on.value not in (node.call.ins.get(port.name, port.name) for port in wanted(node)):
+        law = f"node `{name}` ({node.op.name}) is put on column `{on.value}`, and does not read it"
+        remedy = f"say which of its parameters does: in: {{PARAMETER: {on.value}}}"
+        raise fail("insert-unread", law, on.mark, sorted(declared(node)), remedy)
+    column, *more = written(node).values() or [""]
+    if more or not column:
+        columns = ", ".join([column, *more])
+        law = f"`insert` takes an op that writes one column; {node.op.name} writes {columns or 'none'}"
+        raise fail("insert-outputs", law, body.key, remedy="use `add`, and set `in` of its readers")
+    return column
+
+
+def _rename_model(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
+    tree = _refer_by(tree, ("model", "of", "tokenizer"), old, new, mark)
+    return _refer(_rekey(tree, ("models",), old, new), f"models.{old}", f"models.{new}")
+
+
+def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark) -> Tree:
+    """Rename what keys of nodes refer to; a model keeps the version that is asked for."""
+    for section in (TRAIN, EVAL):
+        for name, node in _section(tree, section).items.items():
+            for key in keys:
+                item = node.get(key)
+                thing, at, version = str(item.value).partition("@") if item else ("", "", "")
+                if item and thing == old:
+                    tree = put(tree, (*section, name, key), replace(item, value=new + at + version), mark)
+    return tree
+
+
+def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
+    lone = {path: node for path, node in _nodes(tree) if path[-1] == old and "" in written(node)}
+    if any(old in written(node).values() for node in lone.values()):
+        tree = _rename_column(tree, old, new, mark)
+    tree = _refer_by(tree, ("rows",), old, new, mark)
+    for section in (TRAIN, EVAL):
+        path = (*section, old)
+        if not has(tree, path):
+            continue
+        if path in lone and has(tree, (*path, "out", old)):  # a lone output goes by the name of its node
+            node = _rekey(_section(tree, path), ("out",), old, new)
+            tree = put(tree, path, _with_ports(node, "out"), mark)
+        tree = _rekey(tree, section, old, new)
+        tree = _refer(tree, ".".join(path), ".".join((*section, new)))
+    return tree
+
+
+def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
+    _free(new, mark, _columns(tree))
+    there = _sections(tree, old)
+    for path, node in _nodes(tree):
+        if {port.name for port in wanted(node) if port.optional} & {*_readers(path, node, new, there)}:
+            law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
+            raise fail("name-taken", law, mark, remedy="take another name")
+    tree = _map_ports(tree, "out", lambda _, node: [p for p, c in _outs(node).items() if c == old], new, mark)
+    return _redirect(tree, old, new, mark)
+
+
+def _redirect(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
+    """Redirect the readers of one column to another: parameters of nodes, and ``eval.report``."""
+    there = _sections(tree, old, new)
+    tree = _map_ports(tree, "in", lambda path, node: _readers(path, node, old, there), new, mark)
+    for metric, column in _section(tree, ("eval", "report")).items.items():
+        if column.value == old:
+            tree = put(tree, ("eval", "report", metric), replace(column, value=new), mark)
+    return tree
+
+
+def _sections(tree: Tree, *columns: str) -> set[TreePath]:
+    """Return the sections in which nodes write one of some columns: training, evaluation."""
+    return {path[:-1] for path, node in _nodes(tree) if {*columns} & {*written(node).values()}}
+
+
+def _readers(path: TreePath, node: Node, column: str, there: set[TreePath]) -> list[str]:
+    """Return the parameters through which a node reads a column, which the sections ``there`` write."""
+    ins = node.call.ins if node.call else {}
+    # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
+    absent = path[:-1] == TRAIN and TRAIN not in there
+    ports = [port for port in wanted(node) if not (absent and port.optional and port.name not in ins)]
+    return [port.name for port in ports if ins.get(port.name, port.name) == column]
+
+
+def _map_ports(
+    tree: Tree, key: str, ports: Callable[[TreePath, Node], list[str]], column: str, mark: Mark
+) -> Tree:
+    """Redirect some ports in ``in`` or ``out`` of every node to another column."""
+    for section in (TRAIN, EVAL):  # evaluation second: its nodes inherit from those that are changed by then
+        for path, node in [(p, n) for p, n in _nodes(tree) if p[:-1] == section]:
+            for port in ports(path, node):
+                tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
+    return tree
+
+
+def _map_port(tree: Tree, path: TreePath, key: str, port: str, column: Tree) -> Tree:
+    node = _section(tree, path)
+    inherits = path[:-1] == EVAL and not node.get("op")
+    above = _section(tree, (*TRAIN, path[-1])) if inherits else node
+    ports = node.get(key) or above.get(key) or Tree({}, column.mark, column.mark)
+    node = node.with_item(key, ports.with_item(port, column))
+    return put(tree, path, node if inherits else _with_ports(node, key), column.mark)
+
+
+def _with_ports(node: Tree, key: str) -> Tree:
+    """Return a node without the ports in ``in`` or ``out`` that state the default."""
+    ports = {name: column for name, column in node.items[key].items.items() if column.value != name}
+    return node.with_item(key, replace(node.items[key], value=ports) if ports else None)
+
+
+def _refer(tree: Tree, old: str, new: str) -> Tree:
+    """Return the tree with ``${old...}`` as ``${new...}``."""
+
+    def renamed(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"${{{new}{name[len(old) :]}}}" if f"{name}.".startswith(f"{old}.") else match[0]
+
+    def referred(leaf: Tree) -> Tree:
+        text = isinstance(leaf.value, str)
+        return replace(leaf, value=INTERPOLATION.sub(renamed, leaf.value)) if text else leaf
+
+    return tree.mapped(referred)
+
+
+def _rekey(tree: Tree, section: TreePath, old: str, new: str) -> Tree:
+    """Return the mapping with one item under another name, in its place."""
+    inside = _section(tree, section)
+    items = {new if name == old else name: child for name, child in inside.items.items()}
+    return put(tree, section, replace(inside, value=items), inside.mark)
+
+
+def _put_behind(tree: Tree, writer: TreePath, name: str, node: Tree) -> Tree:
+    """Insert a new node behind the one that writes the column it reads."""
+    section = _section(tree, writer[:-1])
+    items: dict[str, Tree] = {}
+    for other, child in section.items.items():
+        items |= {other: child, name: node} if other == writer[-1] else {other: child}
+    return put(tree, writer[:-1], replace(section, value=items), node.mark)
+
+
+def _section(tree: Tree, path: TreePath) -> Tree:
+    for part in path:
+        tree = tree.get(part) or Tree({}, tree.mark)
+    return tree
+
+
+def _names(tree: Tree) -> Iterator[str]:
+    """Yield the names of nodes, those that only ``eval`` has included."""
+    for section in (TRAIN, EVAL):
+        yield from _section(tree, section).items
+
+
+def _columns(tree: Tree) -> Iterator[str]:
+    for _, node in _nodes(tree):
+        yield from written(node).values()
+
+
+def _nodes(tree: Tree) -> Iterator[tuple[TreePath, Node]]:
+    """Yield every node with its place; those of ``eval`` as they are with its changes."""
+    plain, _ = filled(tree)
+    train = _section(plain, TRAIN).items
+    places: list[tuple[TreePath, Tree]] = [((*TRAIN, name), node) for name, node in train.items()]
+    changes = _section(plain, EVAL).items.items()
+    places += [((*EVAL, name), changed(train.get(name), change)) for name, change in changes]
+    for path, body in places:
+        if node := _node(path[-1], body):
+            yield path, node
+
+
+def _node(name: str, tree: Tree) -> Node | None:
+    """Return a node with its edges, or None for one that binding will refuse."""
+    binder = Binder(strict=False)
+    bound = bind_call(name, tree, binder)
+    if bound is None:
+        return None
+    call = replace(bound[0], ins=names(tree, "in", binder), outs=names(tree, "out", binder))
+    return Node(name, call=call, hooks=bound[1], mark=tree.key)
+
+
+def _outs(node: Node) -> Mapping[str, str]:
+    """Return the name by which ``out`` knows each output -> its column."""
+    return {output or node.name: column for output, column in written(node).items()}
+
+
+def _free(name: str, mark: Mark, taken: Iterable[str]) -> None:
+    if name in taken:
+        raise fail("name-taken", f"there is a `{name}` already", mark, remedy="take another name")
+
+
+def _no_column(tree: Tree, name: str, mark: Mark) -> Exception:
+    known = [*dict.fromkeys(_columns(tree))]
+    return fail("edit-missing", f"no node writes column `{name}`", mark, known, nearest(name, known))

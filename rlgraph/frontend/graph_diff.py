@@ -1,0 +1,135 @@
+"""Two graphs -> the edits that turn the one into the other.
+
+Values are compared as written, ``${...}`` not filled in: edits are applied before that. The order in a
+mapping is passed over, that of nodes too: all it decides is which of two updates of one model comes
+first, and how steps are listed that do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlgraph.errors import fail, nearest
+from rlgraph.frontend.tree_paths import SECTIONS
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.write import flow
+
+NAMED = (("nodes",), ("models",), ("pools",), ("eval", "nodes"), ())  # whose items are added, not set
+WORDS = ("remove", "replace", "add", "set")
+
+DiffPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place where two graphs differ, and the edit's word for it."""
+
+    word: str
+    path: DiffPath
+    old: Tree | None
+    new: Tree | None
+
+    @property
+    def name(self) -> str:
+        """The place as edits spell it: ``rollout.n``, ``models.ref``."""
+        inside = self.path[0] == "nodes" and len(self.path) > 1 and self.path[1] not in SECTIONS
+        return ".".join(self.path[1:] if inside else self.path)
+
+
+def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
+    """The edits that turn graph ``a`` into ``b``; none where they are the same.
+
+    Args:
+        a, b: graphs as ``compose.as_written`` returns them.
+
+    Returns:
+        What ``edits`` of a graph that extends ``a`` holds, as ``[{"set": {"rollout.n": 8}}]``: at most one
+        edit of each kind. No two of them touch one place.
+
+    Raises:
+        GraphError: they differ in a section that no graph has, which no edit reaches.
+    """
+    changes = [*_changes(a, b)]
+    edits: list[dict[str, Any]] = []
+    for word in WORDS:
+        of_kind = {c.name: c.new.plain() if c.new else None for c in changes if c.word == word}
+        if of_kind:
+            edits.append({word: [*of_kind] if word == "remove" else of_kind})
+    return edits
+
+
+def diff_text(a: Tree, b: Tree) -> str:
+    """The edits one a line, with the old value beside the new; nothing where the graphs are the same."""
+    changes = sorted(_changes(a, b), key=lambda change: WORDS.index(change.word))
+    return "".join(f"{change.word:<8} {change.name}{_values(change)}\n" for change in changes)
+
+
+def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
+    """Edits as YAML, to stand below ``extends``; a value a line.
+
+    Example:
+        >>> print(diff_yaml([{"remove": ["values"]}, {"set": {"rollout.n": 8}}]), end="")
+        edits:
+          - remove: [values]
+          - set:
+              rollout.n: 8
+    """
+    lines = ["edits:" if edits else "edits: []"]
+    for edit in edits:
+        ((word, content),) = edit.items()
+        if isinstance(content, list):
+            lines.append(f"  - {word}: {flow(content)}")
+        else:
+            lines.append(f"  - {word}:")
+            lines += [f"      {flow({name: value})[1:-1]}" for name, value in content.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _values(change: Change) -> str:
+    if change.word == "remove" and change.old:
+        return f"  (was {flow(change.old)})"
+    now = flow(change.new) if change.new else ""
+    return f": {flow(change.old)} -> {now}" if change.old else f": {now}"
+
+
+def _changes(a: Tree, b: Tree) -> Iterator[Change]:
+    for name in dict.fromkeys((*a.items, *b.items)):
+        old, new = a.get(name), b.get(name)
+        if name not in SECTIONS and not _same(old, new):
+            law = f"the graphs differ in `{name}`, and a graph has no such section"
+            mark = old.key if old else new.key if new else None
+            raise fail("unknown-section", law, mark, SECTIONS, nearest(name, SECTIONS))
+        yield from _between(old, new, (name,))
+
+
+def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Change]:
+    if _same(old, new):
+        return
+    if old is None or new is None:
+        added = "add" if path[:-1] in ((), *NAMED) else "set"
+        yield Change("remove" if new is None else added, path, old, new)
+        return
+    if not (old.is_map and new.is_map):
+        yield Change("set", path, old, new)
+        return
+    names = [n for n in dict.fromkeys((*old.items, *new.items)) if not _same(old.get(n), new.get(n))]
+    inside = [c for name in names for c in _between(old.get(name), new.get(name), (*path, name))]
+    beyond_paths = any("." in name for name in names)
+    if beyond_paths or (path[:-1] in NAMED and len(inside) > _leaves(new)):
+        yield Change("replace", path, old, new)
+    else:
+        yield from inside
+
+
+def _same(a: Tree | None, b: Tree | None) -> bool:
+    """Return whether two values are equal and of one type: 1, 1.0 and true are three values."""
+    if a is None or b is None:
+        return a is b
+    return json.dumps(a.plain(), sort_keys=True) == json.dumps(b.plain(), sort_keys=True)
+
+
+def _leaves(tree: Tree) -> int:
+    return sum(_leaves(child) for child in tree.items.values()) if tree.items else 1

@@ -1,0 +1,293 @@
+"""Resolve edges by name, type every column, and insert repeats and selections between domains.
+
+prompts ──rollout, n: 8──> samples ──filter──> samples/informative
+        repeat: a row                 select: the rows
+        for each sample               that stay
+
+A rollout with n: 1 makes one row per prompt: its columns of whole samples are repeated to the samples of
+another rollout of the same prompts, as a column of prompts is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from rlgraph.errors import GraphError, Mark, Problem, nearest
+from rlgraph.frontend.domains import line, misfit, row_a_prompt, start, unrelated
+from rlgraph.frontend.ports import declared, wanted, written
+from rlgraph.frontend.shipped import writer_of
+from rlgraph.ir.graph import Column, Graph, GraphDomain, Node
+from rlgraph.ir.steps import Kind
+from rlgraph.ops.column_types import ColumnType, is_made_of
+from rlgraph.ops.declare import Port
+
+
+def infer(graph: Graph) -> Graph:
+    """Edges, columns and domains of every node.
+
+    Raises:
+        GraphError: two writers of a column, a column that nothing writes, a cycle, or a column of another
+            dtype, domain or token axis than its reader declares.
+    """
+    work = Inference(graph).walk()
+    if work.problems:
+        raise GraphError(work.problems)
+    nodes = [work.done[node.name] for node in graph.nodes]
+    return replace(graph, nodes=(*nodes, *work.copies.values()), columns=work.columns, domains=work.domains)
+
+
+def edge_problems(graph: Graph) -> list[Problem]:
+    """Return what is wrong between the nodes of a graph."""
+    return Inference(graph).walk().problems
+
+
+@dataclass
+class Inference:
+    """The state of one walk over the nodes, writers before readers."""
+
+    graph: Graph
+    problems: list[Problem] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
+    domains: dict[str, GraphDomain] = field(default_factory=dict)
+    done: dict[str, Node] = field(default_factory=dict)
+    copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # by (column, domain of the copy)
+    parts: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
+    broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
+
+    def __post_init__(self) -> None:
+        self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
+        self.writers: dict[str, Node] = {}
+        self.outputs: dict[str, str] = {}  # column -> the op's name of the output that it is
+        for node in self.graph.nodes:
+            for output, column in self.outs[node.name].items():
+                self._claim(column, node, output)
+        self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
+        self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
+
+    def walk(self) -> Inference:
+        """Bind every node, writers before readers."""
+        for node in self.in_order():
+            self.bind_node(node)
+        return self
+
+    def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "", drawing: str = "") -> None:
+        self.problems.append(Problem(kind, law, mark, (), remedy, drawing))
+
+    def _outs(self, node: Node) -> dict[str, str]:
+        """The op's name of each output -> the column that it becomes."""
+        assert node.call
+        names = {port.name or node.name for port in node.op.outputs}
+        for name in node.call.outs:
+            if name not in names:
+                law = f"`out` of node `{node.name}` names `{name}`, which op {node.op.name} does not write"
+                self.problem("unknown-output", law, node.mark, nearest(name, names))
+        return written(node)
+
+    def _claim(self, column: str, node: Node, output: str) -> None:
+        first = self.writers.setdefault(column, node)
+        if (first, self.outputs.setdefault(column, output)) != (node, output):
+            law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
+            name = output or node.name
+            remedy = f"give one of them another name: {node.name}: {{..., out: {{{name}: other_{column}}}}}"
+            self.problem("two-writers", law, node.mark, remedy)
+
+    def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
+        """Each parameter that this node reads -> its port and column: the op's own and its hooks'."""
+        assert node.call
+        ports, known = [*wanted(node)], declared(node)
+        for name in node.call.ins:
+            if name not in known:
+                law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
+                remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
+                self.problem("unknown-input", law, node.mark, remedy)
+        for port in ports:
+            column = node.call.ins.get(port.name) or self._measured(node, port)
+            if column in self.writers or not port.optional or port.name in node.call.ins:
+                yield port.name, (port, column)
+
+    def _measured(self, node: Node, port: Port) -> str:
+        """The column of a parameter's name. What an update measures by is found under any name of its own."""
+        if port.name in self.writers or port.name != "rollout_logprobs" or not node.updates:
+            return port.name
+        renamed = [column for column, output in self.outputs.items() if output == port.name]
+        return renamed[0] if port.optional and len(renamed) == 1 else port.name
+
+    def in_order(self) -> Iterator[Node]:
+        """Writers before readers, otherwise as written. Of a circle none: it is a problem."""
+        waits = {
+            n.name: {self.writers[c].name for _, c in self.ports[n.name].values() if c in self.writers}
+            | ({n.rows} & self.filters if n.rows else set())
+            for n in self.graph.nodes
+        }
+        readers = nx.DiGraph()
+        readers.add_nodes_from(waits)
+        readers.add_edges_from((need, name) for name, needs in waits.items() for need in needs)
+        stuck = {*waits}
+        try:
+            for generation in nx.topological_generations(readers):
+                stuck -= {*generation}
+                yield from map(self.graph.node, generation)
+        except nx.NetworkXUnfeasible:
+            self._cycle(nx.DiGraph((name, need) for name in stuck for need in sorted(waits[name] & stuck)))
+
+    def _cycle(self, needs: nx.DiGraph[str]) -> None:
+        circle = [name for name, _ in nx.find_cycle(needs, min(needs))]
+        law = "nodes wait for each other: " + " <- ".join([*circle, circle[0]])
+        remedy = "a node reads only what is written before it"
+        self.problem("cycle", law, self.graph.node(circle[0]).mark, remedy)
+
+    def bind_node(self, node: Node) -> None:
+        """Check what one node reads, and type what it writes."""
+        ports = self.ports[node.name]
+        read = [column for _, column in ports.values()]
+        missing = [column for column in read if column not in self.writers]
+        for column in missing:
+            self._missing(node, column)
+        domain = None if missing or self.broken & {*read} else self._domain(node, ports)
+        if domain is None or not self._has_rows(node, domain):
+            self.broken.update(self.outs[node.name].values())
+            return
+        ins = {
+            name: self._edge(column, domain)
+            for name, (_, column) in ports.items()
+            if start(self.domains, self.columns[column], domain.name)
+        }
+        made, outs = self._made(node, domain), self.outs[node.name]
+        for port in node.op.outputs:
+            column = outs[port.name]
+            self.columns[column] = Column(column, port.type, made.name, node.name)
+        if node.name in self.filters:
+            self._filtered(node, made)
+        assert node.call
+        self.done[node.name] = replace(
+            node,
+            call=replace(node.call, ins=ins, outs=outs),
+            reads=tuple(dict.fromkeys(ins.values())),
+            writes=tuple(outs.values()),
+            domain=made.name,
+        )
+
+    def _missing(self, node: Node, column: str) -> None:
+        law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
+        remedy = writer_of(column) or nearest(column, self.writers)
+        remedy = remedy or f"add a node that writes it, or map it: in: {{{column}: ...}}"
+        self.problem("missing-column", law, node.mark, remedy)
+
+    def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
+        """The domain that the node works on: that of its filter or of what it reads, the finest of them."""
+        if node.rows is not None and node.rows not in self.filters:
+            self._no_filter(node, node.rows)
+        found = self.domains.get(self.parts.get(node.rows or "", ""))
+        reads = [(port, self.columns[column]) for port, column in ports.values()]
+
+        def last(read: tuple[Port, Column]) -> tuple[bool, bool]:
+            # a column read by chance decides nothing, and one row per prompt is repeated to the others
+            return _by_chance(node, read[0]), row_a_prompt(self.domains, read[1])
+
+        for port, column in sorted(reads, key=last):
+            finer = found is None or found.name in line(self.domains, column.domain)
+            meets = finer or (found and start(self.domains, column, found.name) is not None)
+            if not meets and _by_chance(node, port):
+                continue
+            if not self._type_fits(node, port, column):
+                return None
+            if found and not meets:
+                asked = [column for port, column in reads if not _by_chance(node, port)]
+                maker = self.graph.node(self.domains[column.domain].maker)
+                self.problems.append(unrelated(self.domains, node, column, found, asked, maker))
+                return None
+            found = self.domains[column.domain] if finer else found
+        return found or GraphDomain("", "", node.name)
+
+    def _has_rows(self, node: Node, domain: GraphDomain) -> bool:
+        """Return whether there is a row for each that the op declares: samples do not become prompts."""
+        if node.op.declared.makes is not None or node.op.copies:
+            return True
+        finer = [port for port in node.op.inputs if is_made_of(port.type.domain, domain.kind)]
+        law = f"node `{node.name}` ({node.op.name})"
+        if not domain.kind:
+            law, remedy = f"{law} has no rows", "an op reads a column, or says which rows it `makes`"
+            self.problem("no-rows", law, node.mark, remedy)
+        elif finer:
+            law += f" reads `{finer[0].name}` as {finer[0].type}; all that it reads has one row per "
+            law += domain.kind.removesuffix("s")
+            wrong = f"{domain.kind}-to-{finer[0].type.domain}"
+            self.problem(wrong, law, node.mark, "read a column that a rollout wrote")
+        else:
+            return True
+        return False
+
+    def _type_fits(self, node: Node, port: Port, column: Column) -> bool:
+        want, have = port.type, column.type
+        law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
+        law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
+        wrong, remedy = misfit(want, have, self.domains[column.domain].kind)
+        if wrong:
+            drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
+            self.problem(wrong, law, node.mark, remedy, drawing)
+        return not wrong
+
+    def _edge(self, column: str, domain: GraphDomain) -> str:
+        """The column as a node of this domain reads it: itself, or a copy made domain by domain."""
+        made, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
+        for name in reversed(made[: made.index(str(first))]):
+            if (column, name) not in self.copies:
+                self._copy(self.columns[column], self.domains[name])
+            column = self.copies[column, name].writes[0]
+        return column
+
+    def _copy(self, column: Column, domain: GraphDomain) -> None:
+        """Insert what makes a column's copy in a domain made of its own: a repeat, or a selection."""
+        name = f"{column.name}/{domain.maker}" if domain.filtered else f"{column.name}*{domain.name}"
+        kind = ColumnType(column.type.dtype, domain.kind, column.type.axis)
+        self.columns[name] = Column(name, kind, domain.name, name, copy_of=column.copy_of or column.name)
+        because = f"`{column.name}` has one row per prompt; its readers have {domain.times}, one per sample"
+        if domain.filtered:
+            because = f"its readers see only the rows that `{domain.maker}` keeps"
+        self.copies[column.name, domain.name] = Node(
+            name=name,
+            kind=Kind.SELECT if domain.filtered else Kind.REPEAT,
+            reads=(column.name,),
+            writes=(name,),
+            domain=domain.name,
+            after=(domain.maker,) if domain.filtered else (),
+            because=because,
+        )
+
+    def _filtered(self, node: Node, domain: GraphDomain) -> None:
+        """The domain of the rows that a filter keeps."""
+        name = f"{domain.name}/{node.name}"
+        self.domains[name] = GraphDomain(name, domain.kind, node.name, domain.name, filtered=True)
+        self.parts[node.name] = name
+
+    def _no_filter(self, node: Node, rows: str) -> None:
+        law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
+        known = ", ".join(sorted(self.filters))
+        remedy = nearest(rows, self.filters) or (f"the filters are {known}" if known else "")
+        self.problem("no-filter", law, node.mark, remedy or f"add one: {rows}: {{op: filter.mixed}}")
+
+    def _made(self, node: Node, domain: GraphDomain) -> GraphDomain:
+        """The domain of what the node writes: its own new one where the op makes one."""
+        declared = node.op.declared
+        if declared.makes is None:
+            return domain
+        assert node.call
+        taken = declared.makes in self.domains
+        made = GraphDomain(
+            name=f"{declared.makes}:{node.name}" if taken else declared.makes,
+            kind=declared.makes,
+            maker=node.name,
+            parent=domain.name or None,
+            times=node.call.attributes[declared.times] if declared.times else 1,
+        )
+        self.domains[made.name] = made
+        return made
+
+
+def _by_chance(node: Node, port: Port) -> bool:
+    """Return whether a node reads a column only because another writes that name, not because it asked."""
+    assert node.call
+    return port.optional and port.name not in node.call.ins

@@ -1,0 +1,41 @@
+"""The shipped graphs: their files, and lines of them as examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlgraph.nodes import OPS
+from rlgraph.ops.registry import load
+from rlgraph.syntax import source
+from rlgraph.syntax.write import flow
+
+
+def shipped_graphs() -> dict[str, Path]:
+    """Return name -> file of every shipped graph."""
+    return {path.stem: path for path in sorted(graphs_folder().glob("*.yaml"))}
+
+
+def graphs_folder() -> Path:
+    """Return the folder of the shipped graphs: the package ``rlgraph.graphs``."""
+    import rlgraph.graphs
+
+    return Path(next(iter(rlgraph.graphs.__path__)))
+
+
+def example(column: str) -> str:
+    """Return the node with which shipped ``ppo`` writes a column, as a line of a graph, or nothing.
+
+    Example:
+        >>> example("values")
+        'values: {op: values, model: critic}'
+    """
+    node = source.read(shipped_graphs()["ppo"]).items["nodes"].get(column)
+    return f"{column}: {flow(node)}" if node else ""
+
+
+def writer_of(column: str) -> str:
+    """Return how a column could be written: the remedy for a missing one, or nothing."""
+    if line := example(column):
+        return f"add a node that writes it, as graph `ppo` does: {line}"
+    makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
+    return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""

@@ -1,0 +1,270 @@
+"""The graph as the compiler holds it: data, never changed in place.
+
+Passes turn a ``Graph`` into a new one. What the user wrote are nodes of kind ``run``; passes insert nodes of
+the other kinds, each with a ``because``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+
+from rlgraph.errors import Mark, fail
+from rlgraph.ir.dependencies import dependencies
+from rlgraph.ir.intervals import Cadences
+from rlgraph.ir.row_layout import NONE, RowLayout
+from rlgraph.ir.schedules import Course, Varying
+from rlgraph.ir.steps import Kind
+from rlgraph.ir.weights import Version
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.ops.declare import Op, Role
+from rlgraph.syntax.settings import ModelSection, Refill, Schedule
+
+
+@dataclass(frozen=True)
+class Model:
+    """A set of weights by name. ``path`` is a folder, or a hub id where no such folder exists."""
+
+    name: str
+    path: str
+    spec: ModelSection
+    mark: Mark
+    rate: Course | None = None  # its learning rate, where that changes over the iterations
+
+
+@dataclass(frozen=True)
+class GraphDomain:
+    """A set of rows: ``times`` per row of the parent, some of the parent's, or those that a source makes."""
+
+    name: str
+    kind: str  # prompts or samples
+    maker: str  # the node that makes it
+    parent: str | None = None
+    times: int = 1
+    filtered: bool = False  # some of the parent's rows, not several for each
+
+
+@dataclass(frozen=True)
+class Region:
+    """Steps from a data source to a filter that are repeated, in rounds, until enough rows stay.
+
+    ``keep`` is how many iterations a row may wait that stayed and was not needed; 0: it is dropped.
+    """
+
+    filter: str
+    source: str
+    kind: str  # what a round begins with: prompts, or a source's own samples
+    rows: int  # that an iteration has, exactly
+    times: int  # rows that one of the source makes
+    rounds: int  # at most
+    expected: float  # share of the rows that stays, until one is measured
+    over_sample: float  # how much more a later round asks for than it needs by what was measured
+    keep: int
+    policy: str = ""  # the target of a function that says which rows that wait come now; "": all of them
+
+    def asks(self, missing: int, seen: int, stayed: int) -> int:
+        """Rows that a round asks of the source, for ``missing`` rows more.
+
+        Args:
+            missing: rows, at least 1.
+            seen: rows that the filter saw in the rounds before.
+            stayed: those that it kept.
+
+        Example:
+            >>> region = Region("informative", "prompts", "prompts", 64, 8, 10, 1.0, 1.0, 0)
+            >>> region.asks(64, 0, 0), region.asks(48, 64, 16), region.asks(8, 192, 56)
+            (8, 8, 4)
+        """
+        most = math.ceil(self.rows / self.times / self.expected)
+        if not seen:
+            return math.ceil(missing / self.times / self.expected)
+        wanted = math.ceil(self.over_sample * missing * seen / stayed / self.times) if stayed else most
+        return min(wanted, math.ceil(most * self.over_sample))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A named value; ``layout`` says how its rows lie on the pool's devices (see passes/partition.py)."""
+
+    name: str
+    type: ColumnType
+    domain: str
+    writer: str
+    layout: RowLayout = NONE
+    pool: str = ""  # where its rows lie
+    copy_of: str = ""  # the column of a node that it is a copy of, by however many steps; "" where it is none
+    moved: bool = False  # whether it is the same rows as another, in another layout
+
+    @property
+    def label(self) -> str:
+        """The type with the concrete domain."""
+        return f"{self.type.dtype}[{self.domain}{', ' + self.type.axis if self.type.axis else ''}]"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function to call: where it is, its attributes, and which column fills which parameter."""
+
+    op: Op
+    target: str
+    attributes: Mapping[str, Any]
+    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
+    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name -> column
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
+
+    def name_of(self, role: Role) -> str:
+        """The attribute that has a role; nothing where none has it."""
+        return self.op.declared.roles.get(role, "")
+
+    def value(self, role: Role, default: Any = None) -> Any:
+        """Return what the attribute says that has a role, or the default."""
+        return self.attributes.get(self.name_of(role), default)
+
+    def course(self, role: Role) -> Varying | None:
+        """Return how the attribute changes over the iterations that has a role."""
+        return self.courses.get(self.name_of(role))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage: what the user wrote (kind ``run``), or an inserted action."""
+
+    name: str
+    kind: Kind = Kind.RUN
+    call: Call | None = None
+    hooks: Mapping[str, Call] = field(default_factory=dict)  # attribute -> its function
+    model: str | None = None
+    reads_next: bool = False  # model: policy@next
+    of: str | None = None  # the model whose weights it copies onto its own
+    of_next: bool = False  # of: policy@next
+    of_version: int | None = None
+    tokenizer: str | None = None
+    rows: str | None = None  # the filter whose rows alone it sees
+    refill: Refill | None = None  # of a filter: until enough rows stay, what is before it is repeated
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    domain: str | None = None
+    version: int | None = None  # of its model, counted from the version on entry to the iteration
+    after: tuple[str, ...] = ()  # nodes that must come first although no column says so
+    when: Cadences = ()  # the iterations in which it runs; (): all
+    pool: str = ""
+    source: str = ""  # of a sync: the pool that sends, where it is another one
+    layout: RowLayout = NONE
+    because: str = ""
+    mark: Mark | None = None
+
+    @property
+    def inserted(self) -> bool:
+        return self.kind is not Kind.RUN
+
+    @property
+    def op(self) -> Op:
+        """The op of a node that the user wrote."""
+        assert self.call is not None, f"{self.name} is inserted and has no op"
+        return self.call.op
+
+    @property
+    def weights(self) -> str:
+        """The version of its model that it reads, as in ``policy@v+1``; ``policy@v-1`` is an older one."""
+        if self.call and self.op.declared.recorded:
+            return f"{self.model}, recorded"
+        return f"{self.model}@{Version(self.version or 0)}"
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps that an update makes in an iteration."""
+        return int(self.call.value("minibatches", 1)) * int(self.call.value("epochs", 1)) if self.call else 1
+
+    @property
+    def updates(self) -> bool:
+        """Return whether it writes the next version of its model."""
+        return self.call is not None and self.op.declared.updates
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Everything that passes read and write."""
+
+    name: str
+    about: str
+    seed: int
+    models: Mapping[str, Model]
+    nodes: tuple[Node, ...]
+    devices: Mapping[str, int]  # pool -> how many; in the order of the devices
+    engines: Mapping[str, str]  # "policy.train", "policy.serve" -> the pool that it is on
+    schedule: Schedule
+    report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    domains: Mapping[str, GraphDomain] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)  # by their filter
+    notes: tuple[str, ...] = ()  # what a pass did that the user should know
+    open_values: tuple[str, ...] = ()  # paths of values written ???
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _readers(self) -> Mapping[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for column in node.reads:
+                found.setdefault(column, []).append(node)
+        return found
+
+    @cached_property
+    def needs(self) -> nx.DiGraph[str]:
+        """Return which node needs which, once edges are resolved to columns (see ``dependencies``)."""
+        return dependencies(self._by_name)
+
+    @cached_property
+    def in_order(self) -> tuple[Node, ...]:
+        """The nodes in a depth-first topological order: as written, each need just before its first user.
+
+        Raises:
+            GraphError: nodes wait for each other, by columns or by versions.
+        """
+        if not nx.is_directed_acyclic_graph(self.needs):
+            circle = nx.find_cycle(self.needs)
+            law = "nodes wait for each other: " + " needs ".join(
+                f"`{name}`" for name in (circle[0][0], *(need for _, need in circle))
+            )
+            remedy = "a reader of `model@next` comes after its update, and a reader of the version on entry "
+            raise fail("cycle", law, self.node(circle[-1][0]).mark, remedy=f"{remedy}before it")
+        return tuple(map(self.node, nx.dfs_postorder_nodes(self.needs)))
+
+    def node(self, name: str) -> Node:
+        """The node of this name."""
+        return self._by_name[name]
+
+    def ancestors(self, domain: str | None) -> list[GraphDomain]:
+        """A domain and those that it was made of, up to its source."""
+        return ancestors(self.domains, domain)
+
+    def readers(self, column: str) -> list[Node]:
+        """The nodes that read a column, in their order."""
+        return self._readers.get(column, [])
+
+
+def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
+    """Return whether a domain is another, or the rows of it that filters kept."""
+    while domain != whole:
+        made = domains[domain]
+        if not made.filtered or not made.parent:
+            return False
+        domain = made.parent
+    return True
+
+
+def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:
+    """A domain and those that it was made of, up to its source."""
+    found = []
+    while domain:
+        found.append(domains[domain])
+        domain = found[-1].parent
+    return found

@@ -1,0 +1,93 @@
+"""Adaptive KL controller of Ziegler et al. (arXiv 1909.08593, section 2.2): a number follows a KL.
+
+    kl_coef: {adaptive: 0.1, target: 0.05, horizon: 10000}     0.1 in iteration 1, then as the KL says
+
+    beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
+
+n is how many samples the iteration measured the KL on. Too much KL makes it dearer, too little cheaper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlgraph.errors import GraphError, fail
+from rlgraph.syntax.source import OPEN, Tree
+
+MOST = 0.2  # the largest relative distance to the target that counts
+EXAMPLE = "{adaptive: 0.1, target: 0.05, horizon: 10000}"
+LIMITS = ("target", "horizon")
+
+
+@dataclass(frozen=True)
+class Controller:
+    """Begins with ``start``; ``metric`` says what its node records of the KL, ``target`` in the same units.
+
+    ``horizon`` is in samples.
+
+    Example:
+        >>> beta = Controller("kl_ref", 0.1, target=0.05, horizon=1000)
+        >>> round(beta.next(0.1, 0.055, 100), 6), round(beta.next(0.1, 1.0, 100), 6)
+        (0.101, 0.102)
+    """
+
+    metric: str
+    start: int | float
+    target: int | float
+    horizon: int | float
+
+    def next(self, value: float, kl: float, samples: int) -> float:
+        """Return the number of the next iteration, from this one's and the KL of so many samples.
+
+        More samples than ``horizon`` count as that many. A KL that is no finite number changes nothing.
+        """
+        if not math.isfinite(kl):
+            return value
+        error = min(max(kl / self.target - 1, -MOST), MOST)
+        return value * (1 + error * min(samples / self.horizon, 1))
+
+    @property
+    def most(self) -> int | float:
+        """Return the value that the plan is made for."""
+        return self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}, then adapts to {self.metric} {self.target} over {self.horizon} samples"
+
+
+def read_controller(
+    item: Tree, path: str, metric: str | None, remedy: str
+) -> tuple[Controller, list[Tree]] | None:
+    """Return a controller and its first number as it was given; None while one of its numbers is open.
+
+    Args:
+        item: a mapping with the key ``adaptive``.
+        path: how the graph calls it.
+        metric: what measures the KL that the number weighs, if the op says it of this attribute.
+        remedy: what to do where it does not.
+
+    Raises:
+        GraphError: it is no controller, or its op does not say what measures the KL.
+    """
+    if metric is None:
+        law = f"`{path}` can't be adaptive: nothing says which metric measures the KL that it weighs"
+        raise fail("controller", law, item.key or item.mark, remedy=remedy)
+    for name, other in item.items.items():
+        if name not in ("adaptive", *LIMITS):
+            raise _wrong(f"`{path}` is adaptive, beside which there is no `{name}`", other)
+    for name in LIMITS:
+        if name not in item.items:
+            raise _wrong(f"`{path}` is adaptive and has no `{name}`", item)
+    leaves = [item.items[name] for name in ("adaptive", *LIMITS)]
+    if any(leaf.value == OPEN for leaf in leaves):
+        return None
+    for name, leaf in zip(("adaptive", *LIMITS), leaves, strict=True):
+        if not leaf.is_number or not leaf.value > 0:
+            raise _wrong(f"`{path}` is adaptive, and its `{name}` is a number above 0", leaf)
+    start, target, horizon = (leaf.value for leaf in leaves)
+    return Controller(metric, start, target, horizon), leaves[:1]
+
+
+def _wrong(law: str, at: Tree) -> GraphError:
+    return fail("controller", law, at.key or at.mark, remedy=f"as {EXAMPLE}")

@@ -1,0 +1,290 @@
+"""The plan: what will run, step by step. Data, and JSON for tools."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import networkx as nx
+from pydantic import ConfigDict, Field
+from pydantic_core import to_jsonable_python
+
+from rlgraph.ir.dependencies import dependencies
+from rlgraph.ir.graph import GraphDomain, Region
+from rlgraph.ir.intervals import Cadences
+from rlgraph.ir.kl_controller import Controller
+from rlgraph.ir.prediction import Peak, Prediction
+from rlgraph.ir.row_layout import RowLayout
+from rlgraph.ir.schedules import Course, Varying
+from rlgraph.ir.steps import Facts, Kind
+from rlgraph.ir.weights import Version
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.ops.declare import Role
+from rlgraph.syntax.settings import Optimizer, Schedule, Serve, Train
+
+VERSION = 1  # of the JSON; a released field that goes, comes or changes its meaning raises it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read,
+    or to none where it moves parts of an engine, whatever that holds.
+
+    Steps are numbered in the order of one iteration. ``lead``: how many iterations ahead of the updates the
+    step runs, where generation overlaps training (see ``Plan.slot``).
+    """
+
+    id: int
+    phase: str  # train or eval
+    kind: Kind
+    node: str
+    pool: str
+    devices: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    frees: tuple[str, ...]
+    models: Mapping[str, Version | None]
+    layout: RowLayout
+    inserted: bool
+    because: str
+    after: tuple[int, ...]
+    op: str = ""
+    filters: bool = False  # its column says which rows stay
+    updates: bool = False  # it writes the next version of its model
+    leaves: int = 0  # in a region, the columns of what it leaves unfinished for the next round
+    when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
+    region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
+    lead: int = 0
+    source: str = ""  # of a sync: the pool that sends, where it is another one
+    path: str = ""  # of a sync: memory (within a process), ipc (between two of a device), broadcast or disk
+    engine: str = ""  # train or serve: the engine that a step runs on, or whose parts it moves
+    parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
+    seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
+    bytes: int | None = None  # predicted: what the busiest device receives
+
+    @property
+    def facts(self) -> Facts:
+        """Return what is known of every step of its kind."""
+        return self.kind.facts
+
+    @property
+    def generates(self) -> bool:
+        """Return whether it runs an op on a serve engine."""
+        return self.engine == "serve" and not self.inserted
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The kinds of engines that it works on."""
+        return self.facts.engines or (self.engine,)[: bool(self.engine)]
+
+    @property
+    def work(self) -> str:
+        """Return what it works on, as pictures colour it."""
+        if self.facts.work or self.updates:
+            return self.facts.work or "update"
+        return {"serve": "generate", "train": "score"}.get(self.engine, "other")
+
+    @property
+    def rate(self) -> str:
+        """The calibrated rate that prices it, a field of ``Calibration``."""
+        if self.facts.rate or self.copied:
+            return self.facts.rate or "sync"
+        if self.engine == "train":
+            return "update" if self.updates else "score"
+        return "generate" if self.engine == "serve" else "host"
+
+    @property
+    def copied(self) -> str:
+        """The model whose weights it copies onto another; nothing where it copies none."""
+        return [*self.models][1] if len(self.models) > 1 else ""
+
+    @property
+    def updated(self) -> str:
+        """The model whose next version it writes; nothing where it writes none."""
+        return next(iter(self.models)) if self.updates else ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """An op or a hook as a worker calls it."""
+
+    target: str
+    attributes: Mapping[str, Any]
+    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
+    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
+    handles: Mapping[str, str] = field(default_factory=dict)
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
+    model: str | None = None
+    of: str | None = None  # the model whose weights it copies onto its own
+    tokenizer: str | None = None
+    hooks: Mapping[str, Function] = field(default_factory=dict)
+    roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
+
+    def value(self, role: Role, default: Any = None) -> Any:
+        """Return what the attribute says that has a role, or the default."""
+        return self.attributes.get(self.roles.get(role, ""), default)
+
+    def at(self, iteration: int, adapted: Mapping[str, float] | None = None) -> Function:
+        """The same with the attributes that change as they are in an iteration, counted from 1.
+
+        ``adapted`` has those that have a controller; without, they are as in the first iteration.
+        """
+        courses = {name: course for name, course in self.courses.items() if isinstance(course, Course)}
+        now = {name: course.at(iteration) for name, course in courses.items()}
+        hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
+        return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
+
+    @property
+    def controllers(self) -> dict[str, Controller]:
+        """Return the controllers of the attributes that follow what is measured."""
+        return {name: one for name, one in self.courses.items() if isinstance(one, Controller)}
+
+    @property
+    def varying(self) -> dict[str, Any]:
+        """The values of the attributes that have a course, those of hooks among them."""
+        hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
+        return {**hooks, **{name: self.attributes[name] for name in self.courses}}
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """A column as the plan has it. ``domain`` counts its rows (``Plan.domains``)."""
+
+    type: ColumnType
+    domain: str
+    layout: RowLayout
+    writer: str
+    origin: str  # the column of a node that it is, or is a copy of
+    moved: bool = False  # whether it is the same rows as another, in another layout
+
+
+class TrainPlan(Train):
+    """The engine that trains a model, on its pool."""
+
+    pool: str = Field(description="where it is.")
+
+
+class ServePlan(Serve):
+    """The engine that generates with a model, on its pool."""
+
+    pool: str = Field(description="where it is.")
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model, what holds it, and where its weights come from."""
+
+    path: str
+    head: str
+    frozen: bool
+    optimizer: Optimizer | None
+    train: TrainPlan | None  # None: no step trains or scores with it
+    serve: ServePlan | None  # None: no step generates with it
+    rate: Course | None = None  # its learning rate, where that changes over the iterations
+    shares: str = (
+        ""  # the model whose train engine it is too: frozen alike, or trained by an adapter, then off
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The cluster that a plan is made for, by its name or file, and what is said of the work on it."""
+
+    cluster: str
+    prompt_tokens: float | None = None  # the mean of a prompt
+    response_tokens: float | None = None
+    calibration: str | None = None  # the file of factors that a run was measured to have
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The inputs of a plan: enough to make it again, and to say what has changed since."""
+
+    graph: str  # a path or the name of a shipped graph, as it was given
+    overrides: tuple[str, ...]
+    devices: int  # what ``auto`` stood for
+    rlgraph: str  # the version that planned
+    composed: Mapping[str, Any]  # the graph with its edits, overrides and ``${...}`` filled in
+    target: Target | None = None  # None: made for no cluster
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph for a cluster.
+
+    ``slot`` are the numbers of ``steps`` in the order in which they are submitted while the pipeline is full:
+    in slot t, each step runs for iteration t + its ``lead``. Where no step leads, it is one iteration.
+    """
+
+    # of the records in it too that have no configuration of their own
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    graph: str
+    about: str
+    digest: str  # of the graph, without its schedule and pools: a resumed run must have the same
+    seed: int
+    device: str  # what the devices are: cuda or cpu
+    pools: Mapping[str, int]  # name -> devices; their order is that of the devices
+    schedule: Schedule
+    models: Mapping[str, ModelPlan]
+    steps: tuple[Step, ...]
+    slot: tuple[int, ...]
+    away: Mapping[str, tuple[str, ...]]  # "policy.train" -> its parts that are off the device between steps
+    eval_steps: tuple[Step, ...]
+    eval_every: int
+    report: Mapping[str, str]
+    domains: Mapping[str, Mapping[str, GraphDomain]]  # phase -> what columns have one row per
+    columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column
+    functions: Mapping[str, Mapping[str, Function]]  # phase -> node
+    regions: Mapping[str, Region]  # of the training steps, by their filter
+    notes: tuple[str, ...]
+    open_values: tuple[str, ...]
+    origin: Origin | None = None  # None: made from a tree, not from a graph by name
+    peak: Mapping[str, Peak] | None = None  # of each pool; None: planned for no cluster
+    predicted: Prediction | None = None
+
+    @property
+    def iterations(self) -> int:
+        return self.schedule.iterations
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return what its JSON holds."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    @property
+    def phases(self) -> dict[str, tuple[Step, ...]]:
+        """The steps of training, and of evaluation where there is one."""
+        return {"train": self.steps} | ({"eval": self.eval_steps} if self.eval_steps else {})
+
+    @cached_property
+    def needs(self) -> Mapping[str, nx.DiGraph[int]]:
+        """Phase -> which of its steps needs which, by number (see ``dependencies``)."""
+        return {
+            phase: dependencies({step.id: step for step in steps}) for phase, steps in self.phases.items()
+        }
+
+    def domain(self, phase: str, column: str) -> GraphDomain:
+        """Return what a column has one row per."""
+        return self.domains[phase][self.columns[phase][column].domain]
+
+    def json(self) -> str:
+        """Return it as JSON: the fields, the version of their format, and a checksum over all of it."""
+        fields = {"version": VERSION, **self.fields}
+        return json.dumps({**fields, "checksum": checksum(fields)}, indent=1)
+
+
+def plain(value: Any) -> Any:
+    """A record or an attribute of a plan as JSON has it: lists for tuples, texts for paths."""
+    return to_jsonable_python(value, inf_nan_mode="constants")
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Return the checksum of a plan's JSON without its own field, whatever its layout."""
+    text = json.dumps({name: value for name, value in fields.items() if name != "checksum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,36 @@
+"""What a plan says of memory and time on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a device of a pool holds, in which step, and what it is made of. Bytes."""
+
+    bytes: int
+    capacity: int
+    step: str
+    parts: Mapping[str, int]
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the device has as much."""
+        return self.bytes <= self.capacity
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted cost of an iteration on a cluster: seconds at best and at worst, and what that assumes.
+
+    Where generation overlaps training it is an iteration of the steady state.
+    """
+
+    cluster: str
+    seconds: tuple[float, float]
+    pools: Mapping[str, tuple[float, float]]  # seconds in which each pool is busy
+    assumed: tuple[str, ...]
+    in_flight: Mapping[str, tuple[int, int]]  # rollout -> samples at a time per engine, and waves of them
+    calibrated: str = ""  # the run that the factors on its seconds come from

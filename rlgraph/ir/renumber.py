@@ -1,0 +1,47 @@
+"""Renumbers a plan's steps after some came in or changed places, and frees columns anew."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rlgraph.ir.plan import Plan, Step
+
+StepsAround = Mapping[int, tuple[Sequence[Step], Sequence[Step]]]  # step -> steps before it and behind it
+
+
+def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple[Step, ...], dict[int, int]]:
+    """Return steps with the numbers 1, 2, ..., and the new number of each old one.
+
+    Args:
+        steps: in their order, under numbers that differ.
+        keep: columns that outlive the steps: those that an evaluation reports.
+    """
+    numbers = {step.id: number for number, step in enumerate(steps, 1)}
+    last = {column: step.id for step in steps for column in (*step.writes, *step.reads)}
+
+    def changed(step: Step) -> Step:
+        touched = dict.fromkeys((*step.reads, *step.writes))
+        return replace(
+            step,
+            id=numbers[step.id],
+            after=tuple(sorted(numbers[number] for number in step.after)),
+            frees=tuple(c for c in touched if last[c] == step.id and c not in keep),
+        )
+
+    return tuple(map(changed, steps)), numbers
+
+
+def with_order(plan: Plan, steps: Sequence[Step], slot: Iterable[int]) -> Plan:
+    """Return the plan with these training steps, renumbered; ``slot`` holds their old numbers."""
+    made, numbers = renumbered(steps)
+    return replace(plan, steps=made, slot=tuple(numbers[number] for number in slot))
+
+
+def surrounded(steps: Iterable[Step], around: StepsAround) -> list[Step]:
+    """Put other steps before and behind some steps; a step waits for one that was put before it."""
+    found: list[Step] = []
+    for step in steps:
+        before, behind = around.get(step.id, ((), ()))
+        found += [*before, replace(step, after=(*step.after, *(b.id for b in before))), *behind]
+    return found

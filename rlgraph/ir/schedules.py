@@ -1,0 +1,216 @@
+"""The course of a number over the iterations, where a graph gives one in place of a value.
+
+    kl_coef: {linear: [0.1, 0.0], over: 100}             0.1 in iteration 1, 0 from 101 on
+    kl_coef: {cosine: [0.1, 0.0], over: 100, from: 50}   0.1 up to iteration 50, 0 from 150 on
+    kl_coef: {steps: {1: 0.1, 50: 0.05}}                 0.1, and from iteration 50 on 0.05
+
+Iterations count from 1, as in metrics.jsonl. A number that follows what is measured is a ``Controller``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rlgraph.errors import GraphError, Mark, fail
+from rlgraph.ir.kl_controller import Controller, read_controller
+from rlgraph.ops.declare import Op
+from rlgraph.syntax.settings import Optimizer
+from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.validate import Binder, validate
+
+Shape = Literal["linear", "cosine", "steps"]
+SHAPES: tuple[Shape, ...] = ("linear", "cosine", "steps")
+EXAMPLE = "{linear: [0.1, 0.0], over: 100} or {steps: {1: 0.1, 50: 0.05}}"
+MEASURED = "an op of your own says it by @op(measures={'kl_coef': 'kl_ref'})"
+
+
+@dataclass(frozen=True)
+class Course:
+    """Values at some iterations, ascending; between two of them as ``shape`` says.
+
+    Example:
+        >>> fall = Course("linear", ((1, 0.1), (101, 0.0)))
+        >>> fall.at(1), round(fall.at(51), 6), fall.at(500), fall.most
+        (0.1, 0.05, 0.0, 0.1)
+    """
+
+    shape: Shape
+    points: tuple[tuple[int, int | float], ...]
+
+    def at(self, iteration: int) -> int | float:
+        """The value in an iteration; before the first point it is that of the first."""
+        at, before = self.points[0]
+        for start, value in self.points:
+            if iteration < start and (self.shape == "steps" or iteration <= at):
+                return before
+            if iteration < start:
+                part = (iteration - at) / (start - at)
+                part = part if self.shape == "linear" else (1 - math.cos(math.pi * part)) / 2
+                return before + (value - before) * part
+            at, before = start, value
+        return before
+
+    @property
+    def most(self) -> int | float:
+        """The value furthest from 0: what the plan is made for."""
+        return max((value for _, value in self.points), key=abs)
+
+    def __str__(self) -> str:
+        (first, start), *rest = self.points
+        if self.shape == "steps":
+            return ", ".join([f"{start}", *(f"{value} from iteration {at}" for at, value in rest)])
+        ((last, end),) = rest
+        later = f" from iteration {first} on" if first > 1 else ""
+        return f"{start} to {end} over {last - first} iterations{later}, {self.shape}"
+
+
+Varying = Course | Controller
+
+
+def op_courses(op: Op, tree: Tree, path: str, binder: Binder, what: str) -> tuple[Tree, dict[str, Varying]]:
+    """Take the courses of an op's attributes; those that decide the plan must be one number."""
+    measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
+    return take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
+
+
+def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | None]:
+    """A model with one learning rate in place of its course, and that."""
+    given = tree.get("optimizer")
+    if given is None or not given.is_map:
+        return tree, None
+    fixed = {name for name in Optimizer.model_fields if name != "lr"}
+    taken, courses = take_courses(Optimizer, given, f"{path}.optimizer", binder, "", fixed, {})
+    rate = courses.get("lr")
+    schedule = given.get("schedule")
+    if courses and schedule and schedule.value != "constant":
+        law = f"`{path}.optimizer` has an `lr` that changes, and `schedule: {schedule.value}`"
+        binder.problem("course", law, schedule.key, remedy="remove one of the two")
+    return tree.with_item("optimizer", taken), rate if isinstance(rate, Course) else None
+
+
+def take_courses(
+    record: type[BaseModel],
+    tree: Tree,
+    path: str,
+    binder: Binder,
+    what: str,
+    fixed: Collection[str],
+    measures: Mapping[str, str],
+) -> tuple[Tree, dict[str, Varying]]:
+    """A record's values with one number for each that has a course or a controller, and those.
+
+    Args:
+        record: what the values are.
+        tree: as they were given.
+        path: how the graph calls the tree.
+        binder: where problems are noted: a course that is none, or one of its values that is not accepted.
+        what: the name of the reader of the values, as ``op rollout``.
+        fixed: what is one number for the whole run.
+        measures: of what may be adaptive, the metric that it follows.
+    """
+    courses: dict[str, Varying] = {}
+    known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
+    found: tuple[Varying, list[Tree]] | None
+    for name, field in record.model_fields.items():
+        item, kinds = tree.get(name), {*_kinds(field.annotation)}
+        if not (item and kinds & {int, float} and {*item.items} & {*SHAPES, "adaptive"}):
+            continue
+        try:
+            if "adaptive" in item.items:
+                found = read_controller(item, f"{path}.{name}", measures.get(name), f"as {EXAMPLE}; {known}")
+            else:
+                found = _course(item, f"{path}.{name}", float in kinds, name in fixed)
+        except GraphError as error:
+            binder.problems += error.problems
+            found = None
+        if found:
+            courses[name], leaves = found
+            tree = _with_value(record, tree, name, leaves, path, binder, what)
+        else:
+            tree = tree.with_item(name, replace(item, value=OPEN))
+    return tree, courses
+
+
+def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:
+    """A course, and its numbers."""
+    leaves = _leaves(item, path, fluid, fixed)
+    points = tuple((at, leaf.value) for at, leaf in leaves)
+    return (Course(_shape(item), points), [leaf for _, leaf in leaves]) if leaves else None
+
+
+def _with_value(
+    record: type[BaseModel],
+    tree: Tree,
+    name: str,
+    leaves: list[Tree],
+    path: str,
+    binder: Binder,
+    what: str,
+) -> Tree:
+    """The tree with the value furthest from 0; the others are checked in its place."""
+    most = max(leaves, key=lambda leaf: abs(leaf.value))
+    for leaf in leaves:
+        if leaf is not most:
+            tried = Binder()
+            validate(record, tree.with_item(name, leaf), path, tried, what)
+            binder.problems += [problem for problem in tried.problems if problem.mark == leaf.mark]
+    return tree.with_item(name, most)
+
+
+def _leaves(item: Tree, path: str, fluid: bool, fixed: bool) -> list[tuple[int, Tree]]:
+    """The iterations and values of a course; nothing while one of them is open."""
+    shape, mark = _shape(item), item.key or item.mark
+    if fixed:
+        raise fail("course", f"`{path}` is one number for the whole run", mark)
+    if shape != "steps" and not fluid:
+        law = f"`{path}` is a whole number, and changes in steps alone"
+        raise fail("course", law, mark, remedy="as {steps: {1: 1024, 200: 2048}}")
+    for name, other in item.items.items():
+        if name != shape and (shape == "steps" or name not in ("over", "from")):
+            raise _wrong(f"`{path}` changes by `{shape}`, beside which there is no `{name}`", other.key)
+    if any(leaf.value == OPEN for _, leaf in item.walk()):
+        return []
+    return _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
+
+
+def _steps(given: Tree, path: str) -> list[tuple[int, Tree]]:
+    steps = given.items.items()
+    if not steps or not all(at.isdecimal() and leaf.is_number for at, leaf in steps):
+        raise _wrong(f"`{path}` has steps, which are `iteration: value`", given.mark)
+    leaves = {int(at): leaf for at, leaf in steps}
+    if min(leaves) > 1:
+        raise _wrong(f"`{path}` has steps, and none of them is for iteration 1", given.mark)
+    return sorted(leaves.items())
+
+
+def _ramp(item: Tree, shape: str, path: str) -> list[tuple[int, Tree]]:
+    given, over, start = item.items[shape], item.get("over"), item.get("from")
+    ends = given.value if isinstance(given.value, list) else []
+    if len(ends) != 2 or not all(end.is_number for end in ends):
+        raise _wrong(f"`{path}` changes by `{shape}` from one number to another", given.mark)
+    if not (over and over.is_count and (start is None or start.is_count)):
+        raise _wrong(f"`{path}` changes `over` a number of iterations, 1 or more", (over or item).mark)
+    first = int(start.value) if start else 1
+    return [(first, ends[0]), (first + int(over.value), ends[1])]
+
+
+def _wrong(law: str, mark: Mark | None) -> GraphError:
+    return fail("course", law, mark, remedy=f"as {EXAMPLE}")
+
+
+def _shape(item: Tree) -> Shape:
+    return next(shape for shape in SHAPES if shape in item.items)
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The classes in an annotation: ``float`` of ``Annotated[float, ...] | None``."""
+    if isinstance(annotation, type):
+        yield annotation
+    elif get_origin(annotation) is not Literal and get_origin(annotation) not in (list, dict):
+        for part in get_args(annotation):
+            yield from _kinds(part)

@@ -1,0 +1,130 @@
+"""The kinds of steps, each with its facts: the one place that says what a kind does.
+
+Passes, costs, texts, pictures and the driver ask the facts. What only code can say of a kind stands in tables
+of handlers (``complete``): which calls it is (``runtime/driver/step_calls.py``), and, for kinds that move
+parts of engines, by which method (``runtime/worker/engine_host.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeVar
+
+Handler = TypeVar("Handler")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that hold for every step of a kind. A kind that copies columns on the spot needs no others.
+
+    Attributes:
+        says: the step as a sentence, with the fields of ``rlgraph.printing.plan_text.sentence``.
+        work: what it works on, as a picture colours it; "" of a run, where its op says it.
+        rate: the calibrated rate that prices it, a field of ``Calibration``; "" of a run.
+        engines: those that it works on, in the order in which weights pass them; () of a run.
+        copies: whether its columns are copies of rows, so that replay makes them again and records leave
+            them out; the driver may hand it over with the step behind it.
+        in_place: whether each device reads the rows that lie on it, in the step's layout.
+        layout: how its rows lie: ``even``, as its ``filter``'s, or "" where that is decided otherwise.
+        at_filter: whether it runs on the pool of the filter that it waits for.
+        moves: whether it moves parts of an engine ``off`` the device or ``back``.
+        syncs: whether it hands weights of a train engine to a serve engine.
+        collects: whether it ends a region, once an iteration, with rows of all the region's rounds.
+        keeps_types: whether each column that it writes has the type of the one that it reads.
+    """
+
+    says: str
+    work: Literal["", "columns", "weights"] = "columns"
+    rate: Literal["", "sync", "move", "repartition", "host"] = "host"
+    engines: tuple[Literal["train", "serve"], ...] = ()
+    copies: bool = False
+    in_place: bool = False
+    layout: Literal["", "even", "filter"] = ""
+    at_filter: bool = False
+    moves: Literal["", "off", "back"] = ""
+    syncs: bool = False
+    collects: bool = False
+    keeps_types: bool = False
+
+    @property
+    def verb(self) -> str:
+        """Its word in short titles: the first of the sentence."""
+        return self.says.partition(" ")[0]
+
+
+def _move(verb: str, engine: Literal["train", "serve"], way: Literal["off", "back"], place: str) -> Facts:
+    says = f"{verb} {{parts}} of {{holders}} {place} {{where}}"
+    return Facts(says, work="weights", rate="move", engines=(engine,), moves=way)
+
+
+class Kind(StrEnum):
+    """The kind of a step. Its text is its name in plan files."""
+
+    facts: Facts
+
+    RUN = "run", Facts("run {node} ({op}){with_model} on {where}", work="", rate="", in_place=True)
+    REPEAT = (
+        "repeat",
+        Facts("repeat {reads} for each sample on {where}", copies=True, in_place=True, layout="even"),
+    )
+    SELECT = (
+        "select",
+        Facts(
+            "select the rows of {reads} that stay on {where}",
+            copies=True,
+            in_place=True,
+            layout="filter",
+            at_filter=True,
+        ),
+    )
+    COLLECT = (
+        "collect",
+        Facts(
+            "collect the rows that {region} keeps on {where}", layout="even", at_filter=True, collects=True
+        ),
+    )
+    REPARTITION = (
+        "repartition",
+        Facts("move {reads} to {where}", rate="repartition", copies=True, keeps_types=True),
+    )
+    SYNC = (
+        "sync",
+        Facts(
+            "sync {models} from the train engine{source} to the serve engine on {where}, {path}",
+            work="weights",
+            rate="sync",
+            engines=("train", "serve"),
+            syncs=True,
+        ),
+    )
+    LOAD = "load", _move("load", "train", "back", "to")
+    OFFLOAD = "offload", _move("offload", "train", "off", "from")
+    WAKE = "wake", _move("wake", "serve", "back", "on")
+    SLEEP = "sleep", _move("sleep", "serve", "off", "on")
+
+    def __new__(cls, name: str, facts: Facts) -> Kind:
+        made = str.__new__(cls, name)
+        made._value_, made.facts = name, facts
+        return made
+
+
+MOVES = tuple(kind for kind in Kind if kind.facts.moves)
+
+
+def mover(engine: str, way: Literal["off", "back"]) -> Kind:
+    """The kind of step that moves parts of an engine off its device, or back."""
+    return next(kind for kind in MOVES if kind.facts.engines == (engine,) and kind.facts.moves == way)
+
+
+def complete(handlers: Mapping[Kind, Handler], kinds: Iterable[Kind] = Kind) -> Mapping[Kind, Handler]:
+    """A table of handlers, one for each kind.
+
+    Raises:
+        TypeError: a kind has none, which is told as the table's module is imported.
+    """
+    missing = [kind for kind in kinds if kind not in handlers]
+    if missing:
+        raise TypeError(f"no handler for steps of kind {', '.join(missing)}; add one to the table")
+    return handlers

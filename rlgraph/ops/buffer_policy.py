@@ -1,0 +1,58 @@
+"""Buffer policies: a user's function chooses which of the waiting groups come next.
+
+A policy is a plain function in a file beside the graph: ``refill: {keep: 2, policy: my_buffer.py:newest}``.
+
+    def newest(waiting: Sequence[Group], wanted: int) -> list[int]:
+        return sorted(range(len(waiting)), key=lambda i: waiting[i].age)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlgraph.errors import RunError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Waiting rows of one prompt.
+
+    Attributes:
+        prompt: its number: the position in the data.
+        age: iterations since it was begun; 1 is the iteration before.
+        rows: how many there are.
+        tokens: of all of them, prompts included.
+    """
+
+    prompt: int
+    age: int
+    rows: int
+    tokens: int
+
+
+Policy = Callable[[Sequence[Group], int], Sequence[int]]
+
+
+def chosen(policy: Policy, name: str, waiting: Sequence[Group], wanted: int) -> list[int]:
+    """Return the places in ``waiting`` of the groups that a policy takes, in the order of their use.
+
+    Args:
+        policy: is given ``waiting``, oldest first, and ``wanted``.
+        name: what errors call it.
+        waiting: what there is.
+        wanted: the rows that the iteration will have.
+
+    Raises:
+        RunError: it returned something else than distinct places.
+
+    Example:
+        >>> two = [Group(7, 2, 4, 40), Group(9, 1, 4, 80)]
+        >>> chosen(lambda waiting, wanted: [1, 0], "swap", two, 8)
+        [1, 0]
+    """
+    found = [*policy(waiting, wanted)]
+    if len({*found}) != len(found) or not {*found} <= {*range(len(waiting))}:
+        law = f"the policy {name} returned {found}; {len(waiting)} groups wait"
+        raise RunError(f"{law}\n  return places among them, from 0, each at most once: those that come now")
+    return found

@@ -1,0 +1,212 @@
+"""An op is a function; its signature is the declaration.
+
+    @op(rows="group")
+    def grpo(
+        rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens],
+        *, eps: float = 1e-6,
+    ) -> float32[samples, tokens]:
+        '''Group-normalised advantages ...'''
+
+Positional parameters annotated with a column type are edges; ``TrainEngine``, ``ServeEngine``, ``Tokenizer``
+and ``Context`` are filled in by the runtime; keyword-only parameters are attributes, with their defaults and
+bounds; the return annotation is what the op writes: one column, a ``NamedTuple`` of columns, or nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from rlgraph.ops.column_types import ColumnType
+
+RowScope = Literal["each", "group", "all"]
+# what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
+# response; at which temperature samples are drawn or scored; whether sampling is cut to a nucleus (below 1);
+# the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out
+Role = Literal[
+    "rows", "prompt_limit", "response_limit", "temperature", "nucleus", "minibatches", "epochs", "keep"
+]
+STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs")  # the plan is made for one value of these
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+
+class Hook:
+    """A function chosen by an attribute, such as a loss, with its own attributes and columns.
+
+    In a graph it is ``{kind: ppo_clip, clip: 0.2}``, or ``{kind: my_losses.py:name}``. The columns that it
+    reads become columns of the node. An attribute of type ``dict[str, Tool]`` holds several by name.
+    """
+
+    word = "hook"  # what errors and the catalog call it
+    reads = True  # whether the columns of its signature become columns of the node
+    writes = True  # whether what it returns is a column
+    provides: tuple[str, ...] = ()  # columns that the op itself computes
+
+    def __init__(self, body: Callable[..., Any], attributes: Mapping[str, Any], columns: Mapping[str, Any]):
+        self.body, self.attributes, self.columns = body, dict(attributes), dict(columns)
+        self.parameters = [
+            n for n, p in inspect.signature(body).parameters.items() if p.kind is not p.KEYWORD_ONLY
+        ]
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        return self.body(*(batch[name] for name in self.parameters), **self.attributes)
+
+    @classmethod
+    def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
+        """Parameters that are neither columns nor attributes: whoever calls it fills them in."""
+        return ()
+
+
+class Loss(Hook):
+    """A policy loss: from the log-probs of now and any columns, one loss per token ``[samples, tokens]``."""
+
+    word, provides = "loss", ("logprobs",)
+
+
+class Loop(Hook):
+    """An agent loop: ``async def loop(chat: Chat, ...)``; its columns have one row per prompt."""
+
+    word, writes = "loop", False
+
+    @classmethod
+    def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
+        """The conversation that it leads."""
+        if "chat" not in inspect.signature(body).parameters or not inspect.iscoroutinefunction(body):
+            raise OpError(f"op {name}: an agent loop is an async function, `async def loop(chat: Chat, ...)`")
+        return ("chat",)
+
+
+class Parser(Hook):
+    """Finds tool calls: ``def parser(text: str) -> list[ToolCall]``."""
+
+    word, writes = "parser", False
+
+    @classmethod
+    def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
+        """Return what the policy wrote."""
+        if [*inspect.signature(body).parameters] != ["text"]:
+            raise OpError(f"op {name}: a parser is `def parser(text: str) -> list[ToolCall]`")
+        return ("text",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """The facts that ``@op`` adds to a function's signature, which it makes an op.
+
+    Attributes:
+        rows: which rows one call needs to see: ``each`` (any part of them), ``group`` (all samples of a
+            prompt), ``all`` (the whole batch).
+        makes: the domain that the op makes: ``prompts`` or ``samples``. A source makes it from nothing.
+        times: the attribute that says how many rows each input row becomes.
+        updates: whether it writes the next version of its model.
+        head: the head that its model must have, ``lm``, ``value`` or ``any``.
+        when: optional column -> attribute; the column is read only where the attribute is not 0.
+        assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/check_laws.py``.
+        filters: whether its one boolean column says which rows stay: other nodes then read those alone
+            (``rows: NODE``).
+        leaves: of one that may leave rows unfinished for a next round, the columns that it leaves
+            (``Context.leave``).
+        recorded: whether its rows were sampled by its model at an earlier time; its attribute ``columns``
+            names more of what it writes, with types.
+        measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
+            what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
+        beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
+            devices go on with the steps that do not read what it writes.
+        roles: what attributes decide for the plan and for other nodes -> the attribute, as
+            ``{"rows": "batch"}`` of a source; an attribute's name alone means nothing to rlgraph.
+    """
+
+    rows: RowScope = "each"
+    makes: str | None = None
+    times: str | None = None
+    updates: bool = False
+    head: str = "lm"
+    when: Mapping[str, str] = field(default_factory=dict)
+    assumes: tuple[str, ...] = ()
+    filters: bool = False
+    leaves: int = 0
+    recorded: bool = False
+    measures: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
+    roles: Mapping[Role, str] = field(default_factory=dict)
+
+    def __call__(self, body: Body) -> Body:
+        """Declare a function as an op."""
+        setattr(body, "__op__", self)  # noqa: B010
+        return body
+
+
+op = Declaration
+
+
+@dataclass(frozen=True)
+class Port:
+    """A column that an op reads or writes, under the op's own name for it."""
+
+    name: str
+    type: ColumnType
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """A function's declaration, read once."""
+
+    name: str
+    body: Callable[..., Any]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    handles: Mapping[str, str]  # parameter -> train, serve, tokenizer or context
+    attributes: type[BaseModel]
+    hooks: Mapping[str, type[Hook]]
+    declared: Declaration
+    doc: str
+    several: frozenset[str] = frozenset()  # attributes that hold several hooks by name
+    kind: type[Hook] | None = None  # where it is no op but what an attribute names
+
+    def hook(self, path: str) -> type[Hook]:
+        """The kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
+        return self.hooks[path.partition(".")[0]]
+
+    def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes as JSON has them, in the types that the op declares, such as a tuple for a list."""
+        declared = self.attributes.model_fields
+        model = attributes_model(self.name, {n: (declared[n].rebuild_annotation(), ...) for n in attributes})
+        return dict(model.model_validate_json(json.dumps(attributes)))
+
+    @property
+    def engine(self) -> str | None:
+        """``train`` or ``serve`` where the op runs on a model, else None."""
+        return next((kind for kind in self.handles.values() if kind in ("train", "serve")), None)
+
+    @property
+    def structural(self) -> set[str]:
+        """The attributes that decide the plan, and so are one number in all iterations."""
+        roles = self.declared.roles
+        return {roles[role] for role in STRUCTURE if role in roles} | {*filter(None, [self.declared.times])}
+
+    @property
+    def copies(self) -> bool:
+        """Return whether it takes a second model, ``of``, whose weights it copies onto its own."""
+        return self.handles.get("of") == "train"
+
+    @property
+    def source(self) -> bool:
+        """Return whether it makes rows from nothing."""
+        return self.declared.makes is not None and not self.inputs
+
+
+class OpError(Exception):
+    """A function that can't be an op: says which part of its signature, and what to write instead."""
+
+
+def attributes_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """A strict record of attributes: name -> (type, default)."""
+    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    model: type[BaseModel] = create_model(name, __config__=config, **dict(fields))  # type: ignore[call-overload]
+    return model

@@ -1,0 +1,200 @@
+"""Interfaces that an op uses. The runtime implements these; an op only names them.
+
+An op's parameter annotated with one of these classes is filled in by the runtime, not by a column:
+
+    def logprobs(model: TrainEngine, tokens: int64[samples, tokens], ...) -> float32[samples, tokens]
+
+Nothing here imports torch: the names in the annotations are for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of sampling.
+
+    Units: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Log-probs that come back are
+    those of the distribution at ``temperature`` before ``top_p`` and ``top_k`` cut it.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue ``len(seeds)`` times; sample k depends on ``seeds[k]`` and nothing beside it.
+
+    Requests of one ``conversation`` go to the same server where they can, which still has what came before.
+    ``max_new_tokens`` is a limit of its own, where that of the ``Sampling`` is higher.
+    """
+
+    prompt: Sequence[int]
+    seeds: Sequence[int]
+    conversation: str | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation: the new token ids, the end token among them, and a log-prob for each.
+
+    ``finish`` is ``stop`` (the model ended it), ``length`` (the limit did) or ``abort`` (it was ended from
+    outside). ``versions`` are those of the weights, one per token, where an engine tells them.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    finish: str
+    versions: Sequence[int] = ()
+
+
+Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop
+
+
+class Tokenizer(Protocol):
+    """A Hugging Face tokenizer (``transformers.PreTrainedTokenizerBase``)."""
+
+    eos_token_id: int | None
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str: ...
+
+    def __call__(self, text: Any, **options: Any) -> Any: ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+
+
+class ServeEngine(Protocol):
+    """A model that generates: token ids in, token ids and log-probs out.
+
+    Where ``overlaps`` is true, ``generate`` may run in several threads at a time, and one is not held up by
+    another.
+    """
+
+    tokenizer: Any
+    overlaps: bool
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
+        others are aborted, and come back as far as they are.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of one mini-batch over all ranks: divisors of means, so that no rank count shows in them."""
+
+    tokens: int
+    sequences: int
+
+
+Batch = Mapping[str, Any]
+Objective = Callable[[Batch, Totals], tuple[Any, Mapping[str, tuple[Any, Any]]]]
+
+
+class TrainEngine(Protocol):
+    """A model that trains, sharded over the ranks of its pool; every rank calls the same methods in order.
+
+    Token columns are ``Ragged``; position t speaks of token t given the tokens before it. Positions where
+    ``loss_mask`` is false (and each row's first) hold 0.
+    """
+
+    def logprobs(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
+        """Return the log-prob of each token: float32 ``Ragged`` ``[samples, tokens]``."""
+        ...
+
+    def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
+        """Return ``logprobs``, and each token's sum of squared probabilities: two ``Ragged``."""
+        ...
+
+    def values(self, tokens: Any, loss_mask: Any) -> Any:
+        """Return the value head's estimate before each token: float32 ``Ragged`` ``[samples, tokens]``."""
+        ...
+
+    def copy(self, of: Any, mix: float = 1.0) -> None:
+        """Copy the weights of another train engine of the same ranks: W <- (1 - mix) W + mix W_of."""
+        ...
+
+    def update(
+        self,
+        columns: Batch,
+        objective: Objective,
+        rows: Any,
+        total_rows: int,
+        minibatches: int = 1,
+        epochs: int = 1,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> dict[str, float]:
+        """Train on the rows of this rank; ``minibatches`` optimizer steps an epoch.
+
+        Args:
+            columns: ``tokens`` and ``loss_mask``, and whatever ``objective`` reads, cut to each micro-batch.
+            objective: from a micro-batch (the columns, with ``logprobs`` or ``new_values`` computed now, and
+                ``entropy`` where asked) and the mini-batch's totals, the loss (a scalar that sums to the
+                mini-batch's over micro-batches and ranks) and metrics as (sum, count), or (largest, None).
+            rows: int64 ``[rows]``, this rank's row numbers in the whole batch; row r of R belongs to
+                mini-batch ``r * minibatches // R``.
+            total_rows: R, the rows of the whole batch over all ranks.
+            minibatches: how many optimizer steps one pass over the batch makes.
+            epochs: how many passes.
+            temperature: what the logits are divided by.
+            entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
+
+        Returns:
+            Metrics, the same on every rank: the objective's as means or as the largest, ``loss``,
+            ``grad_norm``, ``lr``.
+        """
+        ...
+
+
+@dataclass
+class Context:
+    """An op's context: the iteration, the rows, and a place for its metrics.
+
+    ``record("reward/mean", rewards)`` adds values to a mean over all rows and ranks; a metric's name is its
+    own, or ``node/name`` where it has no slash.
+    """
+
+    node: str
+    seed: int
+    iteration: int
+    rows: Sequence[int] = ()  # numbers in the whole batch of the op's output rows; input rows for a rollout
+    total_rows: int = 0
+    position: int = 0  # rows of a data source that earlier iterations took
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    resumes: bool = False  # whether unfinished rows are taken up again
+    begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
+    left: Sequence[Any] = ()
+    whole: Any = None
+
+    def leave(self, whole: Any, *columns: Any) -> None:
+        """Leave rows unfinished: they come again, first, with these columns in ``begun``.
+
+        Args:
+            whole: int64 array, which of the rows read are finished; what is written is of these alone.
+            columns: tensors and ``Ragged`` of the others, in their order.
+        """
+        self.whole, self.left = whole, columns
+
+    def record(self, name: str, values: Any, count: float | None = None) -> None:
+        """Add ``values`` (a tensor or a sequence of numbers, or a sum with its ``count``) to a mean."""
+        name = name if "/" in name else f"{self.node}/{name}"
+        if count is None:
+            listed = values.tolist() if hasattr(values, "tolist") else values
+            numbers = [float(v) for v in (listed if isinstance(listed, list | tuple) else [listed])]
+            values, count = sum(numbers), len(numbers)
+        total, seen = self.metrics.get(name, (0.0, 0.0))
+        self.metrics[name] = (total + float(values), seen + count)

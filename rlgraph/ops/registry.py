@@ -1,0 +1,145 @@
+"""Names of ops and hooks -> their declarations.
+
+Shipped ones stand in the literal dicts of ``rlgraph.nodes``; ``my_ops.py:name`` is a function in a user's
+file. Only what a graph names is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Mark, fail, nearest
+from rlgraph.nodes import HOOKS, OPS
+from rlgraph.ops.declare import Hook, Op, OpError
+from rlgraph.ops.signature import signature
+
+USER = "rlgraph_user_"  # how the names of modules of users' files begin
+
+
+def find_op(name: str, mark: Mark) -> tuple[Op, str]:
+    """An op by the name that a graph uses, and the target that a worker loads it by.
+
+    Raises:
+        GraphError: no such op, its file can't be loaded, or its signature can't be an op's.
+    """
+    return _find(name, "op", OPS, mark)
+
+
+def find_hook(kind: type[Hook], name: str, mark: Mark) -> tuple[Op, str]:
+    """A function that an attribute names, likewise: a loss, an agent loop, a tool, a parser."""
+    return _find(name, kind.word, HOOKS[kind.word], mark, kind)
+
+
+def find_function(name: str, what: str, mark: Mark) -> str:
+    """The target of a plain function in a user's file, with no declaration: ``my_buffer.py:name``.
+
+    Raises:
+        GraphError: there is no such file or function, or the file can't be loaded.
+    """
+    place, _, function = name.rpartition(":")
+    path = (Path(mark.source.name).parent / place).resolve()
+    if not place.endswith(".py") or not path.is_file():
+        law = f"{what} `{name}` names no function in a file" + (f": there is no {path}" if place else "")
+        raise fail("no-file", law, mark, remedy=f"as my_{what}.py:name, relative to the graph")
+    try:
+        module = _load_file(str(path))
+    except Exception as error:  # the file is the user's: loading it may raise anything
+        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path)}", mark) from error
+    known = [name for name, value in vars(module).items() if callable(value)]
+    if function not in known:
+        law = f"{place} has no function `{function}`"
+        raise fail(f"unknown-{what}", law, mark, known, nearest(function, known))
+    return f"{path}:{function}"
+
+
+def load_function(target: str) -> Any:
+    """Return what ``find_function`` found."""
+    place, _, function = target.rpartition(":")
+    return getattr(_load_file(place), function)
+
+
+@functools.cache
+def load(target: str, name: str = "", kind: Any = None) -> Op:
+    """``package.module:function`` or ``/path/file.py:function`` -> its declaration, named as in the graph.
+
+    ``kind`` is the class of a hook, such as ``Loss``.
+    """
+    place, _, function = target.rpartition(":")
+    module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    return signature(name or target, getattr(module, function), kind)
+
+
+def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = None) -> tuple[Op, str]:
+    if name in known:
+        return load(known[name], name, kind), known[name]
+    place, colon, function = name.rpartition(":")
+    if not (colon and place.endswith(".py")):
+        remedy = nearest(name, known) or f"or your own: {what}: my_ops.py:name"
+        raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy)
+    path = Path(mark.source.name).parent / place
+    if not os.path.isfile(path):
+        raise fail("no-file", f"{what} `{name}`: there is no file {path}", mark)
+    target = f"{path.resolve()}:{function}"
+    try:
+        module = _load_file(str(path.resolve()))
+        op = load(target, name, kind) if hasattr(module, function) else None
+    except Exception as error:  # the file is the user's: loading it may raise anything
+        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path.resolve())}", mark) from error
+    if op is None:
+        ops = [name for name, value in vars(module).items() if _offered(name, value, kind)]
+        law = f"{place} has no function `{function}`"
+        raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
+    _declared_well(op, mark)
+    return op, target
+
+
+def _said(error: Exception, name: str, path: Path) -> str:
+    """Return what went wrong in a user's file, with its line where there is one."""
+    if isinstance(error, OpError | SyntaxError):
+        return str(error).removeprefix(f"op {name}: ")
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{type(error).__name__}: {error}" + (f" ({path.name}, line {lines[-1]})" if lines else "")
+
+
+def _offered(name: str, value: Any, kind: type[Hook] | None) -> bool:
+    """Return whether a file's value may be meant: what is marked as an op, or a tool of the file itself."""
+    if kind is None or kind.writes:
+        return hasattr(value, "__op__")
+    own = str(getattr(value, "__module__", "")).startswith(USER)
+    return callable(value) and own and not name.startswith("_")
+
+
+def _declared_well(op: Op, mark: Mark) -> None:
+    """Return what ``@op`` names must stand in the signature."""
+    ports, attributes = {port.name for port in op.inputs}, op.attributes.model_fields
+    declared = op.declared
+    named: list[tuple[str, str, Collection[str]]] = []
+    named += [("times", declared.times, attributes)] if declared.times else []
+    named += [("when", port, ports) for port in declared.when]
+    named += [("when", attribute, attributes) for attribute in declared.when.values()]
+    named += [("measures", attribute, attributes) for attribute in declared.measures]
+    named += [("roles", attribute, attributes) for attribute in declared.roles.values()]
+    for word, name, known in named:
+        if name not in known:
+            law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"
+            raise fail("bad-op", law, mark, known, nearest(name, known))
+
+
+@functools.cache
+def _load_file(path: str) -> Any:
+    # a name of its own, so that two users' files called ops.py are two modules
+    name = USER + path.strip("/").replace("/", "_").removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

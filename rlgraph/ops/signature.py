@@ -1,0 +1,106 @@
+"""Reads the signature of a function as the declaration of an op or of a hook."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from rlgraph.ops.column_types import ColumnType, is_column, strip_none
+from rlgraph.ops.declare import Declaration, Hook, Op, OpError, Port, attributes_model
+from rlgraph.ops.interfaces import Context, ServeEngine, Tokenizer, TrainEngine
+
+HANDLES = {TrainEngine: "train", ServeEngine: "serve", Tokenizer: "tokenizer", Context: "context"}
+
+
+def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = None) -> Op:
+    """Read a function's declaration.
+
+    Args:
+        name: by which a graph calls it.
+        body: the function, or a class in whose constructor the declaration stands.
+        kind: the hook that it is, if it is no op.
+
+    Raises:
+        OpError: a parameter without an annotation, a type that is none of ours, or a default on a column.
+    """
+    if kind is None and isinstance(body, type):
+        raise OpError(f"op {name}: it is a class; an op is a function")
+    hints, declared = type_hints(name, body), getattr(body, "__op__", Declaration())
+    inputs, handles, fields, hooks, several = [], {}, {}, {}, set()
+    filled = kind.filled(name, body) if kind else ()
+    for parameter in inspect.signature(body).parameters.values():
+        if parameter.name in filled:
+            continue
+        if parameter.name not in hints:
+            raise OpError(f"op {name}: parameter {parameter.name} has no annotation")
+        hint = hints[parameter.name]
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if chosen := _hook(hint):
+                hooks[parameter.name], holds_several = chosen
+                several |= {parameter.name} if holds_several else set()
+                given = dict[str, dict[str, Any]] if holds_several else dict[str, Any]
+                hint = given if hint is strip_none(hint) else given | None
+            required = parameter.default is parameter.empty
+            fields[parameter.name] = (hint, ... if required else parameter.default)
+        elif hint in HANDLES:
+            handles[parameter.name] = HANDLES[hint]
+        elif is_column(hint):
+            inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
+        else:
+            raise OpError(
+                f"op {name}: parameter {parameter.name}: {hint!r} is no column type; "
+                "put attributes behind a * in the signature"
+            )
+    outputs = () if kind and not kind.writes else _outputs(name, hints.get("return"))
+    if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
+        raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
+    found = Op(
+        name=name,
+        body=body,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        handles=handles,
+        attributes=attributes_model(name, fields),
+        hooks=hooks,
+        declared=declared,
+        doc=inspect.getdoc(body) or "",
+        several=frozenset(several),
+        kind=kind,
+    )
+    if declared.beside and (found.engine or not inputs):
+        raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
+    return found
+
+
+def _hook(hint: Any) -> tuple[type[Hook], bool] | None:
+    """The hook in an attribute's annotation, and whether the attribute holds several by name."""
+    inner = strip_none(hint)
+    several = typing.get_origin(inner) is dict and typing.get_args(inner)[0] is str
+    kind = typing.get_args(inner)[1] if several else inner
+    return (kind, several) if isinstance(kind, type) and issubclass(kind, Hook) else None
+
+
+def type_hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, or of a class's constructor.
+
+    Raises:
+        OpError: one can't be read.
+    """
+    read = body.__init__ if isinstance(body, type) else body  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(read, include_extras=True)
+    except Exception as error:
+        raise OpError(f"op {name}: an annotation can't be read: {error}") from error
+
+
+def _outputs(name: str, hint: Any) -> tuple[Port, ...]:
+    if hint is None or hint is type(None):
+        return ()
+    if is_column(hint):
+        return (Port("", ColumnType.of(hint)),)
+    if not hasattr(hint, "_fields"):
+        raise OpError(f"op {name}: returns {hint!r}; write a column type, a NamedTuple of them, or None")
+    fields = typing.get_type_hints(hint, include_extras=True)
+    return tuple(Port(field, ColumnType.of(kind)) for field, kind in fields.items())

@@ -1,0 +1,129 @@
+"""Declares a tool: a function or a class, whose signature says who gives which argument.
+
+    def check(guess: int, answer: text[prompts], *, near: int = 0) -> str:
+              └ the policy  └ the data: a column    └ the graph: an attribute
+
+A class does the same in two places: its constructor names columns and attributes, its ``execute`` what the
+policy gives. One instance serves one sample:
+
+    __init__, create()      before its first call; ``create`` may be async
+    execute(...)            a call, sync or async: what it returns is the answer, as text
+    reward()                a number, when the conversation has ended
+    release()               frees what ``create`` took, after errors too
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.errors import PydanticUserError
+
+from rlgraph.ops.column_types import is_column
+from rlgraph.ops.declare import Hook, OpError
+from rlgraph.ops.docstring import read_docstring
+from rlgraph.ops.signature import type_hints
+
+FIRST = ("type", "items", "enum", "properties", "description")  # order of a schema's first keys
+POSITIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Tool(Hook):
+    """A tool that a policy may call: ``{kind: calculator}``, or ``{kind: my_tools.py:name}``."""
+
+    word, writes = "tool", False
+
+    @classmethod
+    def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
+        """Return the policy's arguments; of a class none, as they stand in the signature of ``execute``."""
+        fields = arguments(name, body).model_fields
+        return () if isinstance(body, type) else fields
+
+
+class ShownTool(Tool):
+    """A tool whose schema is shown to the policy, and which is not called there."""
+
+    reads = False
+
+
+def arguments(name: str, body: Callable[..., Any]) -> type[BaseModel]:
+    """Return a record of the policy's arguments; a text that holds a number is taken for one where due.
+
+    Raises:
+        OpError: a parameter has no annotation, or one that JSON does not know; or a class has no ``execute``.
+    """
+    call = _called(name, body)
+    hints = type_hints(name, call)
+    described = _described(body, call).arguments
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(call).parameters.values():
+        if _of_policy(parameter, call is body) and not is_column(hints.get(parameter.name)):
+            if parameter.name not in hints or parameter.kind not in POSITIONAL:
+                raise OpError(f"op {name}: parameter {parameter.name} needs a name and an annotation")
+            text = described.get(parameter.name)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (Annotated[hints[parameter.name], Field(description=text)], default)
+    config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+    try:
+        record: type[BaseModel] = create_model(name, __config__=config, **fields)
+        record.model_json_schema()
+    except PydanticUserError as error:
+        raise OpError(f"op {name}: {str(error).splitlines()[0]}") from error
+    return record
+
+
+def tool_schema(name: str, body: Callable[..., Any]) -> dict[str, Any]:
+    """Return a tool as an OpenAI function, which chat templates take.
+
+    Example:
+        >>> def add(a: int, b: int = 1) -> int:
+        ...     '''Add two numbers.
+        ...
+        ...     Args:
+        ...         a: the first.
+        ...     '''
+        >>> tool_schema("add", add)["function"]["parameters"]["properties"]["a"]
+        {'type': 'integer', 'description': 'the first.'}
+    """
+    doc = _described(body, _called(name, body))
+    given = _untitled(arguments(name, body).model_json_schema())
+    parameters = {key: given[key] for key in ("type", "properties", "required", "$defs") if key in given}
+    about = " ".join(f"{doc.summary} {doc.body}".split())
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+
+
+def _called(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that the policy calls."""
+    if not isinstance(body, type):
+        return body
+    execute = getattr(body, "execute", None)
+    if execute is None:
+        raise OpError(f"op {name}: the class {body.__name__} has no method `execute`")
+    return typing.cast("Callable[..., Any]", execute)
+
+
+def _of_policy(parameter: inspect.Parameter, whole: bool) -> bool:
+    """Return whether a parameter is for the policy: in a function before the *, in a method all but self."""
+    return parameter.kind is not parameter.KEYWORD_ONLY if whole else parameter.name != "self"
+
+
+def _described(body: Callable[..., Any], call: Callable[..., Any]) -> Any:
+    """Return the docstring of the called function, or of its class."""
+    return read_docstring((inspect.getdoc(call) if call.__doc__ else inspect.getdoc(body)) or "")
+
+
+def _untitled(schema: Any) -> Any:
+    """Return the keys in the usual order, without pydantic's titles, which repeat the names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    ordered = {key: schema[key] for key in FIRST if key in schema} | schema
+    return {
+        key: _untitled(value)
+        for key, value in ordered.items()
+        if key not in ("title", "additionalProperties") or isinstance(value, dict)
+    }

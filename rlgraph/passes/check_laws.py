@@ -1,0 +1,154 @@
+"""Check what ops and losses assume of the graph around them: where log-probs, rows and values come from.
+
+An op names the laws that it needs (``@op(assumes=("groups",))``); here is what they say. Each refusal names
+the edit that would make the graph legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.passes.off_policy_laws import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
+from rlgraph.passes.refill import aged
+from rlgraph.passes.trace import refusal, sampler, source, writer
+
+
+def assume(graph: Graph) -> Graph:
+    """Every law of the graph's nodes checked; a note where a filter may have cut groups.
+
+    Raises:
+        GraphError: with every law that is broken.
+    """
+    oldest = aged(graph)
+    problems = [
+        problem
+        for node in oldest.nodes
+        if node.call
+        for call in (node.call, *node.hooks.values())
+        for law in call.op.declared.assumes
+        if (problem := LAWS[law](oldest, node, call))
+    ]
+    if problems:
+        raise GraphError(problems)
+    return replace(graph, notes=graph.notes + _cut_groups(graph))
+
+
+def _cut_groups(graph: Graph) -> tuple[str, ...]:
+    """Filters that look at single rows may leave a part of a group to a node that compares its samples."""
+    notes = []
+    for node in graph.nodes:
+        if node.call and node.op.declared.rows == "group":
+            filters = [graph.node(made.maker) for made in graph.ancestors(node.domain) if made.filtered]
+            cut = [f"`{made.name}`" for made in filters if made.op.declared.rows == "each"]
+            if cut:
+                notes.append(f"{', '.join(cut)} may cut groups: `{node.name}` compares what is left of them")
+    return tuple(notes)
+
+
+def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A group has more than one sample."""
+    made = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    domain = made[0]
+    if domain.parent is None or domain.times > 1:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{domain.maker}` makes one"
+    return refusal("small-groups", law, graph, node, [domain.maker], f"set: {{{domain.maker}.n: 8}}")
+
+
+def _reference(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A KL term measures the distance to other weights than those that are trained."""
+    column = call.ins.get("ref_logprobs")
+    if column is None or (made := writer(graph, column)).model != _trained(graph, node):
+        return None
+    law = f"node `{node.name}` measures the KL to a reference; "
+    law += f"`{column}` is of the same weights, {source(made)}"
+    frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
+    remedy = f"set: {{{made.name}.model: {frozen[0] if frozen else 'ref'}}}"
+    if not frozen:
+        remedy += f", and add models.ref: {{path: '${{models.{made.model}.path}}', frozen: true}}"
+    return refusal("same-reference", law, graph, node, [made.name], remedy)
+
+
+def _critic_values(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Values are a critic's, and a critic is trained on its own."""
+    column = call.ins["values"]
+    made = writer(graph, column)
+    wrong = f"node `{node.name}` ({node.op.name}) reads `values`, the estimates of a critic; "
+    if made.op.engine == "train" and made.op.declared.head != "value":
+        law = wrong + f"`{column}` is {source(made)}, which has no value head"
+        remedy = "add: {values: {op: values, model: critic}}"
+        return refusal("no-critic", law, graph, node, [made.name], remedy)
+    if node.updates and made.op.engine == "train" and made.model != node.model:
+        law = wrong + f"`{column}` is {source(made)}, and it trains `{node.model}`"
+        remedy = f"set: {{{node.name}.model: {made.model}}}"
+        return refusal("other-critic", law, graph, node, [made.name], remedy)
+    return None
+
+
+def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A sum that is divided by a constant is given the constant, and no other aggregation has one."""
+    how, norm = call.attributes["aggregate"], call.attributes["norm"]
+    wanted = how == "seq-mean-token-sum-norm"
+    if wanted == (norm is not None):
+        return None
+    if not wanted:
+        law = f"node `{node.name}`: `norm` is read by aggregate seq-mean-token-sum-norm alone, not by {how}"
+        return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: null}}")
+    law = f"node `{node.name}`: aggregate {how} divides by a constant number of tokens, `norm`"
+    rollout = sampler(graph, node.domain)
+    limit = rollout.call.name_of("response_limit") if rollout and rollout.call else ""
+    value = f"'${{nodes.{rollout.name}.{limit}}}'" if rollout and limit else "1024"
+    return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
+
+
+def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Where samples without a reward are to be dropped, a filter does it; an evaluation takes them as 0."""
+    if call.attributes.get("on_error") != "drop" or graph.report:
+        return None
+    rewards, failed = (call.outs[name] for name in ("rewards", "failed"))
+    if any(reader.op.declared.filters for reader in graph.readers(failed)):
+        return None
+    readers = [reader.name for reader in graph.readers(rewards)]
+    law = f"node `{node.name}` leaves it to a filter to drop samples without a reward (on_error: drop); "
+    law += f"none reads `{failed}`"
+    into = f", in: {{failed: {failed}}}" * (failed != "failed")
+    rows = ", ".join(f"{name}.rows: judged" for name in readers)
+    remedy = f"add: {{judged: {{op: filter.judged{into}}}}}, and set: {{{rows}}}; or on_error: zero"
+    return refusal("not-dropped", law, graph, node, [], remedy)
+
+
+def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """What a loss reads was computed from the weights that its first optimizer step changes."""
+    steps = node.optimizer_steps
+    if steps == 1:
+        return None
+    law = f"node `{node.name}`: the loss {call.op.name} has the gradient of the weights before the update; "
+    law += f"it makes {steps} optimizer steps, and for all but the first that is another loss's"
+    remedy = f"set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}; for as many steps as before, "
+    remedy += f"make the batch smaller by {steps}, and `schedule.iterations` larger"
+    return refusal("one-step", law, graph, node, [], remedy)
+
+
+LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
+    "groups": _groups,
+    "sampling_logprobs": sampling_logprobs,
+    "on_policy": on_policy,
+    "behaviour_logprobs": behaviour_logprobs,
+    "greedy_baseline": greedy_baseline,
+    "reference": _reference,
+    "critic_values": _critic_values,
+    "constant_norm": _constant_norm,
+    "dropped": _dropped,
+    "one_step": _one_step,
+}
+
+
+def _trained(graph: Graph, node: Node) -> str | None:
+    """The model that a node's KL is about: the one it updates, or the one that sampled its rows."""
+    if node.updates:
+        return node.model
+    rollout = sampler(graph, node.domain)
+    return rollout.model if rollout else None

@@ -1,0 +1,59 @@
+"""Fills in attributes that follow from the rest of the graph.
+
+``temperature``, where an op leaves it open (null), is that of the rollout that made its rows: log-probs are
+of the distribution that was sampled from. Another value is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ir.schedules import Course
+from rlgraph.passes.trace import draw, sampler
+
+
+def resolve(graph: Graph) -> Graph:
+    """Resolve every ``temperature`` of a train engine's node to a number.
+
+    Raises:
+        GraphError: a node scores samples at another temperature than they were drawn at.
+    """
+    problems: list[Problem] = []
+    nodes = tuple(_resolved(graph, node, problems) for node in graph.nodes)
+    if problems:
+        raise GraphError(problems)
+    return replace(graph, nodes=nodes)
+
+
+def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
+    if not (node.call and node.op.engine == "train" and node.call.name_of("temperature")):
+        return node
+    rollout, given = sampler(graph, node.domain), _temperature(node.call)
+    drawn = _temperature(rollout.call) if rollout and rollout.call else None
+    if rollout and given is not None and drawn is not None and given != drawn:
+        law = f"node `{node.name}` scores at temperature {given}; `{rollout.name}` sampled at {drawn}"
+        remedy = f"leave out {node.name}.temperature: it is the rollout's then"
+        drawing = draw(graph, [rollout.name, node.name])
+        problems.append(Problem("temperature", law, node.mark, (), remedy, drawing))
+    if rollout and isinstance(drawn, Course) and not all(value for _, value in drawn.points):
+        law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
+        law += "at 0 there is no distribution to score by"
+        remedy = f"let {rollout.name}.temperature stay above 0"
+        problems.append(Problem("temperature", law, node.mark, (), remedy))
+    return replace(node, call=_at(node.call, given or drawn or 1.0))
+
+
+def _temperature(call: Call) -> float | Course | None:
+    """Return the temperature of a call; None where it is open, or 0: greedy has no distribution."""
+    course = call.course("temperature")
+    return course if isinstance(course, Course) else call.value("temperature") or None
+
+
+def _at(call: Call, temperature: float | Course) -> Call:
+    name = call.name_of("temperature")
+    if not isinstance(temperature, Course):
+        return replace(call, attributes={**call.attributes, name: temperature})
+    courses = {**call.courses, name: temperature}
+    return replace(call, attributes={**call.attributes, name: temperature.most}, courses=courses)

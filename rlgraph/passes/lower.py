@@ -1,0 +1,207 @@
+"""Lower a graph that has passed all passes to the plan's records: steps, columns, functions and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from rlgraph.engines.registry import SERVING
+from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ir.intervals import count
+from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.renumber import renumbered
+from rlgraph.ir.row_layout import ONE
+from rlgraph.ir.weights import Version
+from rlgraph.passes.refill import collects, members
+from rlgraph.syntax.settings import Optimizer, Serve, Train
+
+Engine = TypeVar("Engine", TrainPlan, ServePlan)
+
+
+def make_plan(
+    graph: Graph, evaluation: Graph | None, eval_every: int, digest: str, device: str = "cpu"
+) -> Plan:
+    """The steps of one iteration, and those of an evaluation."""
+    phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
+    steps = {phase: _steps(g, phase) for phase, g in phases.items()}
+    return Plan(
+        graph=graph.name,
+        about=graph.about,
+        digest=digest,
+        seed=graph.seed,
+        device=device,
+        pools=dict(graph.devices),
+        schedule=graph.schedule,
+        models=_models(graph, tuple(phases.values())),
+        steps=steps["train"],
+        slot=tuple(step.id for step in steps["train"]),
+        away={},
+        eval_steps=steps.get("eval", ()),
+        eval_every=eval_every,
+        report=dict(evaluation.report) if evaluation else {},
+        domains={phase: dict(g.domains) for phase, g in phases.items()},
+        columns={phase: _columns(g) for phase, g in phases.items()},
+        functions={phase: {n.name: _function(n) for n in g.nodes if n.call} for phase, g in phases.items()},
+        regions=dict(graph.regions),
+        notes=graph.notes,
+        open_values=graph.open_values,
+    )
+
+
+def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
+    numbers = {node.name: number for number, node in enumerate(graph.nodes, 1)}
+    writer = {column: node.name for node in graph.nodes for column in node.writes}
+    ends = collects(graph.nodes)
+    regions = {node.name: end.after[0] for end in ends for node in (*members(graph, end), end)}
+    steps = []
+    for node in graph.nodes:
+        needs = {numbers[writer[c]] for c in node.reads} | {numbers[name] for name in node.after}
+        steps.append(
+            Step(
+                id=numbers[node.name],
+                phase=phase,
+                kind=node.kind,
+                node=node.name,
+                pool=node.pool,
+                devices=(0,) if node.layout == ONE else tuple(range(graph.devices[node.pool])),
+                reads=node.reads,
+                writes=node.writes,
+                frees=(),
+                models=_version(node),
+                layout=node.layout,
+                inserted=node.inserted,
+                because=node.because,
+                after=tuple(needs),
+                op=node.op.name if node.call else "",
+                filters=node.call is not None and node.op.declared.filters,
+                updates=node.updates,
+                leaves=node.op.declared.leaves if node.call else 0,
+                when=node.when,
+                region=regions.get(node.name, ""),
+                source=node.source,
+                path=_path(node, graph),
+                engine=_engine(node),
+            )
+        )
+    return renumbered(steps, graph.report.values())[0]
+
+
+def _engine(node: Node) -> str:
+    return (node.op.engine or "") if node.call else "".join(node.kind.facts.engines[-1:])
+
+
+def _path(node: Node, graph: Graph) -> str:
+    """Return how a sync's weights travel: that follows from where the two engines are.
+
+    To servers that run already they are broadcast, or go through files, wherever those are.
+    """
+    if not node.kind.facts.syncs:
+        return ""
+    serve = graph.models[str(node.model)].spec.serve
+    if node.source or serve.addresses:
+        return "disk" if serve.sync_folder else "broadcast"
+    return SERVING[serve.engine].paths[0]
+
+
+def in_one_process(plan: Plan) -> Plan:
+    """The plan for pools that share a process: weights from pool to pool stay in it, as within a pool."""
+
+    def handed(step: Step) -> Step:
+        if not step.source:
+            return step
+        serve = plan.models[next(iter(step.models))].serve
+        assert serve
+        return step if serve.addresses else replace(step, path=SERVING[serve.engine].paths[0])
+
+    return replace(plan, steps=tuple(map(handed, plan.steps)), eval_steps=tuple(map(handed, plan.eval_steps)))
+
+
+def _version(node: Node) -> dict[str, Version | None]:
+    if node.model is None or node.version is None or (node.call and node.op.engine is None):
+        return {}
+    read: dict[str, Version | None] = {node.model: Version(node.version)}
+    return {**read, node.of: Version(node.of_version or 0)} if node.of else read
+
+
+def _function(node: Node) -> Function:
+    assert node.call
+    call: Call = node.call
+    return Function(
+        target=call.target,
+        attributes=dict(call.attributes),
+        ins=dict(call.ins),
+        outs=dict(call.outs),
+        handles=dict(node.op.handles),
+        model=node.model,
+        of=node.of,
+        tokenizer=node.tokenizer,
+        courses=dict(call.courses),
+        roles=dict(call.op.declared.roles),
+        hooks={
+            name: Function(hook.target, dict(hook.attributes), courses=dict(hook.courses))
+            for name, hook in node.hooks.items()
+        },
+    )
+
+
+def _columns(graph: Graph) -> dict[str, ColumnPlan]:
+    return {
+        name: ColumnPlan(c.type, c.domain, c.layout, c.writer, c.copy_of or name, c.moved)
+        for name, c in graph.columns.items()
+    }
+
+
+def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
+    """The models that some step needs, with the engines that hold them."""
+    nodes = [node for phase in phases for node in phase.nodes]
+    used = [node for node in nodes if node.call and node.op.engine]
+    engines = {name: {n.op.engine for n in used if name in (n.model, n.of)} for name in graph.models}
+    tokenizers = {node.tokenizer for node in nodes}
+    found = {}
+    for name, model in graph.models.items():
+        if engines[name] or name in tokenizers:
+            spec = model.spec
+            optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
+            trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
+            train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
+            serve = (
+                _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"])
+                if "serve" in engines[name]
+                else None
+            )
+            found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
+    apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
+    return {name: replace(model, shares=_shared(name, found, apart)) for name, model in found.items()}
+
+
+def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) -> str:
+    """The model that holds the weights of a frozen one already; "" where none does."""
+    model, names = models[name], list(models)
+    if not model.train or not model.frozen or name in apart:
+        return ""
+    for other in names:
+        held = models[other].train
+        if not held or (models[other].path, models[other].head) != (model.path, model.head):
+            continue
+        alike = models[other].frozen and held == model.train and other not in apart
+        if alike and names.index(other) < names.index(name):
+            return other
+        same = all(getattr(held, key) == getattr(model.train, key) for key in ("engine", "pool", "dtype"))
+        if same and held.lora and not models[other].frozen and model.head == "lm" and not model.train.lora:
+            return other
+    return ""
+
+
+def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
+    """An engine with its pool; not validated again, since a value may still be open."""
+    return kind.model_construct(**{**dict(spec), "pool": pool})
+
+
+def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
+    """An optimizer's settings; a schedule without an end ends with the run."""
+    if spec is None or spec.schedule == "constant" or spec.total_steps:
+        return spec
+    updates = [node for node in graph.nodes if node.updates and node.model == model]
+    steps = sum(node.optimizer_steps * count(node.when, graph.schedule.iterations) for node in updates)
+    return spec.model_copy(update={"total_steps": steps})

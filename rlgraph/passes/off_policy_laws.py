@@ -1,0 +1,203 @@
+"""Laws about the weights that sampled a node's rows: whose log-probs a ratio, a weight or a baseline is of.
+
+Rows are off-policy for an update where other weights sampled them than those that it changes: an older
+version (``schedule.staleness``), another model, or the same before a first optimizer step. A ratio to what
+sampled makes up for it, and so do importance weights:
+
+    old_logprobs: rollout_logprobs         pi / pi_sampling, one ratio for everything
+    old_logprobs, with rollout_weights     pi / pi_v, clipped, times pi_v / pi_sampling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlgraph.errors import Problem
+from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.passes.trace import read_from, refusal, sampler, source
+
+SFT = "replace: {%s.loss: {kind: sft}}"
+
+
+def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A ratio's denominator are the log-probs of the weights that sampled the rows.
+
+    A newer version will do where ``rollout_weights`` make up for the rest.
+    """
+    made, rollout = read_from(graph, node, "old_logprobs"), sampler(graph, node.domain)
+    if made is None or (rollout is None and made.op.source):
+        return None  # elided, or not read; or recorded with the rows
+    law = f"the loss {call.op.name} of node `{node.name}` divides by log-probs of the weights that sampled; "
+    if rollout is None:
+        law += "its rows come from data, and no weights sampled them"
+        return refusal("no-sampler", law, graph, node, [made.name], SFT % node.name)
+    if made is rollout:
+        return _corrected_twice(graph, node, f"the loss {call.op.name} divides by `{made.name}`'s log-probs")
+    if made.op.engine == "train" and made.weights == rollout.weights:
+        return None
+    law += f"`{made.writes[0]}` is {source(made)}, and the rows are sampled by {rollout.weights}"
+    if _newer(made, rollout, node):
+        weighed = "rollout_weights" in (node.call.ins if node.call else ())
+        remedy = _corrections(graph, node, rollout)
+        return (
+            None if weighed else refusal("stale-ratio", law, graph, node, [rollout.name, made.name], remedy)
+        )
+    remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
+    if made.model == rollout.model:
+        remedy = f"read them before the update: {made.name}: {{model: {rollout.model}}}"
+    return refusal("wrong-ratio", law, graph, node, [rollout.name, made.name], remedy)
+
+
+def on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A loss without a ratio trains the very weights that sampled its rows, once, or weighs the rows."""
+    rollout = sampler(graph, node.domain)
+    law = f"node `{node.name}`: the loss {call.op.name} corrects for no change of weights since sampling; "
+    fix = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
+    if rollout is None:
+        return refusal("off-policy", law + "its rows come from data", graph, node, [], SFT % node.name)
+    if rollout.weights != node.weights and not _weighed(graph, node, rollout):
+        law += f"its rows are sampled by {rollout.weights}, and it updates {node.weights}"
+        stale = rollout.model == node.model and _version(rollout) < 0
+        remedy = _weights(graph, node, rollout) if stale else fix
+        return refusal("off-policy", law, graph, node, [rollout.name], remedy)
+    if (steps := node.optimizer_steps) > 1:
+        law += f"it makes {steps} optimizer steps on them, and all but the first are off-policy"
+        remedy = f"{fix}, or set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}"
+        return refusal("off-policy", law, graph, node, [rollout.name], remedy)
+    return None
+
+
+def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Importance weights are a train engine's log-probs over those that the rollout itself measured."""
+    made, behaviour = read_from(graph, node, "old_logprobs"), read_from(graph, node, "rollout_logprobs")
+    rollout = sampler(graph, node.domain)
+    if made is None or behaviour is None:
+        return None  # elided, or not read
+    law = f"{call.op.name} of node `{node.name}` weighs rows by the log-probs that they were sampled with; "
+    if rollout is None:
+        remedy = SFT % node.name if node.updates else f"remove: [{node.name}]"
+        return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
+    names = [rollout.name, made.name]
+    if behaviour is not rollout:
+        law += f"`{behaviour.writes[0]}` is {source(behaviour)}, and the rows are sampled by `{rollout.name}`"
+        remedy = f"set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
+        return refusal("wrong-behaviour", law, graph, node, [behaviour.name, *names], remedy)
+    if (made.weights != rollout.weights and not _newer(made, rollout, node)) or made.op.engine != "train":
+        law += f"`old_logprobs` is to be what weights of `{rollout.model}` make of them since, "
+        law += f"and is {source(made)}"
+        remedy = f"{_recompute(graph, rollout, made)}set: {{{node.name}.in.old_logprobs: old_logprobs}}"
+        return refusal("wrong-weights", law, graph, node, names, remedy)
+    return (
+        _corrected_twice(graph, node, f"the loss {call.op.name} does so by itself") if node.updates else None
+    )
+
+
+def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A baseline is what the weights that sampled the rows earn on the same prompts without chance."""
+    made, rollout = read_from(graph, node, "greedy_rewards"), sampler(graph, node.domain)
+    if made is None or node.call is None:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) takes off what the weights that sampled earn without chance; "
+    if rollout is None:
+        ins = f"in: {{rewards: {node.call.ins.get('rewards', 'rewards')}}}"
+        remedy = f"replace: {{{node.name}: {{op: advantage.reinforce_pp, {ins}}}}}"
+        return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
+    greedy = sampler(graph, made.domain)
+    if greedy is None or greedy is rollout:
+        what = "of the very samples" if greedy else "of data"
+        law += f"`{made.writes[0]}` is {source(made)}, {what}"
+        return refusal("no-greedy", law, graph, node, [rollout.name, made.name], _greedy(node, rollout, made))
+    edits: dict[str, object] = {}
+    if greedy.weights != rollout.weights:
+        law += f"`{greedy.name}` samples with {greedy.weights}, `{rollout.name}` with {rollout.weights}; "
+        edits["model"] = f"{rollout.model}{'@next' if rollout.reads_next else ''}"
+    if greedy.call and (temperature := greedy.call.value("temperature")) != 0:
+        law += f"`{greedy.name}` samples at temperature {temperature}"
+        edits[greedy.call.name_of("temperature")] = 0
+    remedy = f"set: {{{', '.join(f'{greedy.name}.{name}: {value}' for name, value in edits.items())}}}"
+    names = [rollout.name, greedy.name, made.name]
+    return refusal("no-greedy", law.rstrip("; "), graph, node, names, remedy) if edits else None
+
+
+def _newer(made: Node, rollout: Node, node: Node) -> bool:
+    """Return whether log-probs are of a version after the sampler's, and not after what the node updates."""
+    last = _version(node) if node.updates else _version(made)
+    same = made.op.engine == "train" and made.model == rollout.model
+    return (
+        same and _version(rollout) < _version(made) <= last and (not node.updates or made.model == node.model)
+    )
+
+
+def _version(node: Node) -> int:
+    assert node.version is not None, f"{node.name} reads no version"
+    return node.version
+
+
+def _weighed(graph: Graph, node: Node, rollout: Node) -> bool:
+    """Return whether importance weights lead from what sampled a node's rows to what it updates."""
+    weights = read_from(graph, node, "rollout_weights")
+    if weights is None or rollout.model != node.model:
+        return False
+    start = read_from(graph, weights, "old_logprobs")  # a user's own op may have another way to them
+    return start is None or start.weights == node.weights
+
+
+def _corrected_twice(graph: Graph, node: Node, why: str) -> Problem | None:
+    weights = read_from(graph, node, "rollout_weights")
+    if weights is None:
+        return None
+    law = f"node `{node.name}` corrects for the weights that sampled twice: {why}, and it reads "
+    law += f"`{weights.writes[0]}`, {source(weights)}"
+    return refusal("corrected-twice", law, graph, node, [weights.name], f"remove: [{weights.name}]")
+
+
+def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
+    """What makes a loss with a ratio legal on rows of an older version."""
+    ratio = f"set: {{{node.name}.in.old_logprobs: {_measured(rollout)}}}"
+    decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo}}}}"
+    if _measured(rollout) != "rollout_logprobs":
+        decoupled += f", set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
+    return f"{ratio}, or {_weights(graph, node, rollout)}, or {decoupled}"
+
+
+def _weights(graph: Graph, node: Node, rollout: Node) -> str:
+    """The edit that adds importance weights."""
+    made = read_from(graph, node, "old_logprobs")
+    old = made.writes[0] if made else "old_logprobs"
+    ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
+    renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
+    call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
+    recompute = "" if _there(graph, old) else f"{old}: {{op: logprobs, model: {rollout.model}}}, "
+    return f"add: {{{recompute}rollout_weights: {call}}}"
+
+
+def _recompute(graph: Graph, rollout: Node, made: Node) -> str:
+    """The edit that lets the model that sampled write ``old_logprobs``, where nothing does so yet."""
+    if made.name != "old_logprobs" and _there(graph, "old_logprobs"):
+        return ""
+    edit = f"{{old_logprobs: {{op: logprobs, model: {rollout.model}}}}}"
+    return f"{'replace' if made.name == 'old_logprobs' else 'add'}: {edit}, "
+
+
+def _there(graph: Graph, column: str) -> bool:
+    """Return whether the user's graph writes a column, if only for nobody."""
+    return column in graph.columns or any(note.startswith(f"pruned `{column}`") for note in graph.notes)
+
+
+def _measured(rollout: Node) -> str:
+    """The column of the log-probs that a rollout measured itself."""
+    outs: Mapping[str, str] = rollout.call.outs if rollout.call else {}
+    return outs.get("rollout_logprobs", "rollout_logprobs")
+
+
+def _greedy(node: Node, rollout: Node, made: Node) -> str:
+    """The edit that adds a greedy rollout of the same prompts, and its reward."""
+    assert rollout.call
+    outs = ", ".join(f"{name}: greedy_{name}" for name in rollout.call.outs)
+    limit, temperature = (rollout.call.name_of(role) for role in ("response_limit", "temperature"))
+    call = f"op: {rollout.op.name}, model: {rollout.model}, n: 1, {temperature}: 0, "
+    call += f"{limit}: {rollout.call.attributes.get(limit)}"
+    scores = any(port.name == "responses" for port in made.op.inputs)
+    score = f"{{op: {made.op.name if scores else 'reward.math'}, in: {{responses: greedy_responses}}}}"
+    add = f"add: {{greedy: {{{call}, out: {{{outs}}}}}, greedy_rewards: {score}}}"
+    return f"{add}, set: {{{node.name}.in.greedy_rewards: greedy_rewards}}"

@@ -1,0 +1,86 @@
+"""Weights as versions: readers of ``policy@v``, writers of ``policy@v+1``, and the order that follows.
+
+With ``schedule.staleness: k``, a node that generates on another pool than its model trains on reads the
+weights that the model had k iterations ago, ``policy@v-k``: it runs that far ahead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.graph import Graph, Node
+
+
+def version(graph: Graph) -> Graph:
+    """Give each node the version of its model that it reads, and the nodes that must come before it.
+
+    Readers of ``policy@v`` come before the first update; updates follow one another as written; readers of
+    ``policy@next`` come after the last.
+
+    Raises:
+        GraphError: generation is to run ahead of training, but no pool is its own.
+    """
+    updates: dict[str, list[Node]] = defaultdict(list)
+    readers: dict[str, list[Node]] = defaultdict(list)
+    graph, first = _copies(graph)
+    for node in graph.nodes:
+        if node.model:
+            (updates if node.updates else readers)[node.model].append(node)
+    changed: dict[str, Node] = {}
+    for model, nodes in readers.items():
+        for node in nodes:
+            if node.op.declared.recorded:  # sampled before the run, by weights of an unknown version
+                changed[node.name] = replace(node, version=-1)
+                continue
+            last = tuple(n.name for n in updates[model][-1:]) if node.reads_next else ()
+            at = len(updates[model]) if node.reads_next else -len(updates[model]) * ahead(graph, node)
+            changed[node.name] = replace(node, version=at, after=node.after + last)
+    for model, nodes in updates.items():
+        before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])
+        for count, node in enumerate(nodes):
+            changed[node.name] = replace(node, version=count, after=node.after + before)
+            before = (node.name,)
+    _runs_ahead(graph, updates)
+    return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
+
+
+def _copies(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
+    """Return the graph with the versions that copies copy; per model, the copies before its updates."""
+    first: dict[str, list[str]] = defaultdict(list)
+    nodes = []
+    for node in graph.nodes:
+        if node.of:
+            updates = [other.name for other in graph.nodes if other.updates and other.model == node.of]
+            last = tuple(updates[-1:]) if node.of_next else ()
+            first[node.of] += [] if node.of_next else [node.name]
+            node = replace(node, of_version=len(updates) * node.of_next, after=node.after + last)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)), first
+
+
+def ahead(graph: Graph, node: Node) -> int:
+    """Return the iterations that a node runs ahead of its model's updates: generation on its own pool."""
+    if graph.report or node.op.engine != "serve":
+        return 0
+    apart = graph.engines[f"{node.model}.serve"] != graph.engines[f"{node.model}.train"]
+    return graph.schedule.staleness if apart else 0
+
+
+def _runs_ahead(graph: Graph, updates: dict[str, list[Node]]) -> None:
+    """Give staleness to nodes that ask for it, or report what is missing."""
+    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
+    trained = [node for node in serving if updates[str(node.model)]]
+    if not graph.schedule.staleness or graph.report or any(ahead(graph, node) for node in trained):
+        return
+    law = f"`schedule.staleness` is {graph.schedule.staleness}: generation is to run ahead of training; "
+    if trained:
+        node = trained[0]
+        law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
+        remedy = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}, or schedule.staleness=0"
+    else:
+        law += "nothing generates with a model that is trained"
+        remedy = "set: {schedule.staleness: 0}"
+    marks = [node.mark for node in (*trained, *serving, *graph.nodes)]
+    raise GraphError([Problem("no-overlap", law, marks[0] if marks else None, (), remedy)])

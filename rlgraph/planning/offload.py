@@ -1,0 +1,277 @@
+"""Decide which engines leave their devices, and when: the fewest moves with which every step fits.
+
+An item (costs/memory.py) is needed by some of a pool's steps. Between two of them is a gap, in which it may
+be away:
+
+    step         sync   rollout   logprobs   update   (and from the start)
+    parameters    x        .          x         x       one gap: the rollout
+    optimizer     .        .          .         x       one gap: from the update around to the next
+    served        x        x          .         .       one gap: from the rollout around to the next sync
+
+Iterations follow one another, so gaps reach around their end, and the state between two iterations is the
+same every time. Of all sets of gaps with which every step fits, the one with the fewest is taken, and of
+those the one that moves the fewest bytes (branch and bound). Roomy devices get none.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+from typing import Literal
+
+from rlgraph.costs.memory import Footprint, Item, away_items
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.renumber import renumbered, surrounded, with_order
+from rlgraph.ir.row_layout import NONE
+from rlgraph.ir.steps import mover
+from rlgraph.units import size_text
+
+TRIES = 20_000  # branches that are looked at, about a second; then the best set so far is taken, with a note
+MovesAround = dict[int, tuple[list[Step], list[Step]]]  # step -> what goes before it and behind it
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Positions, within a pool's steps, at which an item is not needed."""
+
+    item: Item
+    size: int  # bytes of a device
+    inside: tuple[int, ...]
+    leaves: int | None  # it goes behind this step, -1 before the first; None: it is away already
+    returns: int | None  # it comes back before this step, or behind the last; None: it stays away
+
+    @property
+    def around(self) -> bool:
+        """Return whether it reaches around the end of an iteration."""
+        return self.leaves is None or self.returns is None or self.leaves >= self.returns
+
+
+FoundGaps = tuple[
+    list[Gap], list[Gap]
+]  # those that may be taken, and those that are, whether they help or not
+FindGaps = Callable[[Footprint, str, Sequence[Step]], FoundGaps]
+
+
+def reside(footprint: Footprint) -> Plan:
+    """The plan with the fewest loads, offloads, wakes and sleeps with which it fits.
+
+    Where none fits, with all that help; ``Footprint.peaks`` then tells by how much it does not. A note says
+    where fewer might do.
+    """
+    order = footprint.in_order()
+    plan, gaps = _taken(footprint, order, _over_iterations)
+    away: dict[str, tuple[str, ...]] = {}
+    for gap in [gap for found in gaps.values() for gap in found if gap.around]:
+        engine = f"{gap.item.model}.{gap.item.engine}"
+        away[engine] = (*away.get(engine, ()), gap.item.part)
+    around = _moves(footprint, order, gaps)
+    if around:
+        steps, slot = surrounded(plan.steps, around), surrounded(order, around)
+        plan = with_order(plan, steps, [step.id for step in slot])
+    return _evaluated(replace(footprint, plan=replace(plan, away=away)))
+
+
+def _taken(footprint: Footprint, order: Sequence[Step], find: FindGaps) -> tuple[Plan, dict[str, list[Gap]]]:
+    """Return the gaps that each pool takes, and the plan with a note where cheaper ones may do."""
+    notes, taken = [], {}
+    for pool in footprint.plan.pools:
+        steps = footprint.on(pool, order)
+        gaps, given = find(footprint, pool, steps)
+        chosen, proved = _fewest(
+            footprint, pool, steps, [gap for gap in gaps if _possible(gap, steps)], given
+        )
+        taken[pool] = given + chosen
+        if not proved:
+            tried = f"pool {pool}: its moves are the best of {TRIES:,} sets that were tried"
+            notes.append(f"{tried}; fewer or smaller ones may do")
+    return replace(footprint.plan, notes=(*footprint.plan.notes, *notes)), taken
+
+
+def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> FoundGaps:
+    """The gaps of a pool's items in the training steps, one iteration after the other."""
+    gaps = []
+    for item, size in footprint.items(pool).items():
+        uses = _uses(footprint, pool, item, steps)
+        for left, right in zip(uses, (*uses[1:], *uses[:1]), strict=True):
+            span = (right - left - 1) % len(steps) if len(uses) > 1 else len(steps) - 1
+            inside = tuple((left + 1 + n) % len(steps) for n in range(span))
+            gaps.append(Gap(item, size, inside, left, right))
+        if not uses:
+            gaps.append(Gap(item, size, tuple(range(len(steps))), None, None))
+    return gaps, []
+
+
+def _evaluated(footprint: Footprint) -> Plan:
+    """The moves of an evaluation: it starts from the state between two iterations, and returns to it."""
+    plan, gaps = _taken(footprint, footprint.plan.eval_steps, _in_evaluation)
+    around = _moves(footprint, plan.eval_steps, gaps)
+    steps, _ = renumbered(surrounded(plan.eval_steps, around), plan.report.values())
+    return replace(plan, eval_steps=steps) if around else plan
+
+
+def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> FoundGaps:
+    away, gaps, given = {*away_items(footprint.plan)}, list[Gap](), list[Gap]()
+    for item, size in footprint.items(pool).items():
+        uses = _uses(footprint, pool, item, steps)
+        for left, right in zip((-1, *uses), (*uses, len(steps)), strict=True):
+            gap = Gap(item, size, tuple(range(left + 1, right)), left, right)
+            first, last = left == -1 and item in away, right == len(steps) and item in away
+            if first or last:  # it is away then, whether that helps or not
+                given.append(replace(gap, leaves=None if first else left, returns=None if last else right))
+            else:
+                gaps.append(gap)
+    return gaps, given
+
+
+def _uses(footprint: Footprint, pool: str, item: Item, steps: Sequence[Step]) -> list[int]:
+    return [at for at, step in enumerate(steps) if item in footprint.needs(pool, step)]
+
+
+def _possible(gap: Gap, steps: Sequence[Step]) -> bool:
+    """Return whether it is one at all. Weights that a serve engine drops come back only by a sync."""
+    if gap.item.part == "weights" and gap.returns is not None:
+        return bool(gap.inside) and gap.returns < len(steps) and steps[gap.returns].facts.syncs
+    return bool(gap.inside)
+
+
+def _fewest(
+    footprint: Footprint, pool: str, steps: Sequence[Step], gaps: Sequence[Gap], given: Sequence[Gap]
+) -> tuple[list[Gap], bool]:
+    """The cheapest set of gaps with which, beside the given ones, every step fits; else all that help.
+
+    With it, whether no cheaper one does.
+    """
+    free = int(footprint.cluster.memory) - footprint.resident(pool, set()).total()
+    room = [free - footprint.transient(pool, step).total() for step in steps]
+    for gap in given:
+        _widen(room, gap)
+    search = _Search(sorted(gaps, key=lambda gap: -gap.size))
+    search.down((), frozenset(), room)
+    if search.best is not None:
+        return list(search.best), search.tries <= TRIES
+    short = {at for at, left in enumerate(room) if left < 0}
+    return [gap for gap in gaps if short & {*gap.inside}], search.tries <= TRIES
+
+
+def _widen(room: list[int], gap: Gap) -> None:
+    for at in gap.inside:
+        room[at] += gap.size
+
+
+class _Search:
+    """Branch and bound over sets of gaps: make room where it is shortest, by each gap that helps there.
+
+    A branch ends where no set in it can be cheaper than the best so far: at each step that is short of room,
+    the largest gaps that are left say how many more it takes at least, and the shortage how many bytes.
+    """
+
+    def __init__(self, gaps: Sequence[Gap]) -> None:
+        self.gaps = gaps  # the largest first
+        self.best: tuple[Gap, ...] | None = None
+        self.cost: tuple[float, int] = (math.inf, 0)
+        self.tries = 0
+
+    def down(self, chosen: tuple[Gap, ...], without: frozenset[Gap], room: Sequence[int]) -> None:
+        """Try the sets that hold ``chosen`` and nothing of ``without``."""
+        short = {at: -left for at, left in enumerate(room) if left < 0}
+        left = [gap for gap in self.gaps if gap not in without and gap not in chosen]
+        more = max(
+            (_least([gap.size for gap in left if at in gap.inside], short[at]) for at in short), default=0
+        )
+        cost = len(chosen) + more, sum(gap.size for gap in chosen) + max(short.values(), default=0)
+        self.tries += cost < self.cost
+        if cost >= self.cost or self.tries > TRIES:
+            return
+        if not short:
+            self.best, self.cost = chosen, cost
+            return
+        shortest = min(short, key=lambda at: (room[at], at))
+        for gap in left:
+            if shortest in gap.inside:
+                roomier = list(room)
+                _widen(roomier, gap)
+                self.down((*chosen, gap), without, roomier)
+                without |= {gap}
+
+
+def _least(sizes: Sequence[int], wanted: int) -> float:
+    """Return how many of these sizes, largest first, add up to what is wanted; infinity if all do not."""
+    sums = list(accumulate(sizes))
+    return 1 + bisect_left(sums, wanted) if sums and sums[-1] >= wanted else math.inf
+
+
+def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Sequence[Gap]]) -> MovesAround:
+    """The moves that gaps ask for: one step for all parts of an engine that go the same way."""
+    around: MovesAround = {}
+    numbers = count(max((step.id for step in order), default=0) + 1)
+    for pool, found in gaps.items():
+        steps = footprint.on(pool, order)
+        for gap in found:
+            if gap.leaves is not None:
+                anchor, side = (steps[gap.leaves], 1) if gap.leaves >= 0 else (steps[0], 0)
+                why = _needs_room(footprint, pool, gap, steps)
+                _join(around, anchor, side, _move("off", pool, footprint, gap.item, why), numbers)
+            if gap.returns is not None:
+                last = gap.returns == len(steps)
+                anchor, side = (steps[-1], 1) if last else (steps[gap.returns], 0)
+                why = "so it is between two iterations" if last else f"`{anchor.node}` needs them"
+                _join(around, anchor, side, _move("back", pool, footprint, gap.item, why), numbers)
+    return around
+
+
+def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:
+    """The step of a gap that wants most room, and what it would take."""
+    sums = {at: footprint.transient(pool, steps[at]).total() for at in gap.inside}
+    at = max(sums, key=sums.__getitem__)
+    whole = sums[at] + footprint.resident(pool, set()).total()
+    if whole <= footprint.cluster.memory:
+        return "so it is between two iterations"
+    room = size_text(footprint.cluster.memory)
+    return f"with all engines on the device `{steps[at].node}` would take {size_text(whole)} of {room}"
+
+
+def _move(way: Literal["off", "back"], pool: str, footprint: Footprint, item: Item, because: str) -> Step:
+    return Step(
+        id=0,
+        phase="",
+        kind=mover(item.engine, way),
+        node="",
+        pool=pool,
+        devices=tuple(range(footprint.plan.pools[pool])),
+        reads=(),
+        writes=(),
+        frees=(),
+        models={item.model: None},
+        layout=NONE,
+        inserted=True,
+        because=because,
+        after=(),
+        engine=item.engine,
+        parts=(item.part,),
+    )
+
+
+def _join(around: MovesAround, anchor: Step, side: int, move: Step, numbers: count[int]) -> None:
+    """Put a move before or behind a step, together with one of the same engine that is there already."""
+    row = around.setdefault(anchor.id, ([], []))[side]
+    for at, other in enumerate(row):
+        if (other.kind, other.models, other.pool) == (move.kind, move.models, move.pool):
+            row[at] = replace(other, parts=(*other.parts, *move.parts))
+            return
+    (model,) = move.models
+    where = ("before", "after")[side]
+    row.append(
+        replace(
+            move,
+            id=next(numbers),
+            phase=anchor.phase,
+            node=f"{move.kind}:{model}:{where}:{anchor.node}",
+            after=(anchor.id,) if side else (),
+            lead=anchor.lead,
+        )
+    )
+    # what leaves makes room for what comes
+    row.sort(key=lambda step: step.facts.moves != "off")

@@ -1,0 +1,188 @@
+"""Overlap generation with training: how far ahead each step runs, and the order of submission.
+
+Time is cut into slots. In slot t a step runs for iteration t + its lead; updates have lead 0, generation on a
+pool of its own has lead k = ``schedule.staleness``:
+
+    slot       -1            0             1             2
+    gen     rollout(0)   rollout(1)    rollout(2)                     lead 1
+    train                 update(0)     update(1)     update(2)       lead 0
+            prologue     steady state               epilogue
+
+What a step waits for leads as far at least, and what reads weights that are trained can't lead. The rest is
+free: every choice for a pool is simulated, and the shortest iteration wins. Within a slot the steps are put
+in the order in which they could start (list scheduling by the longest path).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import networkx as nx
+
+from rlgraph.ir.intervals import cycle, settled
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.renumber import with_order
+from rlgraph.planning.simulate import Broken, period, simulate, steady, weighed
+
+# where no cluster says what steps take: relative times, in the order of what they usually take
+ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
+PROVED = 1_000  # iterations through which versions are followed, at most
+CHOICES = 256  # of leads that are tried; where there are more, the ends alone
+
+
+def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
+    """The plan with ``lead``, ``slot`` and an order of steps, for the shortest steady state.
+
+    A plan without anything that may run ahead comes back as it is.
+
+    Args:
+        plan: of one iteration, without moves of engines.
+        seconds: of each training step by its number; rough guesses unless given.
+    """
+    depth = plan.schedule.staleness
+    leading = {step.id for step in plan.steps if any(v and v.is_older for v in step.models.values())}
+    if not depth or not leading:
+        return plan
+    took = weighed(plan, seconds or {step.id: guess(step) for step in plan.steps})
+    limits = _limits(plan, leading, depth)
+    best: tuple[float, int, Plan] | None = None
+    for leads in _choices(plan, limits, depth):
+        for made in _orders(plan, leads, took):
+            cost = _cost(made, took, plan)
+            if cost is not None and (best is None or (cost, sum(leads.values())) < best[:2]):
+                best = cost, sum(leads.values()), made
+    assert best, f"{plan.graph}: no order of its steps overlaps"
+    _keeps_promises(best[2])
+    return best[2]
+
+
+def _keeps_promises(plan: Plan) -> None:
+    """Prove the versions again where some iterations leave out steps: through a whole cycle of them."""
+    when = [step.when for step in plan.steps]
+    if any(when):
+        iterations = min(settled(when) + cycle(when), PROVED) + plan.schedule.staleness
+        simulate(plan, dict.fromkeys((step.id for step in plan.steps), 1.0), iterations)
+
+
+def guess(step: Step) -> float:
+    """Return how long a step takes beside others, where nothing is known."""
+    if step.facts.syncs:
+        return SYNC
+    if step.engine == "serve":
+        return ROLLOUT
+    return UPDATE if step.updates else SCORE if step.engine == "train" else OTHER
+
+
+def _cost(made: Plan, took: Mapping[int, float], before: Plan) -> float | None:
+    """Seconds of an iteration in the steady state; None for an order that breaks a promise."""
+    names = {step.node: took[step.id] for step in before.steps}
+    seconds = {step.id: names[step.node] for step in made.steps}
+    count = 4 * (1 + max(step.lead for step in made.steps))
+    try:
+        return round(period(simulate(steady(made), seconds, count), count), 9)
+    except Broken:
+        return None
+
+
+def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, int]]:
+    """Step -> the least and the most that it may lead."""
+    trained = {step.updated for step in plan.steps if step.updates}
+    least: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for step in plan.steps:
+        held = step.id not in leading and bool(trained & step.models.keys())
+        most[step.id] = min([0 if held else depth, *(most[number] for number in step.after)])
+    for step in reversed(plan.steps):
+        own = depth if step.id in leading else 0
+        readers = plan.needs["train"].predecessors(step.id)
+        least[step.id] = max([own, *(least[number] for number in readers)])
+    for region in plan.regions:  # which is repeated as one piece
+        inside = [step.id for step in plan.steps if step.region == region]
+        lead = max(least[number] for number in inside)
+        least.update(dict.fromkeys(inside, lead))
+        most.update(dict.fromkeys(inside, lead))
+    return {number: (least[number], most[number]) for number in most}
+
+
+def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> Iterator[dict[int, int]]:
+    """Leads of all steps, for every choice of how far each pool leads where its steps are free."""
+    movable = {step.pool for step in plan.steps if limits[step.id][0] < limits[step.id][1]}
+    free = [pool for pool in plan.pools if pool in movable]
+    every = (depth + 1) ** len(free) <= CHOICES
+    seen = set()
+    for chosen in product(range(depth + 1) if every else (0, depth), repeat=len(free)):
+        wanted = dict(zip(free, chosen, strict=True))
+        leads: dict[int, int] = {}
+        for step in plan.steps:
+            low, high = limits[step.id]
+            high = min([high, *(leads[number] for number in step.after)])
+            leads[step.id] = min(max(wanted.get(step.pool, low), low), high)
+        key = tuple(leads.values())
+        if key not in seen:
+            seen.add(key)
+            yield leads
+
+
+def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> Iterator[Plan]:
+    """The plan with these leads, in the order of list scheduling, and with one lead after the other."""
+    steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
+    for slot in map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead))):
+        # one iteration meets what leads first
+        yield with_order(plan, sorted(slot, key=lambda step: -step.lead), [step.id for step in slot])
+
+
+def _together(steps: Sequence[Step]) -> list[Step]:
+    """The steps of each region right in front of what collects their rows, as the driver runs them."""
+    found: list[Step] = []
+    for step in steps:
+        if step.facts.collects:
+            found += [one for one in steps if one.region == step.region and one is not step]
+        if step.facts.collects or not step.region:
+            found.append(step)
+    return found
+
+
+def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
+    """The steps of a slot by when they can start; of those that can, the one with the longest way to go."""
+    by_id, needs = {step.id: step for step in steps}, _needs(steps)
+    rank: dict[int, float] = {}  # seconds from its start to the end of the longest chain that it begins
+    for number in nx.topological_sort(needs):  # readers first
+        rank[number] = took[number] + max((rank[n] for n in needs.predecessors(number)), default=0.0)
+    open_needs = dict(needs.out_degree())
+    known = dict.fromkeys(by_id, 0.0)  # when what a step needs is there
+    free: dict[str, float] = {}
+    ready = [(0.0, -rank[number], number) for number, count in open_needs.items() if not count]
+    heapq.heapify(ready)
+    order: list[Step] = []
+    while ready:
+        at, longest, number = heapq.heappop(ready)
+        step = by_id[number]
+        pools = [pool for pool in (step.pool, step.source) if pool]
+        start = max([at, *(free.get(pool, 0.0) for pool in pools)])
+        if start > at:  # a pool is busy: another step may go first
+            heapq.heappush(ready, (start, longest, number))
+            continue
+        order.append(step)
+        free.update(dict.fromkeys(pools, start + took[number]))
+        for reader in needs.predecessors(number):
+            known[reader] = max(known[reader], start + took[number])
+            open_needs[reader] -= 1
+            if not open_needs[reader]:
+                heapq.heappush(ready, (known[reader], -rank[reader], reader))
+    return order
+
+
+def _needs(steps: Sequence[Step]) -> nx.DiGraph[int]:
+    """The steps of a slot by number, with an edge from each to those that must come before it."""
+    lead = {step.id: step.lead for step in steps}
+    needs = nx.DiGraph()
+    needs.add_nodes_from(lead)
+    needs.add_edges_from((s.id, need) for s in steps for need in s.after if lead[need] == s.lead)
+    syncs = [step for step in steps if step.facts.syncs and step.lead]
+    for update in (step for step in steps if step.updates):
+        # the weights that generation is to have are sent before they are trained further
+        needs.add_edges_from((update.id, sync.id) for sync in syncs if update.updated in sync.models)
+    return needs

@@ -1,0 +1,154 @@
+"""Predict what a plan takes on a cluster: seconds and bytes of each step, and the peak of its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlgraph.costs.calibration import Calibration, load_calibration
+from rlgraph.costs.device_groups import inside_hosts
+from rlgraph.costs.hardware import Cluster, Here
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.memory import Footprint
+from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.workload import Workload, workload
+from rlgraph.errors import fail
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.ir.prediction import Prediction
+from rlgraph.planning.auto_settings import in_flight, settle
+from rlgraph.planning.offload import reside
+from rlgraph.planning.overlap import pipeline
+from rlgraph.planning.remedies import refuse
+from rlgraph.planning.simulate import busy, period, simulate, steady, weighed
+from rlgraph.units import size_text
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The setting of a prediction: a cluster, mean lengths, and factors on the seconds, measured in a run.
+
+    A length that is None is as the plan's attributes suggest.
+    """
+
+    cluster: Cluster
+    prompt_tokens: float | None = None
+    response_tokens: float | None = None
+    calibration: Calibration | None = None
+
+    @staticmethod
+    def of(target: Target, here: Here | None = None) -> Scenario:
+        """Load what a target names; ``here`` is what ``auto`` stands for: this machine unless given.
+
+        Raises:
+            GraphError: there is no such cluster or calibration, or its file is wrong.
+        """
+        factors = load_calibration(target.calibration) if target.calibration else None
+        cluster = load_cluster(target.cluster, here)
+        return Scenario(cluster, target.prompt_tokens, target.response_tokens, factors)
+
+
+def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
+    """The plan with predictions: ``seconds`` and ``bytes`` of its training steps, ``peak``, ``predicted``.
+
+    Args:
+        plan: made for as many devices as the cluster has, or fewer.
+        scenario: what it is to run on, and with what.
+        must_fit: refuse a plan that its devices do not hold.
+
+    Raises:
+        GraphError: a model of unknown size, a pool larger than the cluster, or a plan that does not fit, with
+            where its memory goes and the changes that would make it fit.
+    """
+    pricing, before = laid_out(plan, scenario)
+    peak = pricing.peaks()
+    if must_fit and not all(pool.fits for pool in peak.values()):
+        raise refuse(pricing, before)
+    _host_holds(pricing)
+    steps = tuple(map(pricing.priced, pricing.plan.steps))
+    return replace(pricing.plan, steps=steps, peak=peak, predicted=prediction(pricing, steps))
+
+
+def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
+    """The plan in its order on a cluster, with engines moved where that helps; and without these moves.
+
+    Raises:
+        GraphError: as ``predict``, but for a plan that does not fit on its devices.
+    """
+    cluster = scenario.cluster
+    inside_hosts(plan, cluster)
+    if sum(plan.pools.values()) > cluster.total:
+        large = [f"pool `{name}` has {count} devices" for name, count in plan.pools.items()]
+        raise fail("pool-size", f"{', '.join(large)}; {cluster.cluster} has {cluster.total}", None)
+    work = workload(plan, scenario.prompt_tokens, scenario.response_tokens)
+    pricing = Pricing(plan, cluster, work, sizes_of(plan), scenario.calibration)
+    _holds_a_sample(plan, work)
+
+    def lay(settled: Plan) -> tuple[Pricing, Plan]:
+        guessed = replace(pricing, plan=settled)
+        before = pipeline(settled, {step.id: guessed.middle(step) for step in settled.steps})
+        laid = replace(pricing, plan=before)
+        return replace(laid, plan=reside(laid)), before
+
+    def seconds(laid: Pricing) -> float:
+        return math.prod(prediction(laid, [*map(laid.priced, laid.plan.steps)]).seconds)
+
+    return settle(plan, work.most, lay, _fits, seconds)
+
+
+def _holds_a_sample(plan: Plan, work: Workload) -> None:
+    """A cache that the graph gives has room for the longest sample."""
+    for name, model in plan.models.items():
+        tokens = model.serve.cache_tokens if model.serve else "auto"
+        if isinstance(tokens, int) and tokens < work.most:
+            law = f"models.{name}.serve.cache_tokens: {tokens:,} tokens hold no sample of {work.most:,.0f}, "
+            law += "which prompt and response may have together"
+            raise fail("cache-size", law, None, remedy=f"give at least {math.ceil(work.most):,}, or auto")
+
+
+def _fits(footprint: Footprint) -> bool:
+    """Return whether the devices and the hosts hold a plan."""
+    held = all(peak.fits for peak in footprint.peaks().values())
+    return held and not _too_much_away(footprint)
+
+
+def _host_holds(footprint: Footprint) -> None:
+    """Return what leaves the devices of a host has to fit into its memory."""
+    for pool, whole in _too_much_away(footprint).items():
+        plan, cluster = footprint.plan, footprint.cluster
+        law = f"{plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool {pool} "
+        law += f"takes {size_text(whole)} of a host, which has {size_text(cluster.host_memory or 0)}"
+        remedy = "more devices, so that less has to leave; or change host_memory in the cluster's file"
+        raise fail("does-not-fit", law, None, remedy=remedy)
+
+
+def _too_much_away(footprint: Footprint) -> dict[str, int]:
+    """The pools of which more leaves the devices of a host than that has memory for, and how many bytes."""
+    plan, cluster = footprint.plan, footprint.cluster
+    too_much: dict[str, int] = {}
+    moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
+    for pool, devices in plan.pools.items():
+        sizes = footprint.items(pool).items()
+        own = sum(size for item, size in sizes if item.engine == "train" and (item.model, item.part) in moved)
+        whole = own * min(devices, cluster.devices)
+        if cluster.host_memory is not None and whole > cluster.host_memory:
+            too_much[pool] = whole
+    return too_much
+
+
+def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
+    """Predict an iteration of these priced steps in the steady state, and how busy each pool is."""
+    plan = pricing.plan
+    deepest = max((step.lead for step in steps), default=0)
+    count = 4 * (deepest + 1) if deepest else 1
+    whole, pools = [], []
+    for grade in (0, 1):
+        seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
+        whole.append(round(period(simulate(steady(plan), seconds, count), count), 6))
+        pools.append(busy(plan, seconds))
+    both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
+    on = pricing.calibration.calibration if pricing.calibration else ""
+    rollouts = [s for s in steps if s.generates]
+    flights = {step.node: in_flight(pricing, step) for step in rollouts}
+    cluster = pricing.cluster.cluster
+    return Prediction(cluster, (whole[0], whole[1]), both, pricing.work.assumed, flights, on)

@@ -1,0 +1,163 @@
+"""A plan that does not fit on its devices: where the memory goes, and the cheapest changes that would fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlgraph.costs.device_groups import GROUPS, has_groups
+from rlgraph.costs.memory import Footprint
+from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.plan import ModelPlan, Plan, Step
+from rlgraph.ir.row_layout import ONE
+from rlgraph.planning.auto_settings import with_settings
+from rlgraph.planning.offload import reside
+from rlgraph.printing.plan_text import memory_text
+from rlgraph.syntax.write import flow
+from rlgraph.units import size_text
+
+MOST = 2**14  # devices that a remedy may ask for
+LEAST_TOKENS, FEW_ROWS, LEAST_ROWS = 1024, 64, 8  # of a micro-batch and of a serve engine, in a remedy
+NOTHING: Mapping[str, Any] = {}
+BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
+RECOMPUTED = {"train.recompute": True}
+
+
+def refuse(footprint: Footprint, before: Plan) -> GraphError:
+    """The error: the table, and what would fit.
+
+    Args:
+        footprint: of the plan with every move of engines that helps.
+        before: the plan without them.
+    """
+    peak, plan, cluster = footprint.peaks(), footprint.plan, footprint.cluster
+    pool, worst = max(peak.items(), key=lambda item: item[1].bytes - item[1].capacity)
+    law = (
+        f"{plan.graph} does not fit on {cluster.cluster}: a device of pool {pool} needs "
+        f"{size_text(worst.bytes)} in `{worst.step}` and has {size_text(worst.capacity)}"
+    )
+    found = remedies(replace(footprint, plan=before))
+    remedy = "what would make it fit:\n    " + "\n    or ".join(found) if found else "no setting makes it fit"
+    return GraphError([Problem("does-not-fit", law, remedy=remedy, drawing="\n".join(memory_text(peak)))])
+
+
+def fits(footprint: Footprint) -> bool:
+    """Return whether each pool's peak is within its devices, with engines off them where that helps."""
+    moved = replace(footprint, plan=reside(footprint))
+    return all(peak.fits for peak in moved.peaks().values())
+
+
+def remedies(footprint: Footprint) -> list[str]:
+    """The smallest change of each kind that makes the plan fit; where none does, several together."""
+    plan = footprint.plan
+    longest = math.ceil(footprint.work.most)
+    dtypes = _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16)
+    kinds = (
+        dtypes,
+        _tried(plan, RECOMPUTED),
+        _smaller(plan, "serve.max_rows", LEAST_ROWS),
+        _smaller(plan, "serve.cache_tokens", longest),
+        _groups(footprint),
+        _smaller(plan, "train.micro_tokens", LEAST_TOKENS),
+    )
+    found = [_first_fit(kind, footprint) for kind in kinds]
+    if not any(found):
+        found = [_first_fit(_grouped(footprint), footprint)]
+    found += [_first_fit(_devices(plan), footprint)]
+    if not any(found):
+        found = [_first_fit(_together(plan), footprint)]
+    return [words for words in found if words]
+
+
+def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
+    return next((words for words, changed in tries if fits(replace(footprint, plan=changed))), "")
+
+
+def _groups(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
+    """Servers that span more devices of a host."""
+    plan, host = footprint.plan, footprint.cluster.devices
+    for size in GROUPS:
+        models = {}
+        for name, model in plan.models.items():
+            serve = model.serve
+            if not serve or not has_groups(model) or plan.pools[serve.pool] % size or host % size:
+                continue
+            if serve.tensor_parallel < size:
+                models[name] = {"tensor_parallel": size}
+        if models:
+            words = " ".join(f"models.{name}.serve.tensor_parallel={size}" for name in models)
+            yield words, with_settings(plan, "serve", models)
+
+
+def _grouped(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
+    """Smaller micro-batches as well."""
+    for words, plan in _groups(footprint):
+        for more, changed in _smaller(plan, "train.micro_tokens", LEAST_TOKENS * 4):
+            yield f"{words} {more}", changed
+
+
+def _devices(plan: Plan, words: str = "") -> Iterator[tuple[str, Plan]]:
+    total, factor = sum(plan.pools.values()), 2
+    while total * factor <= MOST:
+        yield f"{total * factor} devices{words}", more_devices(plan, factor)
+        factor *= 2
+
+
+def _together(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """bfloat16 and ever smaller micro-batches; computing again; with few rows in flight; on more devices."""
+    again = {**BFLOAT16, **RECOMPUTED}
+    few = {**again, "serve.max_rows": FEW_ROWS}
+    for settings in (BFLOAT16, again, few):
+        yield from _smaller(plan, "train.micro_tokens", LEAST_TOKENS, settings)
+    for words, smallest in _tried(plan, {**few, "train.micro_tokens": LEAST_TOKENS}):
+        yield from _devices(smallest, f" with {words}")
+
+
+def _tried(plan: Plan, *several: Mapping[str, Any]) -> Iterator[tuple[str, Plan]]:
+    """The plan with some settings, and with others, in every model that they change."""
+    for settings in several:
+        words = []
+        for name, model in plan.models.items():
+            changed = [path for path, value in settings.items() if _set(model, {path: value}) != model]
+            words += [f"models.{name}.{path}={flow(settings[path])}" for path in changed]
+        if words:
+            models = {name: _set(model, settings) for name, model in plan.models.items()}
+            yield " ".join(words), replace(plan, models=models)
+
+
+def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
+    for path, value in settings.items():
+        engine, name = path.split(".")
+        held = getattr(model, engine)
+        # what is frozen never goes backward
+        again = name == "recompute" and (model.frozen or (held and getattr(held, name)))
+        if held and not again and (isinstance(value, str | bool) or value < getattr(held, name)):
+            model = replace(model, **{engine: held.model_copy(update={name: value})})
+    return model
+
+
+def _smaller(
+    plan: Plan, path: str, least: int, besides: Mapping[str, Any] = NOTHING
+) -> Iterator[tuple[str, Plan]]:
+    """One setting halved, and halved again; ``besides`` are settings that are made with each."""
+    engine, name = path.split(".")
+    held = [getattr(spec, name) for model in plan.models.values() if (spec := getattr(model, engine))]
+    value = max(held, default=0) // 2
+    while value >= least:
+        yield from _tried(plan, {**besides, path: value})
+        value //= 2
+
+
+def more_devices(plan: Plan, factor: int) -> Plan:
+    """The plan with so many times the devices in every pool; a step on one device stays there."""
+    pools = {pool: count * factor for pool, count in plan.pools.items()}
+
+    def on(step: Step) -> Step:
+        if step.layout == ONE and plan.pools[step.pool] > 1:
+            return step
+        return replace(step, devices=tuple(range(pools[step.pool])))
+
+    steps, eval_steps = tuple(map(on, plan.steps)), tuple(map(on, plan.eval_steps))
+    return replace(plan, pools=pools, steps=steps, eval_steps=eval_steps)

@@ -1,0 +1,196 @@
+"""Run a plan without devices: when each step would start and end, and whether all that it promises holds.
+
+Follows what the driver and Ray do: steps are submitted slot by slot; a pool carries out its steps in the
+order in which they were submitted; a step waits for what it reads, and with it what is behind it on its pool;
+the next slot is submitted when the iteration that this one ends is complete.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rlgraph.ir.intervals import due, share, union
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.versions import made, since_entry, updates
+from rlgraph.ir.weights import Version
+
+BEGIN = 0.0, -1  # when the first event starts, and the number of none
+
+
+class Event(NamedTuple):
+    """A step of an iteration, and when it ran. Seconds since the first slot."""
+
+    step: Step
+    iteration: int
+    start: float
+    end: float
+    waited: int = -1  # for the end of the event of this number, last of all; -1: for none
+
+
+class Broken(AssertionError):
+    """A plan that would wait for ever, or whose steps would see other weights than it promises."""
+
+
+def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[int, Step]]:
+    """Return what a slot submits, in order: iterations, from ``first`` up to ``end``, and their steps.
+
+    Iterations count from 0 here. Steps that an iteration leaves out (``Step.when``) are not submitted.
+    Moves of engines belong to the slot, not to an iteration: they are made in each, so that every slot finds
+    the same state.
+    """
+    for number in plan.slot:
+        step = plan.steps[number - 1]
+        iteration = slot + step.lead
+        if step.facts.moves:
+            yield min(max(iteration, first), end - 1), step
+        elif first <= iteration < end and due(step.when, iteration + 1):
+            yield iteration, step
+
+
+def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[Event]:
+    """The events of a segment of iterations, in the order of submission.
+
+    Args:
+        plan: with ``slot`` and ``lead``.
+        seconds: of each training step, by its number.
+        iterations: how many, from one boundary to the next.
+
+    Raises:
+        Broken: a step waits for one that is submitted later, or would read other weights than promised.
+    """
+    run = _Run(plan, seconds, iterations)
+    ahead = max((step.lead for step in plan.steps), default=0)
+    for slot in range(-ahead, iterations):
+        for iteration, step in slot_steps(plan, slot, 0, iterations):
+            run.submit(slot, step, iteration)
+    return run.events
+
+
+@dataclass
+class _Run:
+    plan: Plan
+    seconds: Mapping[int, float]
+    iterations: int
+    events: list[Event] = field(default_factory=list)
+    # seconds, and the number of the event that ended then: of a pool, a step and iteration, an iteration
+    last: dict[str, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
+    ended: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
+    complete: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
+
+    def __post_init__(self) -> None:
+        self.weights = _Weights(self.plan)
+        moves = {step.id for step in self.plan.steps if step.facts.moves}  # in order on their pool anyway
+        self.needs = {
+            step.id: () if step.id in moves else tuple({*step.after} - moves) for step in self.plan.steps
+        }
+        self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in self.plan.steps}
+
+    def submit(self, slot: int, step: Step, iteration: int) -> None:
+        pools = self.pools[step.id]
+        before = [self.complete[slot - 1], *map(self.last.__getitem__, pools)]
+        for number in self.needs[step.id]:
+            need = self.plan.steps[number - 1]
+            if due(need.when, iteration + 1):  # it waits for no step that is left out
+                if (number, iteration) not in self.ended:
+                    late = f"waits for `{need.node}`, submitted behind it"
+                    raise Broken(f"`{step.node}` of iteration {iteration} {late}")
+                before.append(self.ended[number, iteration])
+        start, waited = max(before)
+        if step.models:
+            self.weights.check(step, iteration)
+        ended = start + self.seconds[step.id], len(self.events)
+        self.last.update(dict.fromkeys(pools, ended))
+        self.ended[step.id, iteration] = ended
+        self.complete[iteration] = max(self.complete[iteration], ended)
+        self.events.append(Event(step, iteration, start, ended[0], waited))
+
+
+class _Weights:
+    """The version that every engine holds, counted in updates from the start of the segment."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.entries = plan, [Counter[str]()]  # on entry to each iteration
+        self.train = dict.fromkeys(plan.models, 0)
+        self.serve = dict.fromkeys(plan.models, 0)
+
+    def check(self, step: Step, iteration: int) -> None:
+        """Hold a step to the versions that it is promised, and note those that it makes."""
+        if step.facts.moves:
+            return
+        for model, version in step.models.items():
+            assert version is not None, f"`{step.node}` does not say which weights it reads"
+            want = self._promised(model, version, iteration)
+            have = (self.serve if step.generates else self.train)[model]
+            if have != want:
+                read = f"would read {model}@{have}, not {model}@{want}"
+                raise Broken(f"`{step.node}` of iteration {iteration} {read}")
+            if step.facts.syncs:
+                self.serve[model] = want
+            self.train[model] += step.updated == model
+
+    def _promised(self, model: str, version: Version, iteration: int) -> int:
+        if version.is_older:
+            return self._entry(max(0, iteration - self.plan.schedule.staleness))[model]
+        return self._entry(iteration)[model] + since_entry(self.plan, model, version, iteration + 1)
+
+    def _entry(self, iteration: int) -> Counter[str]:
+        while len(self.entries) <= iteration:
+            self.entries.append(self.entries[-1] + made(self.plan, len(self.entries)))
+        return self.entries[iteration]
+
+
+def steady(plan: Plan) -> Plan:
+    """The plan with every step in every iteration: with ``weighed`` seconds, what it is in the long run."""
+    steps = tuple(replace(step, when=()) for step in plan.steps)
+    return replace(plan, steps=steps) if any(step.when for step in plan.steps) else plan
+
+
+def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Step -> its seconds times the part of the iterations in which it runs, or brings new weights."""
+    return {step.id: seconds[step.id] * _share(plan, step) for step in plan.steps}
+
+
+def _share(plan: Plan, step: Step) -> float:
+    if step.facts.syncs:  # which has nothing to do where no update made a new version since the last
+        made_by = [update for model in step.models for update in updates(plan, model)]
+        if made_by:
+            return min(share(step.when), share(union(update.when for update in made_by)))
+    return share(step.when)
+
+
+def period(events: Sequence[Event], iterations: int) -> float:
+    """Seconds of an iteration while the pipeline is full: the mean over the later half of a segment."""
+    complete: dict[int, float] = defaultdict(float)
+    for event in events:
+        complete[event.iteration] = max(complete[event.iteration], event.end)
+    # an iteration may differ from the next, in a pattern as long as the pipeline is deep; the last ones have
+    # nothing ahead of them
+    deep = 1 + max((event.step.lead for event in events), default=0)
+    late = iterations - deep
+    early = late - (late - iterations // 2) // deep * deep
+    if late <= early:
+        return complete[iterations - 1] / iterations
+    # a pool with slack may still be falling behind: in the long run the busiest one decides
+    return max((complete[late] - complete[early]) / (late - early), _busiest(events, iterations // 2))
+
+
+def _busiest(events: Sequence[Event], iteration: int) -> float:
+    """Seconds that the busiest pool works for one iteration."""
+    found: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event.iteration == iteration:
+            for pool in {event.step.pool, event.step.source} - {""}:
+                found[pool] += event.end - event.start
+    return max(found.values(), default=0.0)
+
+
+def busy(plan: Plan, seconds: Mapping[int, float]) -> dict[str, float]:
+    """Pool -> seconds of its steps in an iteration: no iteration can be shorter than the largest."""
+    found = dict.fromkeys(plan.pools, 0.0)
+    for step in plan.steps:
+        for pool in {step.pool, step.source} - {""}:
+            found[pool] += seconds[step.id]
+    return found

@@ -1,0 +1,105 @@
+"""Prints a column of a plan: its origin, its readers, its lifetime, and its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.errors import GraphError, fail, nearest
+from rlgraph.ir.graph import GraphDomain
+from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.ops.column_types import BYTES, ColumnType
+from rlgraph.printing.plan_text import sentence
+
+
+def lineage_text(plan: Plan, column: str) -> str:
+    """Describe what a plan does with a column, in training and in evaluation.
+
+    Args:
+        plan: of the graph; its devices decide which copies are made.
+        column: as the graph calls it, or one copy of it as the plan does, such as ``tokens@balanced/4``.
+
+    Raises:
+        GraphError: no step writes such a column.
+    """
+    phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
+    if not phases:
+        raise _unknown(plan, column)
+    kind = next(iter(phases.values())).type
+    lines = [f"{column}: {kind}, {weight(kind)}"]
+    for phase, found in phases.items():
+        lines += ["", "in every iteration" if phase == "train" else "in evaluation"]
+        lines += [f"  {word:<8} {text}" for word, text in _phase(plan, phase, column, found)]
+    return "\n".join(lines) + "\n"
+
+
+def weight(kind: ColumnType) -> str:
+    """Return the bytes per row or token of a column type; a token column has 8 more bytes per row.
+
+    Example:
+        >>> types = ("float32[samples]", "int64[samples, tokens]", "text[prompts]")
+        >>> [weight(ColumnType.parse(kind)) for kind in types]
+        ['4 bytes per row', '8 bytes per token', 'bytes per row unknown: text']
+    """
+    size = BYTES.get(kind.dtype)
+    if size is None:
+        return f"bytes per row unknown: {kind.dtype}"
+    return f"{size} byte{'s' * (size != 1)} per {'token' if kind.axis else 'row'}"
+
+
+def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tuple[str, str]]:
+    steps = plan.steps if phase == "train" else plan.eval_steps
+    copies = _copies(steps, name)
+    yield "domain", _domain(plan.domains[phase][column.domain])
+    for step in steps:
+        if name in step.writes:
+            yield "written", f"step {step.id}, {sentence(step)}"
+    for copy, step in copies.items():
+        yield "copied", f"step {step.id}, as {copy}, because {step.because}"
+    yield from _readers(plan, steps, name, (name, *copies))
+    for copy in (name, *copies):
+        step_id = next((step.id for step in steps if copy in step.frees), None)
+        if step_id:
+            yield "freed", f"step {step_id}" + (f", {copy}" if copies else "")
+    metrics = [metric for metric, reported in plan.report.items() if reported == name and phase == "eval"]
+    if metrics:
+        yield "kept", f"to report its mean as {', '.join(metrics)}"
+
+
+def _copies(steps: tuple[Step, ...], name: str) -> dict[str, Step]:
+    """Return copies of a column, and copies of those -> the steps that make them."""
+    found: dict[str, Step] = {}
+    for step in steps:
+        if step.inserted:
+            pairs = zip(step.reads, step.writes, strict=False)  # a sync has neither
+            found |= {copy: step for read, copy in pairs if read == name or read in found}
+    return found
+
+
+def _readers(
+    plan: Plan, steps: tuple[Step, ...], name: str, copies: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    for step in steps:
+        if step.inserted:
+            continue
+        origin = plan.columns[step.phase][name].origin
+        ins = plan.functions[step.phase][step.node].ins
+        for parameter, column in ins.items():
+            if column in copies:
+                as_parameter = f", as its {parameter}" if parameter != origin else ""
+                copy = f", from {column}" if column != name else ""
+                yield "read", f"step {step.id}, {step.node} ({step.op}){as_parameter}{copy}"
+
+
+def _domain(domain: GraphDomain) -> str:
+    if domain.parent is None:
+        return domain.name
+    if domain.filtered:
+        return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"
+    return f"{domain.name}, {domain.times} row{'s' * (domain.times != 1)} for each of {domain.parent}"
+
+
+def _unknown(plan: Plan, name: str) -> GraphError:
+    known = [*dict.fromkeys(column for columns in plan.columns.values() for column in columns)]
+    law = f"no step writes a column `{name}`"
+    pruned = [note for note in plan.notes if note.startswith(f"pruned `{name}`")]
+    return fail("unknown-column", law, None, known, "; ".join(pruned) or nearest(name, known))

@@ -1,0 +1,263 @@
+"""Two plans are compared step by step, in words.
+
+Numbers of steps, and what only explains (``about``, ``because``), are passed over; predictions as well, but
+where both plans have them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlgraph.ir.intervals import words
+from rlgraph.ir.kl_controller import Controller
+from rlgraph.ir.plan import Plan, Step, plain
+from rlgraph.ir.schedules import Course
+from rlgraph.printing.plan_text import sentence
+
+EXPLAINS = ("about", "digest", "origin", "version", "checksum")
+APART = ("models", "steps", "slot", "eval_steps", "domains", "columns", "functions", "notes", "open_values")
+PHASES = {"train": "in every iteration", "eval": "in evaluation"}
+SETS = ("reads", "writes", "frees")
+OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")  # said otherwise
+FOLLOWS = {"ins": "reads", "outs": "writes", "target": "op"}  # of a function, from what the step says
+ABSENT = object()
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """Lines that say what ``new`` does otherwise than ``old``; none where both do the same.
+
+    Example:
+        >>> from rlgraph.compiler import compile_graph
+        >>> for line in differences(compile_graph("ppo", devices=1), compile_graph("ppo", ["seed=1"], 1)):
+        ...     print(line)
+        seed: 0 -> 1
+    """
+    if old.predicted is None or new.predicted is None:  # as is a plan that `run` makes again, of no cluster
+        old, new = _unpredicted(old), _unpredicted(new)
+    a, b = old.fields, new.fields
+    alike = [name for name in a if name not in (*EXPLAINS, *APART)]
+    lines = [line for name in alike for line in _values(name, a[name], b[name])]
+    lines += _models(a["models"], b["models"])
+    for phase, title in PHASES.items():
+        found = [*_phase(Side.of(old, a, phase), Side.of(new, b, phase))]
+        lines += [title, *(f"  {line}" for line in found)] if found else []
+    lines += _slot(old, new)
+    lines += _listed("note", old.notes, new.notes)
+    lines += _listed("still open", old.open_values, new.open_values)
+    if not lines and old.digest != new.digest:
+        lines.append(f"the graph differs in what no step shows: digest {old.digest} -> {new.digest}")
+    return lines
+
+
+def against_text(old: Plan, new: Plan) -> str:
+    """The differences, one a line; nothing where there is none."""
+    return "".join(f"{line}\n" for line in differences(old, new))
+
+
+def _unpredicted(plan: Plan) -> Plan:
+    steps, eval_steps = (
+        tuple(replace(step, seconds=None, bytes=None) for step in part)
+        for part in (plan.steps, plan.eval_steps)
+    )
+    return replace(plan, steps=steps, eval_steps=eval_steps, peak=None, predicted=None)
+
+
+def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys((*old, *new)):
+        if name not in new:
+            yield f"model {name}: removed"
+        elif name not in old:
+            yield f"model {name}: added, {new[name]['path']}"
+        else:
+            both = (old[name], new[name])
+            pair = ({**model, "rate": model["rate"] and _course(model["rate"])} for model in both)
+            yield from (f"model {name}: {line}" for line in _values("", *pair))
+
+
+def _slot(old: Plan, new: Plan) -> Iterator[str]:
+    """Return where steps overlap, the order in which the pools get them."""
+    names = [[plan.steps[number - 1].node for number in plan.slot] for plan in (old, new)]
+    common = {*names[0]} & {*names[1]}
+    before, now = ([name for name in found if name in common] for found in names)
+    if before != now and any(step.lead for plan in (old, new) for step in plan.steps):
+        yield f"while the pipeline is full, another order: {', '.join(now)}"
+
+
+def _listed(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    yield from (f"{word}, no longer: {item}" for item in old if item not in new)
+    yield from (f"{word}, new: {item}" for item in new if item not in old)
+    if sorted(old) == sorted(new) and old != new:
+        yield f"{word}: in another order"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two plans, in one phase."""
+
+    steps: Mapping[str, Step]  # by node, in their order
+    pools: Mapping[str, int]
+    functions: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    domains: Mapping[str, Any]
+
+    @staticmethod
+    def of(plan: Plan, data: Mapping[str, Any], phase: str) -> Side:
+        steps = plan.steps if phase == "train" else plan.eval_steps
+        parts = (data[name].get(phase, {}) for name in ("functions", "columns", "domains"))
+        return Side({step.node: step for step in steps}, plan.pools, *parts)
+
+    def waits(self, step: Step, known: Container[str]) -> list[str]:
+        """The known steps that one waits for, by name."""
+        names = {step.id: name for name, step in self.steps.items()}
+        return sorted(names[number] for number in step.after if names[number] in known)
+
+    def on_all(self, step: Step) -> bool:
+        """Return whether a step runs on every device of its pool."""
+        return step.devices == tuple(range(self.pools.get(step.pool, 0)))
+
+
+def _phase(old: Side, new: Side) -> Iterator[str]:
+    for name, step in old.steps.items():
+        if name not in new.steps:
+            yield f"removed  step {step.id}, {sentence(step)}"
+    moved = _moved([*old.steps], [*new.steps])
+    for name, step in new.steps.items():
+        if name not in old.steps:
+            yield f"added    step {step.id}, {sentence(step)}"
+            continue
+        if name in moved:
+            yield f"moved    {name}: was {_place(name, [*old.steps])}, is {_place(name, [*new.steps])}"
+        changes = [*_changes(name, old, new)]
+        if changes:
+            yield f"changed  step {step.id}, {name}"
+            yield from (f"           {change}" for change in changes)
+    yield from (f"domain   {line}" for line in _values("", _domains(old), _domains(new)))
+    yield from _columns(old, new)
+
+
+def _moved(old: list[str], new: list[str]) -> set[str]:
+    """The fewest names that, taken out, leave the others in one order: those off a longest increasing run.
+
+    Example:
+        >>> _moved(["a", "b", "c", "d"], ["d", "a", "b", "c"])
+        {'d'}
+    """
+    places = {name: place for place, name in enumerate(old)}
+    common = [name for name in new if name in places]
+    ends: list[int] = []  # the lowest place that a run of each length ends at
+    length = []
+    for name in common:
+        at = bisect_left(ends, places[name])
+        ends[at : at + 1] = [places[name]]
+        length.append(at + 1)
+    want, moved = len(ends), set()
+    for name, size in zip(reversed(common), reversed(length), strict=True):
+        if size == want:
+            want -= 1
+        else:
+            moved.add(name)
+    return moved
+
+
+def _place(name: str, names: list[str]) -> str:
+    at = names.index(name)
+    return f"after {names[at - 1]}" if at else "the first"
+
+
+def _changes(name: str, old: Side, new: Side) -> Iterator[str]:
+    """Return what differs about one step and its function; what follows from that is left out."""
+    before, now = old.steps[name], new.steps[name]
+    a, b = plain(before), plain(now)
+    for field in SETS:
+        yield from _set(field, a[field], b[field])
+    on_all = old.on_all(before) and new.on_all(now) and before.pool == now.pool
+    if (before.pool, before.devices) != (now.pool, now.devices) and not on_all:
+        yield f"runs on {_devices(now)}, no longer on {_devices(before)}"
+    if before.when != now.when:
+        yield " -> ".join(f"runs {words(step.when) or 'in every iteration'}" for step in (before, now))
+    for field in a:
+        if field not in (*SETS, *OTHERWISE):
+            yield from _values(field, a[field], b[field])
+    if a["reads"] == b["reads"]:
+        yield from _set("waits for", old.waits(before, new.steps), new.waits(now, old.steps))
+    was, call = (_told(side.functions.get(name, {})) for side in (old, new))
+    for field, shown in FOLLOWS.items():
+        if a[shown] != b[shown]:
+            was.pop(field, None), call.pop(field, None)
+    for line in _values("", was, call):
+        yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
+
+
+def _told(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function with words for the attributes that change over the iterations."""
+    if not function:
+        return {}
+    courses = {name: _course(course) for name, course in function["courses"].items()}
+    hooks = {path: _told(hook) for path, hook in function["hooks"].items()}
+    return {**function, "attributes": {**function["attributes"], **courses}, "courses": {}, "hooks": hooks}
+
+
+def _course(fields: Mapping[str, Any]) -> str:
+    if "horizon" in fields:
+        return str(Controller(**fields))
+    return str(Course(fields["shape"], tuple((at, value) for at, value in fields["points"])))
+
+
+def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Return text such as ``reads tokens, no longer rewards``."""
+    more, fewer = [x for x in new if x not in old], [x for x in old if x not in new]
+    if more:
+        yield f"{word} {', '.join(more)}" + (f", no longer {', '.join(fewer)}" if fewer else " as well")
+    elif fewer:
+        yield f"no longer {word} {', '.join(fewer)}"
+    elif [*old] != [*new]:
+        yield f"{word} {', '.join(new)}, in another order"
+
+
+def _devices(step: Step) -> str:
+    first, last = step.devices[0], step.devices[-1]
+    return f"{step.pool}[{first}]" if first == last else f"{step.pool}[{first}-{last}]"
+
+
+def _domains(side: Side) -> dict[str, str]:
+    """Domain -> how many rows it has."""
+    found = {}
+    for name in (column["domain"] for column in side.columns.values()):
+        times, parent = side.domains[name]["times"], side.domains[name]["parent"]
+        found[name] = f"{times} for each of {parent}" if parent else "a batch"
+    return found
+
+
+def _columns(old: Side, new: Side) -> Iterator[str]:
+    """Columns of both plans; of the others it is said which step writes them."""
+    for name in [name for name in old.columns if name in new.columns]:
+        pair = []
+        for side in (old, new):
+            column = {**side.columns[name]}
+            writer = side.steps.get(column["writer"])
+            if writer and writer.layout == column["layout"]:
+                column["layout"] = "its writer's"
+            pair.append(column)
+        yield from (f"column   {name}: {line}" for line in _values("", *pair))
+
+
+def _values(path: str, old: Any, new: Any) -> Iterator[str]:
+    """Return where values differ, as ``schedule.iterations: 500 -> 10``; 1, 1.0 and true are three values."""
+    if json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str):
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys((*old, *new)):
+            place = f"{path}.{name}" if path else name
+            yield from _values(place, old.get(name, ABSENT), new.get(name, ABSENT))
+    else:
+        yield f"{path}: {_word(old)} -> {_word(new)}"
+
+
+def _word(value: Any) -> str:
+    if value is ABSENT:
+        return "nothing"
+    return value if isinstance(value, str) and value else json.dumps(value)

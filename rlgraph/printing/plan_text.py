@@ -1,0 +1,258 @@
+"""The plan and the composed graph as text that can be read aloud."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.intervals import words
+from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.prediction import Peak
+from rlgraph.ir.weights import Version
+from rlgraph.units import range_text, size_text
+
+PATHS = {
+    "memory": "within each process",
+    "ipc": "through memory that both map",
+    "broadcast": "by broadcast",
+    "disk": "through files",
+}
+
+
+def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
+    """The whole plan; ``failed`` is the (phase, step) to mark."""
+    return "\n".join(_lines(plan, failed)) + "\n"
+
+
+def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
+    yield f"plan of {plan.graph}: {plan.about}" if plan.about else f"plan of {plan.graph}"
+    for pool, count in plan.pools.items():
+        yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
+    for name, model in plan.models.items():
+        state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
+        by = " and ".join(_engine(e) for e in (model.train, model.serve) if e) or "no engine"
+        if model.shares:
+            by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
+        rate = f", lr {model.rate}" if model.rate else ""
+        yield f"  model {name}: {state}, head {model.head}, held by {by}{rate}"
+    for engine, parts in plan.away.items():
+        yield f"  between iterations {' and '.join(parts)} of {engine} are off the device"
+    yield ""
+    if plan.eval_steps:
+        often = f", after every {plan.eval_every} iterations" if plan.eval_every else ""
+        yield f"evaluate before the first iteration{often} and after the last, reporting " + ", ".join(
+            f"{metric} = mean of {column}" for metric, column in plan.report.items()
+        )
+        yield from _steps(plan, plan.eval_steps, failed)
+        yield ""
+    most = max((step.lead for step in plan.steps), default=0)
+    every = plan.schedule.record_every
+    which = "every iteration" if every == 1 else f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
+    kept = f", keeping the columns of {which} in recorded/" if every else ""
+    ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
+    yield f"repeat {plan.schedule.iterations} times{ahead}{kept}"
+    yield from _steps(plan, plan.steps, failed)
+    yield ""
+    if most:
+        yield from _pipelined(plan, most)
+        yield ""
+    yield from _closing(plan)
+
+
+def _engine(spec: TrainPlan | ServePlan) -> str:
+    """Return text such as ``fsdp (bfloat16, computing activations again)``."""
+    again = ", computing activations again" if isinstance(spec, TrainPlan) and spec.recompute else ""
+    return f"{spec.engine} ({spec.dtype}{again})"
+
+
+def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:
+    begun = set[str]()
+    for step in steps:
+        if step.region and step.region not in begun:
+            yield _repeated(plan, step.region)
+            begun.add(step.region)
+        mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
+        yield f"{mark} {step.id:>3}. {sentence(step)}"
+        told = [*_details(step, plan.columns[step.phase]), ("varies", courses_text(plan, step))]
+        for word, detail in (*told, ("caches", cache_text(plan, step)), ("takes", step_text(plan, step))):
+            if detail:
+                first, *rest = _wrapped(detail)
+                yield f"         {word:<8}{first}"
+                yield from (f"{'':17}{line}" for line in rest)
+
+
+def _repeated(plan: Plan, region: str) -> str:
+    """The line above the steps of a region."""
+    numbers = [step.id for step in plan.steps if step.region == region and not step.facts.collects]
+    wanted = plan.regions[region]
+    rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
+    return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
+
+
+def courses_text(plan: Plan, step: Step) -> str:
+    """The attributes of a step that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None:
+        return ""
+    own = [f"{name}: {course}" for name, course in function.courses.items()]
+    for path, hook in function.hooks.items():
+        own += [f"{path}.{name}: {course}" for name, course in hook.courses.items()]
+    return "; ".join(own)
+
+
+def _pipelined(plan: Plan, most: int) -> Iterator[str]:
+    """Return what each pool does in a slot, and how the pipeline fills and drains."""
+    yield "while the pipeline is full, in slot t"
+    steps = [plan.steps[number - 1] for number in plan.slot]
+    for pool in plan.pools:
+        mine = [step for step in steps if pool in (step.pool, step.source)]
+        names = [f"{step.node}(t{f'+{step.lead}' if step.lead else ''})" for step in mine]
+        first, *rest = textwrap.wrap(", ".join(names), 84, break_on_hyphens=False, break_long_words=False)
+        yield f"  {pool:<14} {first}"
+        yield from (f"{'':17}{line}" for line in rest)
+    slots = "slot -1 runs" if most == 1 else f"slots -{most} to -1 run"
+    yield f"  prologue       {slots} what leads, for the first iterations"
+    last = "slot runs" if most == 1 else f"{most} slots run"
+    yield f"  epilogue       the last {last} without what would lead: before an evaluation, a checkpoint"
+    yield "                 and the end, nothing is in flight"
+
+
+def _wrapped(detail: str) -> list[str]:
+    """Lines broken between the items of a list, not inside ``tokens: int64[samples, tokens]``."""
+    bound = re.sub(r": |(?<=\w), (?=\w+\])", lambda m: m[0].replace(" ", "\xa0"), detail)
+    lines = textwrap.wrap(bound, 84, break_on_hyphens=False, break_long_words=False)
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def sentence(step: Step) -> str:
+    """One step as a line: what it does, with which model, where, and in which iterations if not in all.
+
+    Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
+    """
+    return _does(step) + (f", {words(step.when)}" if step.when else "")
+
+
+def _does(step: Step) -> str:
+    where = (
+        f"{step.pool}[{step.devices[0]}]" if len(step.devices) == 1 else f"{step.pool}[0-{step.devices[-1]}]"
+    )
+    models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
+    return step.facts.says.format(
+        node=step.node,
+        op=step.op,
+        models=models,
+        with_model=models and f" with {models}",
+        where=where,
+        reads=", ".join(step.reads),
+        region=step.region,
+        parts=" and ".join(step.parts),
+        holders=", ".join(step.models),
+        source=f" on pool {step.source}" if step.source else "",
+        path=PATHS[step.path] if step.path else "",
+    )
+
+
+def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[str, str]]:
+    written = [f"{name}: {columns[name].type}" for name in step.writes]
+    if version := step.models.get(step.updated):
+        written.append(f"{step.updated}@{version.next}")
+    if step.inserted:
+        yield "because", step.because
+    else:
+        yield "reads", ", ".join(step.reads)
+    if step.facts.keeps_types:
+        yield "writes", ", ".join(step.writes)
+    else:
+        yield "writes", ", ".join(written)
+    yield "frees", ", ".join(step.frees)
+
+
+def _closing(plan: Plan) -> Iterator[str]:
+    steps = plan.steps
+    inserted = sum(step.inserted for step in steps)
+    yield f"{len(steps)} steps per iteration, {inserted} of them inserted (marked +)"
+    yield from prediction_text(plan)
+    for note in plan.notes:
+        yield f"note: {note}"
+    for name in plan.open_values:
+        yield f"still open: {name} (give it as {name}=...)"
+
+
+def graph_text(graph: Graph) -> str:
+    """A graph between two passes: one line a node, with what is known of it so far.
+
+    As ``old_logprobs: run logprobs policy@v one, tokens loss_mask -> old_logprobs, after sync:policy``.
+    """
+    return "".join(f"{line}\n" for line in [*map(_node, graph.nodes), *graph.notes])
+
+
+def _node(node: Node) -> str:
+    version = "" if node.version is None else f"@{Version(node.version)}"
+    said = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
+    said += [f"{node.model}{version}" if node.model else "", node.layout]
+    edges = " ".join([*node.reads, *(("->", *node.writes) if node.writes else ())])
+    after = f"after {' '.join(node.after)}" if node.after else ""
+    told = (" ".join(filter(None, said)), edges, after, words(node.when))
+    return ", ".join(part for part in told if part)
+
+
+def step_text(plan: Plan, step: Step) -> str:
+    """Return text such as ``1.2 s to 4 s, receives 1.73 GB per device``; empty without a prediction."""
+    if step.seconds is None:
+        return ""
+    said = range_text(step.seconds)
+    if step.bytes:
+        said += f", receives {size_text(step.bytes)} a device"
+    if step.facts.syncs and step.bytes:
+        from rlgraph.costs.pricing import sync_buckets, sync_least
+
+        count, dtype = sync_buckets(plan, step)
+        said += f" ({size_text(sync_least(plan, step))} at least)"
+        said += f" in {count} bucket{'s' * (count != 1)} of {dtype}"
+    return said
+
+
+def cache_text(plan: Plan, step: Step) -> str:
+    """Return text such as ``262,144 tokens: 128 samples in flight per engine, 2 waves``, for rollouts."""
+    if plan.predicted is None or step.phase != "train" or step.node not in plan.predicted.in_flight:
+        return ""  # nobody says how many rows an evaluation has
+    at_once, waves = plan.predicted.in_flight[step.node]
+    serve = plan.models[next(iter(step.models))].serve
+    assert serve
+    if serve.addresses:
+        return ""  # they have the cache that they were started with
+    samples = f"{at_once:,} sample{'s' * (at_once != 1)} in flight per engine"
+    return f"{serve.cache_tokens:,} tokens: {samples}, {waves:,} wave{'s' * (waves != 1)}"
+
+
+def prediction_text(plan: Plan) -> Iterator[str]:
+    """The lines that close a plan for a cluster."""
+    if plan.peak is None or plan.predicted is None:
+        return
+    yield from memory_text(plan.peak)
+    yield ""
+    where, on = plan.predicted.cluster, plan.predicted.calibrated
+    how = f"calibrated on {on}" if on else "not calibrated"
+    yield f"predicted on {where}: {range_text(plan.predicted.seconds)} an iteration, {how}, assuming"
+    for assumed in plan.predicted.assumed:
+        yield f"  {assumed}"
+    if len(plan.pools) > 1:
+        for pool, took in plan.predicted.pools.items():
+            share = " to ".join(f"{a / b:.0%}" for a, b in zip(took, plan.predicted.seconds, strict=True))
+            yield f"  pool {pool} is busy for {range_text(took)} of it ({share})"
+    if plan.eval_steps:
+        yield "  evaluations are left out of the time; their memory is counted"
+
+
+def memory_text(peak: Mapping[str, Peak]) -> Iterator[str]:
+    """The peak of each pool, its largest parts first."""
+    for pool, most in peak.items():
+        share = most.bytes / most.capacity
+        yield (
+            f"peak of a device of {pool}, in `{most.step}`: "
+            f"{size_text(most.bytes)} of {size_text(most.capacity)} ({share:.0%})"
+        )
+        for part, size in sorted(most.parts.items(), key=lambda item: -item[1]):
+            yield f"  {part:<17} {size_text(size):>9}  {size / most.bytes:>4.0%}"

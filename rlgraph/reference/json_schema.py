@@ -1,0 +1,271 @@
+"""The graph language as one JSON Schema (draft 2020-12), for completion, hover and checks in editors.
+
+It is made from the declarations that ``rlgraph check`` uses: the records in ``syntax/settings.py``, and the
+ops' and losses' signatures and docstrings. It knows one value at a time; edges, domains, versions and the
+names of models are left to ``rlgraph check``.
+
+    nodes.NAME ── op: rollout ──> #/$defs/op.rollout        if/then, one for each op
+                  op: my_ops.py:f ──> #/$defs/custom        open: its file is not read
+        loss ──── kind: sft ────> #/$defs/loss.sft
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlgraph.nodes import HOOKS, OPS
+from rlgraph.ops.declare import Op, Port
+from rlgraph.reference.describe import OpEntry, attribute_schemas, entry_of, find
+from rlgraph.reference.edit_schema import edit_schema
+from rlgraph.reference.schema_parts import (
+    ADAPTIVE,
+    COURSE,
+    NAME,
+    OPEN,
+    Schema,
+    changing,
+    marked_down,
+    named,
+    opened,
+    ref,
+    said,
+    told,
+)
+from rlgraph.syntax.settings import GraphFile, Refill
+
+FUNCTION = r"\.py:\w+$"
+MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
+COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
+LATER = " NAME@next is the version after its update."
+ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+
+
+def _model(text: str) -> Schema:
+    return {"type": "string", "pattern": f"{MODEL}|{OPEN}", "description": text}
+
+
+OF = _model(f"The model whose weights are copied.{LATER}")
+REFILL = {
+    **ref("refill"),
+    "description": "Of a filter: repeat what is before it with the next prompts until enough rows stay.",
+}
+CADENCE = {
+    "every": "Iterations from one in which it runs to the next; without `from` those that it divides.",
+    "from": "The first iteration in which it runs, counted from 1; by default `every`.",
+}
+POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
+
+
+def graph_schema() -> Schema:
+    """Return the schema of a graph file; ``???`` and ``${...}`` stand for any value."""
+    root = GraphFile.model_json_schema()
+    definitions = {name: told(part) for name, part in root.pop("$defs").items()}
+    definitions["Eval"]["properties"]["nodes"] = named(
+        ref("changed"), definitions["Eval"]["properties"]["nodes"]
+    )
+    properties = told(root)["properties"]
+    for name in ("models", "nodes", "pools"):
+        inner = ref("node") if name == "nodes" else properties[name]["additionalProperties"]
+        properties[name] = named(inner, properties[name])
+    properties["edits"]["items"] = ref("edit")
+    for name in {*properties} - {"seed"}:
+        properties[name].pop("default", None)
+        del properties[name]["markdownDescription"]  # the description is of that default
+    rate = definitions["Optimizer"]["properties"]
+    rate["lr"] = changing(rate["lr"])
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A graph of rlgraph",
+        "description": root["description"].replace("``", "`"),
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "dependentRequired": {"edits": ["extends"]},
+        "if": {"required": ["extends"]},
+        "then": {"propertyNames": {"enum": ["graph", "about", "extends", "edits"]}},
+        "else": {"required": ["graph", "nodes", "schedule"]},
+        "$defs": definitions | _node_definitions() | {"edit": edit_schema(properties, definitions)},
+    }
+    return {**marked_down(schema)}
+
+
+def _node_definitions() -> dict[str, Schema]:
+    definitions = {
+        "open": {"type": "string", "pattern": OPEN, "description": "`???`: to be given; or `${...}`."},
+        "course": COURSE,
+        "adaptive": ADAPTIVE,
+        "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
+        "node": _by_name("op", [*OPS], "op.", "custom", "op"),
+        "changed": _changed(),
+        "custom": _custom(),
+        "refill": _refill(),
+    }
+    for word, known in HOOKS.items():
+        definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
+        definitions[word] = _by_name("kind", [*known], f"{word}.", f"custom_{word}", f"{word}_kind")
+        definitions[f"custom_{word}"] = {"type": "object", "properties": {"kind": {}}}
+        definitions |= {f"{word}.{name}": _hook(find(name), entry_of(name)) for name in known}
+    definitions |= {f"op.{name}": _op(find(name), entry_of(name)) for name in OPS}
+    spliced = [name for name in OPS if find(name).inputs and len(find(name).outputs) == 1]
+    definitions["inserted"] = _by_name("op", spliced, "inserted.", "custom", "op")
+    return definitions | {f"inserted.{name}": _inserted(name, definitions[f"op.{name}"]) for name in spliced}
+
+
+def _op(op: Op, entry: OpEntry) -> Schema:
+    """Return the schema of a node of one op: every key that may stand in it."""
+    needs_model = op.engine is not None or op.declared.recorded
+    keys = {"op": {}, **_model_keys(op), **_attributes(op, entry), **_edges(op)}
+    return _function(op, entry, keys, ["model"] if needs_model else [])
+
+
+def _inserted(name: str, node: Schema) -> Schema:
+    """Return the schema of a node under ``insert``: one with the column that it is put on."""
+    properties = {key: ref(f"op.{name}/properties/{key}") for key in node["properties"]}
+    on = {"type": "string", "description": "The column that it is put on: whoever read it reads this node's."}
+    return {**node, "properties": {**properties, "on": on}, "required": [*node["required"], "on"]}
+
+
+def _hook(op: Op, entry: OpEntry) -> Schema:
+    return _function(op, entry, {"kind": {}, **_attributes(op, entry)}, [])
+
+
+def _function(op: Op, entry: OpEntry, keys: Mapping[str, Schema], required: list[str]) -> Schema:
+    needed = [name for name, field in op.attributes.model_fields.items() if field.is_required()]
+    about = {**_document(entry), "properties": keys, "required": [*needed, *required]}
+    return {**about, "additionalProperties": False}
+
+
+def _attributes(op: Op, entry: OpEntry) -> dict[str, Schema]:
+    schemas = attribute_schemas(op)
+    made = {}
+    for name, kind, default, text in entry.attributes:
+        adapts = not op.kind and name in op.declared.measures
+        schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]), adapts)
+        if name in op.structural:
+            schema = opened(schemas[name])
+        made[name] = {**schema, **said(text, kind, default)}
+    return made
+
+
+def _hooks(op: Op, name: str) -> Schema:
+    """Return the schema of a hook, or several by name; null where there may be none."""
+    one = ref(op.hooks[name].word)
+    made = {"type": "object", "additionalProperties": one} if name in op.several else one
+    if op.attributes.model_fields[name].is_required():
+        return made
+    return {"anyOf": [made, {"type": "null"}, ref("open")], "default": None}
+
+
+def _model_keys(op: Op) -> dict[str, Schema]:
+    keys = {}
+    if op.engine:
+        head = "" if op.copies else f"; it needs head {op.declared.head}"
+        later = LATER * (not op.declared.updates)
+        keys["model"] = _model(f"The model, by its name in `models`{head}.{later}")
+    keys |= {"of": OF} if op.copies else {}
+    if op.declared.recorded:
+        keys["model"] = _model("The model that sampled the rows, by its name in `models`.")
+    if "tokenizer" in op.handles.values():
+        text = "The model whose tokenizer is used; by default that of the one trained language model."
+        keys["tokenizer"] = {"type": "string", "description": text}
+    return keys
+
+
+def _edges(op: Op) -> dict[str, Schema]:
+    """Return the schema of ``in`` and ``out``, with the op's names of its columns."""
+    made = {}
+    ports = {port.name: port for port in op.inputs}
+    for kind in op.hooks.values():
+        shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
+        ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
+    if ports:
+        made["in"] = _columns(ports, "Which column each parameter reads, where names differ.", bool(op.hooks))
+    if op.outputs:
+        outs = {port.name: port for port in op.outputs if port.name}
+        made["out"] = _columns(outs, "Other names for the columns that it writes.", not outs)
+    if not op.source:
+        made["rows"] = ROWS
+    if op.declared.filters:
+        made["refill"] = REFILL
+    made |= {} if op.outputs else _cadence()
+    return made if op.engine else {**made, "pool": POOL}
+
+
+def _cadence() -> dict[str, Schema]:
+    """Return the schema of ``every`` and ``from``, for a node that writes no column."""
+    number = opened({"type": "integer", "minimum": 1})
+    return {key: {**number, "description": text} for key, text in CADENCE.items()}
+
+
+def _columns(ports: Mapping[str, Port], text: str, more: bool) -> Schema:
+    properties = {n: {**COLUMN, "description": f"A column of {port.type}."} for n, port in ports.items()}
+    schema = {"type": "object", "properties": properties, "additionalProperties": COLUMN if more else False}
+    return {**opened(schema), "description": text}
+
+
+def _custom() -> Schema:
+    """Return the schema of a node that runs a function in a user's file."""
+    columns = {"type": "object", "additionalProperties": COLUMN}
+    return {
+        "description": "A node that runs a function in a file beside the graph.",
+        "properties": {
+            "op": {},
+            "model": _model("The model that it reads."),
+            "tokenizer": {"type": "string", "description": "The model whose tokenizer is used."},
+            "in": {**columns, "description": "Which column each parameter reads, where names differ."},
+            "out": {**columns, "description": "Other names for the columns that it writes."},
+            "rows": ROWS,
+            "refill": REFILL,
+            "pool": POOL,
+            **_cadence(),
+            "of": OF,
+        },
+    }
+
+
+def _refill() -> Schema:
+    """Return the schema of a filter's refill: true for all defaults, or a mapping."""
+    section = told(Refill.model_json_schema())
+    return {**section, "type": ["object", "boolean", "string"], "pattern": OPEN}
+
+
+def _changed() -> Schema:
+    """Return the schema of a node under ``eval``: a new one, or other attributes of the graph's."""
+    return {
+        "type": ["object", "string"],
+        "pattern": OPEN,
+        "properties": {"op": ref("op")},
+        "if": {"type": "object", "required": ["op"]},
+        "then": ref("node"),
+    }
+
+
+def _choice(known: Mapping[str, str], what: str, one: str) -> Schema:
+    """Return the schema of a shipped name, each with its documentation, or a function in a file."""
+    options = [{"const": name, **_document(entry_of(name))} for name in known]
+    own = {"type": "string", "pattern": FUNCTION, "description": f"{one} in a file: `my_ops.py:name`."}
+    return {"description": f"{what}; `rlgraph nodes` lists them.", "anyOf": [*options, own, ref("open")]}
+
+
+def _by_name(key: str, known: list[str], prefix: str, custom: str, choice: str) -> Schema:
+    """Return the schema of a mapping whose other keys depend on one: an if/then for each of its values."""
+    cases = [{"if": _where(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in known] + [
+        {"if": _where(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)}
+    ]
+    return {
+        "type": ["object", "string"],
+        "pattern": OPEN,
+        "properties": {key: ref(choice)},
+        "required": [key],
+        "allOf": cases,
+    }
+
+
+def _where(key: str, value: Schema) -> Schema:
+    return {"type": "object", "properties": {key: value}, "required": [key]}
+
+
+def _document(entry: OpEntry) -> Schema:
+    doc = entry.doc
+    parts = [doc.summary, doc.body, f"```yaml\n{doc.example}\n```" if doc.example else ""]
+    return {"description": doc.summary, "markdownDescription": "\n\n".join(part for part in parts if part)}

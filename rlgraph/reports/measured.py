@@ -1,0 +1,162 @@
+"""Sets a run's measured steps beside predicted ones, from the plan and the metrics in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlgraph.costs.calibration import TICK, calibration_text
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.workload import Workload, workload
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.planning.predict import prediction
+from rlgraph.reports.plan_file import load
+
+MetricsLine = Mapping[str, Any]
+SAY = "say what it ran on: --cluster NAME_OR_FILE"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return a run's metrics: one line per iteration, and one for step 0 where it was evaluated.
+
+    Raises:
+        RunError: the folder holds no metrics.
+    """
+    text = _file(run_dir, "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _file(run_dir: Path, name: str) -> Path:
+    path = run_dir / name
+    if not path.is_file():
+        raise RunError(f"{run_dir} holds no run: there is no {path}")
+    return path
+
+
+def counted(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
+    """Return the timed iterations without the first, which warms up, unless it is the only one."""
+    timed = [line for line in lines if "time/step" in line]
+    return timed[1:] or timed
+
+
+def response_tokens(lines: Sequence[MetricsLine]) -> float | None:
+    """Return the mean tokens of a response over iterations; None where nothing was generated."""
+    return _mean(lines, "rollout/length")
+
+
+def prompt_tokens(lines: Sequence[MetricsLine]) -> float | None:
+    """Return the mean tokens of a prompt over iterations; None where nothing was generated."""
+    return _mean(lines, "rollout/prompt_length")
+
+
+def _mean(lines: Sequence[MetricsLine], name: str) -> float | None:
+    found = [line[name] for line in lines if name in line]
+    return sum(found) / len(found) if found else None
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A run's plan and cluster, and the mean of its prompts if one was given."""
+
+    run_dir: Path
+    plan: Plan
+    cluster: Cluster
+    prompt_tokens: float | None
+
+    @staticmethod
+    def of(run_dir: Path, cluster: str | None = None, prompt_tokens: float | None = None) -> Priced:
+        """Load those of a folder; missing values are taken as planned.
+
+        Raises:
+            RunError: there is no run; or it was planned for no cluster and none is given; or that is smaller.
+            GraphError: its plan is none that this rlgraph wrote; or the cluster or a model is not known.
+        """
+        plan = load(_file(run_dir, "plan.json"))
+        target = plan.origin.target if plan.origin else None
+        if cluster is None and target is None:
+            raise RunError(f"{run_dir} was planned for no cluster\n  {SAY}")
+        found = load_cluster(cluster or (target.cluster if target else ""))
+        planned = plan.predicted.cluster if plan.predicted else found.cluster
+        if cluster is None and planned != found.cluster:
+            law = f"{run_dir} was planned for {planned}; that name is {found.cluster} here and now"
+            raise RunError(f"{law}\n  {SAY}")
+        devices = sum(plan.pools.values())
+        if devices > found.total:
+            raise RunError(f"{run_dir} ran on {devices} devices; {found.cluster} has {found.total}")
+        return Priced(run_dir, plan, found, prompt_tokens or (target.prompt_tokens if target else None))
+
+    def work(self, lines: Sequence[MetricsLine]) -> Workload:
+        """Return the work of these iterations: prompts and responses as long as they were."""
+        target = self.plan.origin.target if self.plan.origin else None
+        planned = target.response_tokens if target else None
+        prompt = prompt_tokens(lines) or self.prompt_tokens
+        return workload(self.plan, prompt, response_tokens(lines) or planned)
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """Return the sizes of the models."""
+        return sizes_of(self.plan)
+
+    def priced(self, lines: Sequence[MetricsLine]) -> Plan:
+        """Return the plan with the uncalibrated model's prices of these iterations."""
+        pricing = Pricing(self.plan, self.cluster, self.work(lines), self.sizes)
+        steps = tuple(map(pricing.priced, self.plan.steps))
+        peak = pricing.peaks()
+        return replace(self.plan, steps=steps, predicted=prediction(pricing, steps), peak=peak)
+
+    def ratios(self, lines: Sequence[MetricsLine]) -> dict[str, dict[str, list[float]]]:
+        """Return kind of work -> step -> measured over the middle of the predicted seconds, per iteration.
+
+        Each iteration is held against a prediction for the mean length of its own responses: the ratio is one
+        of rates.
+        """
+        found: dict[str, dict[str, list[float]]] = {}
+        for line in lines:
+            pricing = Pricing(self.plan, self.cluster, self.work([line]), self.sizes)
+            for step in self.plan.steps:
+                measured = line.get(f"time/{step.node}")
+                if measured is not None:
+                    ratio = max(measured, TICK) / pricing.middle(step)
+                    found.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
+        return found
+
+    def calibration(self) -> str:
+        """Return a YAML text of this run's calibration of the cost model.
+
+        Raises:
+            RunError: it has fewer than two iterations.
+        """
+        timed = [line for line in read_metrics(self.run_dir) if "time/step" in line]
+        if len(timed) < 2:
+            law = f"{self.run_dir} has too few iterations to calibrate on: {len(timed)}"
+            raise RunError(f"{law}\n  the first warms up: run two or more")
+        when = (self.run_dir / "metrics.jsonl").stat().st_mtime
+        date = datetime.fromtimestamp(when, UTC).date().isoformat()
+        first, last = timed[1]["step"], timed[-1]["step"]
+        notes = [
+            f"{self.run_dir}: {self.plan.graph}, iterations {first} to {last}, {date}",
+            f"on {_devices(self.plan)} of {self.cluster.cluster}, {self._tokens(timed[1:])}",
+            "measured seconds over the middle of the prediction, of each step in each iteration:",
+            "10th and 90th percentile",
+        ]
+        name = f"{self.plan.graph} on {self.cluster.cluster}, {date}"
+        return calibration_text(name, notes, self.ratios(timed[1:]))
+
+    def _tokens(self, lines: Sequence[MetricsLine]) -> str:
+        work, known = self.work(lines), prompt_tokens(lines)
+        prompts = f"prompts of {work.prompt:,.1f} tokens ({'measured' if known else 'taken'})"
+        return f"{prompts}, responses of {work.responses.mean:,.1f}"
+
+
+def _devices(plan: Plan) -> str:
+    count = sum(plan.pools.values())
+    return f"{count} device" + "s" * (count != 1)

@@ -1,0 +1,273 @@
+"""A plan in a file: written by ``rlgraph plan -o plan.json``, read strictly, held to what it was made from.
+
+A saved plan is a promise of what will run. Before it runs, its graph is composed and planned again; the two
+plans must be the same.
+
+    plan.json ─ parse ─ Plan ─ origin ─ compose ─ same graph? ─ plan ─ same plan? ─ run
+                                                    │ no               │ no
+                                                  the edits          the steps
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlgraph import version
+from rlgraph.compiler import compose_and_plan
+from rlgraph.costs.detect import local_device
+from rlgraph.costs.hardware import Here
+from rlgraph.errors import GraphError, Mark, RunError, Source, fail
+from rlgraph.frontend.compose import compose
+from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.ir.plan import VERSION, Function, Origin, Plan, Target, checksum
+from rlgraph.ops import registry
+from rlgraph.printing.plan_diff import differences
+from rlgraph.syntax.source import OPEN, Tree
+
+SHOWN = 3  # wrong fields that an error names
+SETTLED = (
+    "is a saved plan: its overrides, devices and cluster are settled; "
+    "to change them, plan its graph with others"
+)
+
+
+def is_plan(graph: str) -> bool:
+    """Return whether what was given for a graph is a saved plan: a file of JSON that holds no graph."""
+    if not (graph.endswith(".json") and os.path.isfile(graph)):
+        return False
+    try:
+        data = json.loads(Path(graph).read_bytes())
+    except (ValueError, RecursionError):
+        return True  # half a plan, say; reading it tells
+    return not (isinstance(data, dict) and {"nodes", "extends"} & data.keys())
+
+
+def load(path: Path) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        GraphError: the file can't be read, or holds no plan as ``Plan.json`` writes it.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise fail("no-file", f"{path}: can't be read: {error.strerror}", None) from error
+    except UnicodeDecodeError as error:
+        law = f"{path} is no plan: not UTF-8 text (byte {error.start})"
+        raise fail("bad-plan", law, None, remedy=_again(None)) from error
+
+
+def parse(text: str, name: str = "plan") -> Plan:
+    """The plan that ``Plan.json`` wrote as this text.
+
+    Raises:
+        GraphError: it is no JSON or no plan, of another version, or changed since it was written.
+    """
+    fields = _fields(text, name)
+    rest = {key: value for key, value in fields.items() if key not in ("version", "checksum")}
+    try:
+        plan = _adapter().validate_json(json.dumps(rest), context=OPEN)
+    except ValidationError as error:
+        raise _bad(name, map(_said, error.errors())) from error
+    absent = [f"`{path}` is missing" for path in _absent(rest, plan.fields, "")]
+    if absent:
+        raise _bad(name, absent)
+    if fields.get("checksum") != checksum(fields):
+        law = f"{name} was changed after rlgraph wrote it (its checksum says so)"
+        raise fail("bad-plan", law, None, remedy=f"change the graph, and {_again(plan.origin)}")
+    return plan
+
+
+def plan_given(
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    inline: bool,
+    target: Target | None = None,
+    here: Here | None = None,
+    device: str = "cpu",
+) -> tuple[Tree, Plan]:
+    """The composed graph and the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
+
+    ``device`` is what a graph without a target is planned for; a saved plan says that itself.
+
+    Raises:
+        GraphError: the graph is wrong, or the file holds no plan.
+        RunError: a saved plan was given with settings, is for several devices although all is to run inline,
+            or is not what its graph gives now.
+    """
+    if not is_plan(graph):
+        return compose_and_plan(graph, overrides, devices, target, here, device)
+    if overrides or devices or target:
+        raise RunError(f"{graph} {SETTLED}")
+    tree, plan = compile_again(Path(graph), here)
+    count = max(plan.pools.values())
+    if inline and count > 1:
+        law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"
+        remedy = _again(plan.origin and replace(plan.origin, devices=1))
+        raise RunError(f"{law}\n  leave out --inline, or {remedy}")
+    return tree, plan
+
+
+def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
+    """The graph that a saved plan was made from, composed anew, and its plan: the same as the saved one.
+
+    Raises:
+        GraphError: the file holds no plan.
+        RunError: the graph is not there any more or is wrong now, or it has changed, or gives another plan.
+    """
+    saved = load(path)
+    origin = saved.origin
+    if origin is None:
+        raise RunError(f"{path} does not say which graph it was made from\n  {_again(None)}")
+    there = here().device if here else local_device()
+    if origin.target and origin.target.cluster == "auto" and there != saved.device:
+        law = f"{path} was made for the {saved.device} devices of the machine that planned it"
+        raise RunError(f"{law}; those of this one are {there}\n  run it there, or {_again(origin)}")
+    try:
+        _same_graph(path, origin)
+        made_from = (origin.graph, origin.overrides, origin.devices, origin.target)
+        tree, plan = compose_and_plan(*made_from, here, saved.device)
+    except GraphError as error:
+        law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
+        raise RunError(
+            f"{law}\n{textwrap.indent(str(error), '  ')}\n  mend that, or {_again(origin)}"
+        ) from error
+    changed = differences(saved, plan)
+    if changed:
+        made = f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"
+        made *= origin.rlgraph != version.VERSION
+        raise _refused(path, f"{origin.graph} gives another plan now", changed, origin, made)
+    return tree, saved if saved.open_values else _typed(saved)
+
+
+def _typed(plan: Plan) -> Plan:
+    """A plan from a file with its attributes in the types that its ops declare; JSON has no tuples, say."""
+
+    def typed(function: Function, kind: Any = None) -> Function:
+        op = registry.load(function.target, kind=kind)
+        hooks = {path: typed(hook, op.hook(path)) for path, hook in function.hooks.items()}
+        return replace(function, attributes=op.typed(function.attributes), hooks=hooks)
+
+    functions = {
+        phase: {node: typed(function) for node, function in part.items()}
+        for phase, part in plan.functions.items()
+    }
+    return replace(plan, functions=functions)
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of what ``Plan.json`` writes."""
+    schema = _adapter().json_schema()
+    for part in (schema, *(part for part in schema["$defs"].values() if "properties" in part)):
+        part["required"] = [*part["properties"]]
+        part["description"] = part["description"].replace("``", "`")
+        for field in part["properties"].values():
+            field.pop("default", None)
+            field.pop("title", None)
+    version = {"const": VERSION, "description": "Of this format."}
+    summed = {"type": "string", "description": "Of all the rest: a plan that was changed by hand is refused."}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "A plan of rlgraph",
+        "properties": {"version": version, **schema["properties"], "checksum": summed},
+        "required": ["version", *schema["required"], "checksum"],
+    }
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Plan]:
+    return TypeAdapter(Plan)
+
+
+def _fields(text: str, name: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        mark = Mark(Source(name, text), error.lineno, error.colno)
+        law = f"this is no whole plan: as JSON it is broken here ({error.msg})"
+        raise fail("bad-plan", law, mark, remedy=_again(None)) from error
+    except RecursionError:
+        fields = None
+    if not isinstance(fields, dict) or not {"version", "digest", "steps"} <= fields.keys():
+        raise fail("bad-plan", f"{name} is no plan of rlgraph", None, remedy=_again(None))
+    if fields["version"] != VERSION:
+        law = f"{name} is a plan of version {json.dumps(fields['version'])}; this rlgraph reads {VERSION}"
+        raise fail("bad-plan", law, None, remedy=_again(None))
+    return fields
+
+
+def _bad(name: str, reasons: Iterable[str]) -> GraphError:
+    found = [*reasons]
+    more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    law = f"{name} is no plan that this rlgraph wrote: {'; '.join(found[:SHOWN])}{more}"
+    return fail("bad-plan", law, None, remedy=_again(None))
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])[1:]
+    if error["type"] == "missing":
+        return f"`{place}` is missing"
+    if error["type"] == "unexpected_keyword_argument":
+        return f"`{place}` is no field of a plan"
+    return f"`{place}`: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _absent(given: Any, full: Any, path: str) -> Iterator[str]:
+    """Paths of fields that were filled in by their defaults."""
+    if isinstance(full, Mapping):
+        for name, value in full.items():
+            place = f"{path}.{name}" if path else name
+            if name not in given:
+                yield place
+            else:
+                yield from _absent(given[name], value, place)
+    elif isinstance(full, list | tuple):
+        for number, (item, value) in enumerate(zip(given, full, strict=True)):
+            yield from _absent(item, value, f"{path}[{number}]")
+
+
+def _same_graph(path: Path, origin: Origin) -> None:
+    now = compose(origin.graph, origin.overrides)
+    edits = diff_text(_decisive(Tree.of(origin.composed)), _decisive(now))
+    if edits:
+        law = f"the graph that it was made from, {origin.graph}, has changed"
+        raise _refused(path, law, edits.splitlines(), origin)
+
+
+def _decisive(tree: Tree) -> Tree:
+    return tree.with_item("about", None) if tree.get("about") else tree
+
+
+def _refused(path: Path, law: str, changed: list[str], origin: Origin, more: str = "") -> RunError:
+    remedy = f"undo that, or {_again(origin)}"
+    lines = [f"{path} is not run: {law}", *(f"  {line}" for line in changed)]
+    return RunError("\n".join([*lines, *([f"  {more}"] if more else []), f"  {remedy}"]))
+
+
+def _again(origin: Origin | None) -> str:
+    """The command that plans again."""
+    words = [origin.graph, *origin.overrides, *_where(origin)] if origin else []
+    return f"plan again: rlgraph plan {shlex.join(words) if words else 'GRAPH'} -o plan.json"
+
+
+def _where(origin: Origin) -> list[str]:
+    """The options that say what a plan was made for."""
+    target = origin.target
+    if target is None:
+        return ["--devices", str(origin.devices)]
+    tokens = (("--prompt-tokens", target.prompt_tokens), ("--response-tokens", target.response_tokens))
+    given = [word for name, count in tokens if count for word in (name, f"{count:g}")]
+    factors = ["--calibration", target.calibration] if target.calibration else []
+    return ["--cluster", target.cluster, *given, *factors]

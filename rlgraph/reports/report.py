@@ -1,0 +1,286 @@
+"""Reports a run: what it reached and where its time went, beside predictions, from its files."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlgraph.errors import GraphError, RlgraphError
+from rlgraph.ir.plan import Plan
+from rlgraph.planning.simulate import busy
+from rlgraph.reports.critical_path import CriticalStep, critical_path
+from rlgraph.reports.measured import MetricsLine, Priced, counted, read_metrics, response_tokens
+from rlgraph.reports.plan_file import load
+from rlgraph.reports.whatif import LEAST, Outlook, outlook
+from rlgraph.units import middle, range_text, seconds_text, size_text
+
+Seconds = tuple[float, float]  # best and worst
+LAST = ("time/step", "time/eval")  # phases of the iteration, and after it
+TOLD = 3  # changes that are printed
+SHORT = 0.01  # share of the critical path; shorter steps are left out
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """Seconds of a step per iteration, measured and predicted, and its share of the iteration's time."""
+
+    step: str
+    measured: float
+    share: float
+    predicted: Seconds | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over the middle of the predicted seconds."""
+        return self.measured / middle(self.predicted) if self.predicted else None
+
+    @property
+    def off(self) -> float:
+        """Seconds between the two; without a prediction the seconds themselves."""
+        return abs(self.measured - middle(self.predicted)) if self.predicted else self.measured
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most bytes that a device of a pool has held, and the predicted peak.
+
+    ``driver`` is what the device's driver counts, other processes such as servers among it; None on CPUs.
+    """
+
+    pool: str
+    measured: float
+    predicted: int | None = None
+    capacity: int | None = None
+    driver: float | None = None
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A report of a run, measured and predicted. ``evaluations``: name -> (iterations done, value)."""
+
+    run: str
+    iterations: int
+    evaluations: Mapping[str, Sequence[tuple[int, float]]]
+    cluster: str | None  # the predictions' cluster
+    assumed: tuple[str, ...]
+    response_tokens: float | None
+    steps: tuple[ReportRow, ...]  # the worst prediction first
+    outside: ReportRow | None
+    iteration: ReportRow | None
+    critical_path: tuple[CriticalStep, ...]
+    idle: Mapping[str, float]  # pool -> the share of an iteration in which none of its steps runs
+    memory: tuple[Memory, ...]
+    outlook: Outlook | None
+    why_none: str  # reason if there is no outlook
+
+    def json(self) -> str:
+        """Return JSON for tools: the fields, and of each row its ratio."""
+        found = asdict(self)
+        for row, plain in zip(self.steps, found["steps"], strict=True):
+            plain["ratio"] = row.ratio
+        return json.dumps(found, indent=1)
+
+
+def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float | None = None) -> RunReport:
+    """Return the report of a run directory.
+
+    Where the run was planned for a cluster, predicted seconds stand beside the measured ones, and the step
+    whose prediction is off by most seconds comes first; else the slowest does.
+
+    Args:
+        run_dir: the run's.
+        cluster: predict for this one, with responses as long as they were, instead of as it was planned.
+        prompt_tokens: the mean of a prompt, for ``cluster``.
+
+    Raises:
+        RunError: the folder holds no metrics, or ran on more devices than ``cluster`` has.
+        GraphError: its plan can't be read, or ``cluster`` or a model is not known.
+    """
+    lines = read_metrics(run_dir)
+    timed = counted(lines)
+    plan, unread = _plan(run_dir)
+    if cluster and timed:
+        plan = Priced.of(run_dir, cluster, prompt_tokens).priced(timed)
+    rows, outside, whole = _rows(plan, timed)
+    seconds = {row.step: row.measured for row in rows}
+    found, why = _outlook(run_dir, plan, timed, cluster, prompt_tokens)
+    of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
+    return RunReport(
+        run=str(run_dir),
+        iterations=sum("time/step" in line for line in lines),
+        evaluations=_evaluations(lines),
+        cluster=plan.predicted.cluster if plan and plan.predicted else None,
+        assumed=plan.predicted.assumed if plan and plan.predicted else (),
+        response_tokens=response_tokens(timed),
+        steps=tuple(sorted(rows, key=lambda row: -row.off)),
+        outside=outside,
+        iteration=whole,
+        critical_path=tuple(critical_path(plan, of_steps)) if plan and timed else (),
+        idle={pool: max(1 - took / whole.measured, 0.0) for pool, took in busy(plan, of_steps).items()}
+        if plan and whole
+        else {},
+        memory=tuple(_memory(plan, lines)),
+        outlook=found,
+        why_none=unread or why,
+    )
+
+
+def _plan(run_dir: Path) -> tuple[Plan | None, str]:
+    """Return a run's plan, or why there is none: measurements can be reported without it."""
+    try:
+        return load(run_dir / "plan.json"), ""
+    except GraphError as error:
+        return None, str(error).splitlines()[0]
+
+
+def _evaluations(lines: Sequence[MetricsLine]) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("eval/"):
+                found.setdefault(name, []).append((line["step"], value))
+    return found
+
+
+def _rows(
+    plan: Plan | None, timed: Sequence[MetricsLine]
+) -> tuple[list[ReportRow], ReportRow | None, ReportRow | None]:
+    """Return the steps, the rest, and the iteration: means over those that count."""
+    if not timed:
+        return [], None, None
+    names = dict.fromkeys(
+        name for line in timed for name in line if name.startswith("time/") and name not in LAST
+    )
+    # a step that some iterations leave out takes nothing there
+    seconds = {name: sum(line.get(name, 0.0) for line in timed) / len(timed) for name in names}
+    whole = sum(line["time/step"] for line in timed) / len(timed)
+    said = {f"time/{step.node}": step.seconds for step in plan.steps} if plan and plan.predicted else {}
+    rows = [
+        ReportRow(name[len("time/") :], took, took / whole, said.get(name)) for name, took in seconds.items()
+    ]
+    # steps of two pools may overlap, and then they add up to more than the iteration
+    rest = max(whole - sum(seconds.values()), 0.0)
+    predicted = plan.predicted.seconds if plan and plan.predicted else None
+    return (
+        rows,
+        ReportRow("outside the steps", rest, rest / whole),
+        ReportRow("iteration", whole, 1.0, predicted),
+    )
+
+
+def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]:
+    """Yield the memory of each pool, over its devices and over the run."""
+    driver = _largest(lines, "perf/memory_used/")
+    for pool, measured in _largest(lines, "perf/memory/").items():
+        peak = (plan.peak or {}).get(pool) if plan else None
+        planned, capacity = (peak.bytes, peak.capacity) if peak else (None, None)
+        yield Memory(pool, measured, planned, capacity, driver.get(pool))
+
+
+def _largest(lines: Sequence[MetricsLine], prefix: str) -> dict[str, float]:
+    """Return the largest value per pool, of metrics that are named ``prefixPOOL-DEVICE``."""
+    found: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(prefix):
+                pool = name.removeprefix(prefix).rpartition("-")[0]
+                found[pool] = max(found.get(pool, 0.0), value)
+    return found
+
+
+def _outlook(
+    run_dir: Path,
+    plan: Plan | None,
+    timed: Sequence[MetricsLine],
+    cluster: str | None,
+    prompt_tokens: float | None,
+) -> tuple[Outlook | None, str]:
+    """Return changes that would help, or the reason why they are not known."""
+    target = plan.origin.target if plan and plan.origin else None
+    if not timed or not (cluster or target):
+        return None, "the run was planned for no cluster: say with --cluster what it ran on"
+    try:
+        return outlook(Priced.of(run_dir, cluster, prompt_tokens), timed), ""
+    except RlgraphError as error:
+        return None, str(error).splitlines()[0]
+
+
+def report_text(report: RunReport, width: int = 100) -> str:
+    """Return evaluations, the table of steps, and conclusions from it."""
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False, markup=False)
+    console.print(f"{report.run}: {report.iterations} iterations", soft_wrap=True)
+    for name, values in report.evaluations.items():
+        said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
+        console.print(f"  {name}: {said}", soft_wrap=True)
+    if report.iteration:
+        for words in _against(report):
+            console.print(words)
+        console.print(_table(report))
+        for words in (*_where(report), *_helps(report)):
+            console.print(words, soft_wrap=True)
+    return console.export_text()
+
+
+def _against(report: RunReport) -> Iterator[str]:
+    """Yield the workload that predictions were made for, and the real one."""
+    if report.cluster is None:
+        return
+    yield f"predicted for {report.cluster}, assuming"
+    yield from (f"  {assumed}" for assumed in report.assumed)
+    if length := report.response_tokens:
+        yield f"responses had {length:,.1f} tokens; a ratio is measured over the middle of what was predicted"
+
+
+def _table(report: RunReport) -> Table:
+    more = ("predicted", "ratio") if report.cluster else ()
+    table = Table("step", "ms", "share of the iteration", *more, box=None, header_style="bold")
+    for row in (*report.steps, report.outside, report.iteration):
+        if row:
+            share = f"{100 * row.share:.1f} %" if row is not report.iteration else ""
+            beside = (range_text(row.predicted), f"{row.ratio:.3g}") if row.predicted else ()
+            table.add_row(row.step, f"{1e3 * row.measured:.1f}", share, *beside)
+    return table
+
+
+def _where(report: RunReport) -> Iterator[str]:
+    """Yield what the iteration waits for, the idle pools, and the memory."""
+    if report.critical_path:
+        yield ""
+        long = sum(link.seconds for link in report.critical_path) * SHORT
+        told = [link for link in report.critical_path if link.seconds >= long]
+        said = ", ".join(f"{link.step} {seconds_text(link.seconds)}" for link in told)
+        rest = len(report.critical_path) - len(told)
+        yield f"critical path: {said}" + (f"; {rest} shorter than {SHORT:.0%} of it left out" if rest else "")
+    for pool, share in report.idle.items():
+        yield f"pool {pool} is idle for {share:.0%} of an iteration"
+    for one in report.memory:
+        beside = ""
+        if one.predicted is not None:
+            beside = f"; predicted {size_text(one.predicted)} of {size_text(one.capacity or 0)}"
+        if one.driver is not None:
+            beside += f"; with caches and servers {size_text(one.driver)}"
+        yield f"a device of {one.pool} has held {size_text(one.measured)} at most{beside}"
+
+
+def _helps(report: RunReport) -> Iterator[str]:
+    yield ""
+    if report.outlook is None:
+        yield f"what would help is not known: {report.why_none}"
+        return
+    told = report.outlook.changes[:TOLD]
+    tried = f"of {report.outlook.tried} single changes"
+    if not told:
+        yield f"nothing would help: {tried}, none saves {LEAST:.0%} of an iteration by the cost model"
+        return
+    before = seconds_text(middle(report.outlook.seconds))
+    yield f"what would help most, {tried}, by the cost model calibrated on this run ({before} an iteration)"
+    for number, change in enumerate(told, 1):
+        alters = f"; it alters results: {change.alters}" if change.alters else ""
+        yield f"  {number}. {seconds_text(middle(change.seconds))}, {change.saves:.0%} less{alters}"
+        yield "     " + " ".join(change.typed)

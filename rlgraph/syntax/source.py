@@ -1,0 +1,254 @@
+"""Strict YAML: text becomes a tree in which every value knows its place.
+
+PyYAML composes the nodes; scalars are resolved here by the core schema of YAML 1.2, because PyYAML's own
+rules read ``1e-6`` as a string, ``on`` as true and keep the last of two equal keys.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlgraph.errors import GraphError, Mark, Problem, Source, fail
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+INT = re.compile(r"[-+]?[0-9]+$")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+WORDS: dict[str, Any] = {
+    **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+}
+OPEN = "???"  # a value that only the user can give
+NOWHERE = Mark(Source("diff", ""), 1, 1)  # of values that were written in no file
+# PyYAML takes a ? inside {} for a complex key, though YAML 1.2 allows it: these stand in, of the same width
+STAND_IN = "\ue000\ue000\ue000"
+# what PyYAML gives to values without a tag
+TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "map", "seq", "merge")
+MAX_DEPTH, MAX_SIZE = 100, 200_000
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A scalar, a mapping or a list, with its place and, in a mapping, the place of its key."""
+
+    value: Any  # a scalar, dict[str, Tree] or list[Tree]
+    mark: Mark
+    key: Mark | None = None
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.value, int | float) and not isinstance(self.value, bool)
+
+    @property
+    def is_count(self) -> bool:
+        """Return whether it is a whole number, 1 or more."""
+        return self.is_number and isinstance(self.value, int) and self.value >= 1
+
+    @property
+    def items(self) -> dict[str, Tree]:
+        """Return the mapping, empty where this is none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    def get(self, name: str) -> Tree | None:
+        return self.items.get(name)
+
+    @staticmethod
+    def of(value: Any) -> Tree:
+        """A plain value as a tree, of no place in any file."""
+        if isinstance(value, Mapping):
+            return Tree({name: Tree.of(child) for name, child in value.items()}, NOWHERE)
+        return Tree([*map(Tree.of, value)] if isinstance(value, list) else value, NOWHERE)
+
+    def plain(self) -> Any:
+        """Return the tree as ordinary dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {name: child.plain() for name, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def mapped(self, change: Callable[[Tree], Tree]) -> Tree:
+        """Return the tree with each scalar changed."""
+        if isinstance(self.value, dict):
+            return replace(self, value={name: child.mapped(change) for name, child in self.value.items()})
+        if isinstance(self.value, list):
+            return replace(self, value=[child.mapped(change) for child in self.value])
+        return change(self)
+
+    def with_item(self, name: str, child: Tree | None) -> Tree:
+        """Return the tree with one item of the mapping set, in its old place if it had one, or taken out."""
+        items = dict(self.items)
+        if child is None:
+            del items[name]
+        else:
+            items[name] = child
+        return replace(self, value=items)
+
+    def walk(self, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Tree]]:
+        """Yield this tree and every tree below, with the path to it."""
+        yield path, self
+        if isinstance(self.value, dict):
+            for name, child in self.value.items():
+                yield from child.walk((*path, name))
+        elif isinstance(self.value, list):
+            for index, child in enumerate(self.value):
+                yield from child.walk((*path, index))
+
+    def at(self, path: tuple[Any, ...]) -> Tree:
+        """Return the deepest tree along a path that is there."""
+        tree = self
+        for part in path:
+            value = tree.value
+            is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+            if not is_index and not (isinstance(value, dict) and part in value):
+                break
+            tree = value[part]
+        return tree
+
+
+def read(path: Path) -> Tree:
+    """Load a YAML file.
+
+    Raises:
+        GraphError: it is not there, can't be read, is no YAML, or holds no mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise fail("no-file", f"{path}: can't be read: {error.strerror}", None) from error
+    except UnicodeDecodeError as error:
+        raise fail("not-text", f"{path}: is not UTF-8 text (byte {error.start})", None) from error
+    tree = parse(Source(str(path), text))
+    if not tree.is_map:
+        raise fail("not-a-mapping", "a graph is a mapping with `graph`, `models`, `nodes`", tree.mark)
+    return tree
+
+
+def parse(source: Source, start: int = 0) -> Tree:
+    """Parse text into a tree; text before ``start`` is passed over.
+
+    Raises:
+        GraphError: the text is no YAML, has an alias that contains itself, or duplicate keys (all of them).
+    """
+    text = " " * start + source.text[start:].replace(OPEN, STAND_IN)
+    try:
+        _shallow(text, source)
+        root = yaml.compose(text, Loader=LOADER)
+    except yaml.MarkedYAMLError as error:
+        mark = _mark(error.problem_mark or error.context_mark, source)
+        if error.context_mark and not source.line(mark.line).strip():  # the value was begun and never ended
+            mark = _mark(error.context_mark, source)
+        remedy = "indent with spaces, not tabs" if "\t" in source.line(mark.line) else ""
+        raise fail("not-yaml", f"this is no YAML: {error.problem}", mark, remedy=remedy) from error
+    except yaml.reader.ReaderError as error:
+        mark = _mark_at(text, error.position, source)
+        raise fail("not-yaml", f"this is no YAML: {error.reason}", mark) from error
+    if root is None:
+        raise fail("empty", "nothing but white space and comments", Mark(source, 1, 1))
+    return Reader(source).whole(root)
+
+
+def _shallow(text: str, source: Source) -> None:
+    """Refuse deep nesting, on which composing would overflow the C stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            law = f"the value is nested over {MAX_DEPTH} deep"
+            raise fail("too-deep", law, _mark(event.start_mark, source))
+
+
+@dataclass
+class Reader:
+    """Turns composed YAML into trees, noting every problem on the way."""
+
+    source: Source
+    problems: list[Problem] = field(default_factory=list)
+    size: int = 0  # values so far, those of an alias counted each time
+
+    def whole(self, root: Any) -> Tree:
+        """Return the tree of a document, or raise a ``GraphError`` with all of its problems."""
+        tree = self.tree(root, frozenset())
+        if self.problems:
+            raise GraphError(self.problems)
+        return tree
+
+    def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
+        self.problems.append(Problem(kind, law, mark, remedy=remedy))
+
+    def tree(self, node: Any, above: frozenset[int]) -> Tree:
+        mark = _mark(node.start_mark, self.source)
+        self.size += 1
+        if self.size > MAX_SIZE:
+            raise fail("too-large", f"the aliases up to here make more than {MAX_SIZE} values", mark)
+        if id(node) in above:
+            self.problem("self-alias", "the value contains itself, through an alias", mark)
+            return Tree(None, mark)
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
+            self.problem("tag", f"the tag `{node.tag}` has no meaning here", mark, "remove it")
+        above = above | {id(node)}
+        if isinstance(node, yaml.ScalarNode):
+            return Tree(self.scalar(node, mark), mark)
+        if isinstance(node, yaml.SequenceNode):
+            return Tree([self.tree(child, above) for child in node.value], mark)
+        return Tree(self.items(node, above), mark)
+
+    def items(self, node: Any, above: frozenset[int]) -> dict[str, Tree]:
+        items: dict[str, Tree] = {}
+        for key, child in node.value:
+            where = _mark(key.start_mark, self.source)
+            name = str(key.value).replace(STAND_IN, OPEN)
+            if not isinstance(key, yaml.ScalarNode):
+                self.problem("bad-key", "a key is a plain word", where)
+            elif name == "<<" and not key.style:  # in quotes it is a word like any other
+                remedy = "write the values out, or change another graph with `extends` and `edits`"
+                self.problem("merge-key", "`<<` merges nothing: YAML 1.2 has no merge keys", where, remedy)
+            elif name in items:
+                law = f"duplicate key `{name}`: it stands at {items[name].key} already"
+                self.problem("duplicate-key", law, where, "remove one of the two")
+            else:
+                items[name] = replace(self.tree(child, above), key=where)
+        return items
+
+    def scalar(self, node: Any, mark: Mark) -> Any:
+        text = node.value.replace(STAND_IN, OPEN)
+        value = text if node.style in ("'", '"', "|", ">") else scalar(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            self.problem("not-finite", f"`{text}` is no finite number", mark)
+        return value
+
+
+def _mark(place: Any, source: Source) -> Mark:
+    return Mark(source, place.line + 1, place.column + 1)
+
+
+def _mark_at(text: str, position: int, source: Source) -> Mark:
+    lines = text[:position].split("\n")
+    return Mark(source, len(lines), len(lines[-1]) + 1)
+
+
+def scalar(text: str) -> Any:
+    """Return a plain scalar's value.
+
+    Example:
+        >>> [scalar(text) for text in ("1e-6", "on", "007", "true", "-3", "a b", "~")]
+        [1e-06, 'on', 7, True, -3, 'a b', None]
+    """
+    if text in WORDS:
+        return WORDS[text]
+    if INT.match(text) and len(text) < 400:
+        return int(text)
+    return float(text) if FLOAT.match(text) else text

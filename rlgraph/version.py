@@ -1,0 +1,3 @@
+"""The version of rlgraph, which plans, runs and pages carry."""
+
+VERSION = "0.1.0"

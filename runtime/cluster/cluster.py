@@ -1,0 +1,226 @@
+"""Clusters of workers: in Ray actors, or, for a debugger and for tests, in this very process.
+
+Both give references for results; the driver never looks inside one unless it asks with ``get``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.cluster import cpu_tasks, ray_start
+from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
+from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
+from rlgraph.runtime.columns.shared_memory import Sweeper
+from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.worker.worker import Worker
+
+SPLIT = re.compile(r"(\d+)")
+
+
+def numbered(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """Return a key that sorts numbers in a text by value.
+
+    Example:
+        >>> sorted(["host-10", "host-9"], key=numbered)
+        ['host-9', 'host-10']
+    """
+    return tuple((word.isdigit(), int(word) if word.isdigit() else 0, word) for word in SPLIT.split(text))
+
+
+def threads_each(workers: int) -> int:
+    """Return how many of this process's cores each of some workers computes on."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+class Value:
+    """A reference in this process: a result, or the error that a call ended in."""
+
+    def __init__(self, result: Any = None, error: Exception | None = None) -> None:
+        self.result, self.error = result, error
+
+    def get(self) -> Any:
+        if self.error:
+            raise self.error
+        return self.result
+
+
+class InlineCluster:
+    """One worker for each pool, all in this process."""
+
+    inline = True
+    shares = False  # what one returns is there for all
+
+    def __init__(self, pools: Mapping[str, int]) -> None:
+        assert set(pools.values()) == {1}, "in one process, each pool has one device"
+        self.places = _places(pools)
+        desk: dict[str, Handover] = {}
+        # as many threads as each has as a process of its own: sums are added up in the same order
+        threads = threads_each(len(self.places))
+        self.workers = {place: Worker(threads, desk=desk) for place in self.places}
+
+    def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
+        try:
+            values = [arg.get() if isinstance(arg, Value) else arg for arg in args]
+            result = getattr(self.workers[place], method)(*values)
+        except Exception as error:
+            return [Value(error=error) for _ in range(returns)]
+        return [Value(result)] if returns == 1 else [Value(item) for item in result]
+
+    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+        return self.call(place, "perform", tasks, (), *parts, returns=returns)
+
+    def put(self, value: Any) -> Any:
+        return Value(value)
+
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        return [reference.get() for reference in references]
+
+    def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return list(references), []
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+
+def _places(pools: Mapping[str, int]) -> list[Place]:
+    return [(pool, device) for pool, devices in pools.items() for device in range(devices)]
+
+
+class RayCluster:
+    """One actor per device, all of them in one placement group."""
+
+    inline = False
+
+    def __init__(
+        self,
+        pools: Mapping[str, int],
+        gpus: bool,
+        address: str | None,
+        logs: Path,
+        timeout: float,
+        together: Mapping[str, int] | None = None,
+    ) -> None:
+        """Start Ray on this machine, or join a cluster, and place a worker on each device.
+
+        Args:
+            pools: devices of each pool, in the plan's order.
+            gpus: whether a device is a GPU; otherwise it is a CPU.
+            address: of a cluster to join; None: Ray is started here.
+            logs: the folder for what workers print.
+            timeout: seconds to wait for room, at most two minutes of them, and for the workers to start.
+            together: of each pool, how many consecutive devices have to be on one host; 1 unless given.
+
+        Raises:
+            RunError: the cluster can't be joined, or has too few devices, or a worker did not start.
+        """
+        self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
+        self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
+        self.sweeper = Sweeper(self.session)
+        self.given: tuple[Plan, Any] | None = None  # the plan that tasks beside workers get
+        self._start_ray(address)
+        try:
+            parts = units(pools, together or {})
+            self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
+            self.shares = self._shares(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_ray(self, address: str | None) -> None:
+        if address:
+            self.ray = ray_start.join(address=address)
+        else:
+            devices = len(self.places)
+            gpus = {"num_gpus": devices} if self.gpus else {}
+            self.ray = ray_start.join(num_cpus=devices, include_dashboard=False, **gpus)
+        self.task = self.ray.remote(cpu_tasks.perform)  # made once: each one is sent to the cluster anew
+
+    def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
+        """Start a worker for each place; within a pool in the order of (host, device)."""
+        group = reserved(self.ray, parts, self.gpus, min(timeout, 120))
+        bundles = [bundle for bundle, (_, size) in enumerate(parts) for _ in range(size)]
+        started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
+        spots = self._answers([worker.place.remote() for worker in started], timeout)
+        nodes = self._answers([worker.node.remote() for worker in started], timeout)
+        where = [
+            ((numbered(host), numbered(address), node), numbered(device))
+            for (host, address, device), node in zip(spots, nodes, strict=True)
+        ]
+        order = seated(parts, where)
+        self.nodes = {place: nodes[worker] for place, worker in zip(self.places, order, strict=True)}
+        return [started[worker] for worker in order]
+
+    def _worker(self, group: Any, bundle: int, log: Path) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        threads, device = (0, "cuda") if self.gpus else (threads_each(len(self.places)), "cpu")
+        options = {"num_cpus": 1, "num_gpus": int(self.gpus)}
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        actor = self.ray.remote(Worker).options(**options, scheduling_strategy=strategy)
+        return actor.remote(threads, str(log), device=device, session=self.session)
+
+    def _shares(self, timeout: float) -> bool:
+        workers = self.workers.values()
+        offers = self.put(self._answers([worker.offer.remote() for worker in workers], timeout))
+        return all(self._answers([worker.can_read.remote(offers) for worker in workers], timeout))
+
+    def _answers(self, pending: Sequence[Any], timeout: float) -> list[Any]:
+        """Return the answers of workers that have just been started.
+
+        Args:
+            pending: a reference each.
+            timeout: seconds to wait for all of them.
+
+        Raises:
+            RunError: some did not start in time, or at all.
+            LostError: one of them is gone.
+        """
+        _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
+        if late:
+            law = f"{len(late)} of the workers did not start in {timeout:.0f} s"
+            raise RunError(f"{law} (schedule.timeout)")
+        try:
+            return list(self.ray.get(pending))
+        except Exception as error:
+            law = f"a worker did not start\n  {reason(error)}"
+            raise (LostError(law, law) if is_gone(error) else RunError(law)) from error
+
+    def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
+        made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
+        return [made] if returns == 1 else list(made)
+
+    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if self.given is None or self.given[0] is not plan:
+            self.given = plan, self.put(plan)
+        # where it can read what its worker shares; on one machine workers have all CPUs that Ray counts
+        here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
+        task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
+        made = task.remote(self.given[1], place, self.logs, tasks, *parts)
+        return [made] if returns == 1 else list(made)
+
+    def put(self, value: Any) -> Any:
+        return self.ray.put(value)
+
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        return list(self.ray.get(list(references)))
+
+    def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        ready, rest = self.ray.wait(list(references), num_returns=1, timeout=timeout, fetch_local=False)
+        return ready, rest
+
+    def close(self) -> None:
+        self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt
+        self.ray.shutdown()
+        self.sweeper.close()  # workers are ended, and close nothing

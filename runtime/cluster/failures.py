@@ -1,0 +1,116 @@
+"""Failures: a worker that is gone, or an op that raised. Only the former is worth another try."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from rlgraph.errors import RlgraphError, RunError
+from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.errors import AwayError, ServerLostError
+from rlgraph.runtime.messages.place import Place
+
+PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COLLECTIVES = "torch/distributed/distributed_c10d.py"  # every collective of torch passes through this file
+
+
+class StepError(RunError):
+    """A step failed; the message shows the plan with a mark on it."""
+
+
+class LostError(RunError):
+    """A worker, host, server or network is gone; ``brief`` is the message without the plan."""
+
+    def __init__(self, message: str, brief: str) -> None:
+        super().__init__(message)
+        self.brief = brief
+
+
+def failure(plan: str, law: str, error: Exception) -> RunError:
+    """Return the error of a step, or of an action between two.
+
+    Args:
+        plan: as text, with a mark where the failure was.
+        law: what failed where.
+        error: that it ended in.
+    """
+    brief = f"{law}\n  {reason(error)}"
+    lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
+    return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
+
+
+def culprit(
+    cluster: WorkerCluster, pending: Mapping[Any, Place], reference: Any, error: Exception
+) -> tuple[Place, Exception]:
+    """Return the place where a failure began, and its error.
+
+    A worker that is gone breaks the collectives of its peers, and their errors may come first.
+
+    Args:
+        cluster: that the calls run on.
+        pending: calls that have not reported, and where they run; the failed one is among them.
+        reference: of the failed call.
+        error: that it ended in.
+    """
+    rest = [other for other in pending if other != reference] if is_broken(error) else []
+    end = time.monotonic() + PATIENCE_S
+    while rest and (left := end - time.monotonic()) > 0:
+        ready, rest = cluster.wait(rest, timeout=left)
+        for other in ready:
+            try:
+                cluster.get([other])
+            except Exception as found:
+                if is_gone(found):
+                    return pending[other], found
+    return pending[reference], error
+
+
+def reason(error: Exception) -> str:
+    """Return the reason of an error: a user's mistake in its own words, anything else with its traceback."""
+    found = cause(error)
+    if isinstance(found, RlgraphError):
+        return str(found)
+    if is_gone(error):
+        return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
+    return out_of_room(found) + _said(error)
+
+
+def out_of_room(error: BaseException) -> str:
+    """Return a line on a disk that is full, if that is what an error says; else nothing."""
+    codes = [code for code in FULL if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error)]
+    if not codes:
+        return ""
+    place = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    what = os.strerror(codes[0]).lower()
+    return f"the disk takes no more ({what}{place}); make room, and continue with --resume\n"
+
+
+def is_gone(error: Exception) -> bool:
+    """Return whether a worker or its host has ended, with the columns there; no op raises such an error."""
+    kind = type(cause(error))
+    return kind.__module__.startswith("ray.") and kind.__name__ != "RayError"  # Ray can't pickle it
+
+
+def is_broken(error: Exception) -> bool:
+    """Return whether a collective or the network failed, or what a peer shared can't be read."""
+    if isinstance(cause(error), AwayError):
+        return True
+    return not isinstance(cause(error), RlgraphError) and COLLECTIVES in _said(error)
+
+
+def cause(error: Exception) -> BaseException:
+    """Return the error that was raised inside a worker; the error itself where it comes from elsewhere."""
+    found = getattr(error, "cause", None)
+    return found if isinstance(found, BaseException) else error
+
+
+def _said(error: Exception) -> str:
+    """Return the error with its traceback; Ray's errors hold that of the worker in their text."""
+    return (
+        str(error).strip() if hasattr(error, "cause") else "".join(traceback.format_exception(error)).strip()
+    )

@@ -1,0 +1,119 @@
+"""Placement of workers: pools fill hosts in the plan's order, with tensor-parallel groups whole.
+
+Here two hosts have 8 GPUs, and the servers of pool gen span 4 devices, so that these 4 are one unit:
+
+    pools {a: 6, b: 6, gen: 4}      host-1      a0 a1 a2 a3 a4 a5 b0 b1
+                                    host-2      b2 b3 b4 b5 gen0 gen1 gen2 gen3
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlgraph.errors import RunError
+
+PlacementUnit = tuple[str, int]  # a pool, and how many of its devices are together on one host
+
+
+def units(pools: Mapping[str, int], together: Mapping[str, int]) -> list[PlacementUnit]:
+    """Return the units of all pools in the plan's order.
+
+    Args:
+        pools: devices of each pool.
+        together: of each pool, how many consecutive devices have to be on one host, as of
+            ``rlgraph.costs.device_groups.together``; 1 for a pool that it does not name.
+
+    Example:
+        >>> units({"train": 2, "gen": 8}, {"gen": 4})
+        [('train', 1), ('train', 1), ('gen', 4), ('gen', 4)]
+    """
+    sizes = {pool: together.get(pool, 1) for pool in pools}
+    return [(pool, sizes[pool]) for pool, devices in pools.items() for _ in range(devices // sizes[pool])]
+
+
+def seated(parts: Sequence[PlacementUnit], started_on: Sequence[tuple[Any, Any]]) -> list[int]:
+    """Return for every place, pools in the plan's order, the number of the worker that takes it.
+
+    Within a pool places are in the order of (host, device).
+
+    Args:
+        parts: the units. Workers were started for one after the other, each unit's on one host.
+        started_on: host and device of each worker, both sortable.
+    """
+    hosts: dict[Any, list[int]] = defaultdict(list)
+    for worker in sorted(range(len(started_on)), key=lambda worker: started_on[worker]):
+        hosts[started_on[worker][0]].append(worker)
+    firsts = [sum(size for _, size in parts[:number]) for number in range(len(parts))]
+    taken = filled([size for _, size in parts], {host: len(free) for host, free in hosts.items()})
+    pools: dict[str, list[int]] = defaultdict(list)
+    for (pool, size), host in zip(parts, taken or [started_on[first][0] for first in firsts], strict=True):
+        pools[pool] += hosts[host][:size]
+        del hosts[host][:size]
+    return [worker for held in pools.values() for worker in sorted(held, key=lambda one: started_on[one])]
+
+
+def filled(sizes: Sequence[int], room: Mapping[Any, int]) -> list[Any] | None:
+    """Return the host of each unit: the first that has room, in the units' order or the largest first.
+
+    None where neither order finds room for all.
+
+    Example:
+        >>> filled([1, 1, 2], {"one": 2, "two": 2}), filled([1, 1, 2, 2], {"one": 3, "two": 3})
+        (['one', 'one', 'two'], ['one', 'two', 'one', 'two'])
+    """
+    orders = [range(len(sizes)), sorted(range(len(sizes)), key=lambda unit: -sizes[unit])]
+    for order in orders:
+        left, taken = dict(room), {}
+        for unit in order:
+            host = next((host for host, free in left.items() if free >= sizes[unit]), None)
+            if host is None:
+                break
+            left[host] -= sizes[unit]
+            taken[unit] = host
+        else:
+            return [taken[unit] for unit in range(len(sizes))]
+    return None
+
+
+def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: float) -> Any:
+    """Wait for one placement group over all pools, with a bundle for each unit.
+
+    Args:
+        ray: the module, joined to a cluster.
+        parts: the units.
+        gpus: whether a device is a GPU.
+        timeout: seconds to wait for room.
+
+    Raises:
+        RunError: the cluster has no room for them in that time.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    kinds = ("CPU", "GPU") if gpus else ("CPU",)
+    group = placement_group([dict.fromkeys(kinds, float(size)) for _, size in parts], strategy="PACK")
+    if group.wait(timeout):
+        return group
+    remove_placement_group(group)
+    pools: dict[str, int] = defaultdict(int)
+    for pool, size in parts:
+        pools[pool] += size
+    wanted = ", ".join(f"{pool} {devices}" for pool, devices in pools.items())
+    several = {pool: size for pool, size in parts if size > 1}
+    whole = "".join(f", those of {pool} by {size} on one host" for pool, size in several.items())
+    each = "a GPU and a CPU" if gpus else "a CPU"
+    law = f"the cluster has no room for {sum(pools.values())} workers with {each} each ({wanted}{whole}): "
+    law += f"waited {timeout:.0f} s, and it has {_hosts(ray, kinds)}"
+    raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
+
+
+def _hosts(ray: Any, kinds: Sequence[str]) -> str:
+    """Return the resources of every host, and what of all of them is free."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found = [f"{node['NodeManagerAddress']}: {_counts(node['Resources'], kinds)}" for node in nodes]
+    return f"{'; '.join(found)}; free of all are {_counts(ray.available_resources(), kinds)}"
+
+
+def _counts(resources: Mapping[str, float], kinds: Sequence[str]) -> str:
+    return ", ".join(f"{resources.get(kind, 0):g} {kind}" for kind in reversed(kinds))

@@ -1,0 +1,199 @@
+"""The rows of a column that one worker made.
+
+What leaves its worker is numpy arrays, which a reader maps without a copy; text is a list of str. What an op
+made on another device than the host stays there until somebody else reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.runtime.columns.shared_memory import COPIERS, CORES
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or strings."""
+
+    values: Any  # numpy array, a tensor that is not on the host, or list[str]
+    offsets: Any = None
+
+    def __len__(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the values, where they are numbers."""
+        return self.values.dtype
+
+    @property
+    def lengths(self) -> Any:
+        """int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
+        return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def near(self) -> Part:
+        """The same rows on the host."""
+        far = isinstance(self.values, torch.Tensor)
+        return Part(self.values.cpu().numpy(), self.offsets) if far else self
+
+
+LONG = 256  # tokens of a row, on average, from which to copy row by row; below, numpy's index is faster
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
+
+
+def pack(value: Any, dtype: str, what: str) -> Part:
+    """Return an op's value for a column as a ``Part``.
+
+    Raises:
+        TypeError: it is not of the declared dtype.
+    """
+    if dtype == "text":
+        if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise TypeError(
+                f"{what} is declared as text, so the op returns a list of str; it returned {type(value)}"
+            )
+        return Part(value)
+    ragged = value if isinstance(value, Ragged) else None
+    flat = value if ragged is None else ragged.values
+    if not isinstance(flat, torch.Tensor) or flat.dtype != DTYPES[dtype]:
+        got = flat.dtype if isinstance(flat, torch.Tensor) else type(flat)
+        raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
+    values = flat.detach().contiguous()
+    near = values.device.type == "cpu"
+    return Part(values.numpy() if near else values, None if ragged is None else ragged.offsets.cpu().numpy())
+
+
+def packed(value: Any) -> Part:
+    """Return a column of numbers as a ``Part``, of whichever dtype it is."""
+    flat = value.values if isinstance(value, Ragged) else value
+    return pack(value, next(name for name, dtype in DTYPES.items() if dtype == flat.dtype), "what is left")
+
+
+def empty(kind: ColumnType) -> Part:
+    """Return a part without rows, of a column type as the plan writes it."""
+    dtype = kind.dtype
+    if dtype == "text":
+        return Part([])
+    values = torch.empty(0, dtype=DTYPES[dtype]).numpy()
+    return Part(values, np.zeros(1, np.int64) if kind.axis else None)
+
+
+def unpack(part: Part) -> Any:
+    """Return a ``Part`` as an op's body sees it: a tensor, a ``Ragged``, or a list of strings.
+
+    Values stay where they are, and offsets on the host: a train engine plans its micro-batches there.
+    """
+    if isinstance(part.values, list):
+        return part.values
+    values = part.values if isinstance(part.values, torch.Tensor) else _tensor(part.values)
+    return values if part.offsets is None else Ragged(values, _tensor(part.offsets))
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # the store's memory is read-only; torch has no such tensors, and ops do not write what they read
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def take(part: Part, rows: Any) -> Part:
+    """Return the rows with these indices, in this order."""
+    return gather([part], rows)
+
+
+def gather(parts: Sequence[Part], rows: Any) -> Part:
+    """Return the rows with these indices of several parts, counted as if one followed the other."""
+    if _is_long(parts):
+        return _copied([part.near() for part in parts], np.asarray(rows, np.int64))
+    part = parts[0] if len(parts) == 1 else concat(parts)
+    if isinstance(part.values, list):
+        return Part([part.values[row] for row in rows])
+    if part.offsets is None:
+        return Part(part.values[rows])
+    lengths = part.lengths[rows]
+    offsets = _offsets(lengths)
+    start = np.repeat(part.offsets[rows] - offsets[:-1], lengths)
+    return Part(part.values[start + np.arange(len(start))], offsets)
+
+
+def gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part]) -> list[Part]:
+    """Return a part of each column, out of those that hold its rows: see ``Worker.repartition``."""
+    found, at = [], 0
+    for pick, count in zip(picks, counts, strict=True):
+        found.append(gather(parts[at : at + count], pick))
+        at += count
+    return found
+
+
+def _is_long(parts: Sequence[Part]) -> bool:
+    if parts[0].offsets is None:
+        return False
+    return sum(len(part.values) for part in parts) > LONG * sum(map(len, parts))
+
+
+def _copied(parts: Sequence[Part], rows: Any) -> Part:
+    """Gather row by row: each byte is copied once, and no index is made for each token."""
+    first = np.cumsum([0, *map(len, parts)])
+    owners = np.searchsorted(first, rows, side="right") - 1
+    starts = np.concatenate([part.offsets[:-1] for part in parts])[rows]
+    lengths = np.concatenate([part.lengths for part in parts])[rows]
+    offsets = _offsets(lengths)
+    spans = np.stack([starts, starts + lengths, offsets[:-1]], 1)
+    values = np.empty(offsets[-1], parts[0].dtype)
+
+    def copy(several: Any) -> None:
+        for owner, (start, end, at) in zip(owners[several].tolist(), spans[several].tolist(), strict=True):
+            values[at : at + end - start] = parts[owner].values[start:end]
+
+    deque(COPIERS.map(copy, np.array_split(np.arange(len(rows)), CORES)), maxlen=0)
+    return Part(values, offsets)
+
+
+def save(path: str, parts: Sequence[Part]) -> None:
+    """Write parts to an ``.npz`` file; text goes as JSON in bytes."""
+    arrays = {}
+    for number, part in enumerate(parts):
+        text = isinstance(part.values, list)
+        values = np.frombuffer(json.dumps(part.values).encode(), np.uint8) if text else part.values
+        arrays[f"{number}.{'text' if text else 'values'}"] = values
+        if part.offsets is not None:
+            arrays[f"{number}.offsets"] = part.offsets
+    np.savez(path, **arrays)
+
+
+def load(path: str) -> list[Part]:
+    """Return the parts that ``save`` wrote, bit for bit."""
+    with np.load(path, allow_pickle=False) as file:
+        count = len({name.partition(".")[0] for name in file.files})
+        return [_loaded(file, number) for number in range(count)]
+
+
+def _loaded(file: Any, number: int) -> Part:
+    if f"{number}.text" in file:
+        return Part(json.loads(file[f"{number}.text"].tobytes()))
+    offsets = f"{number}.offsets"
+    return Part(file[f"{number}.values"], file.get(offsets))
+
+
+def concat(parts: Sequence[Part]) -> Part:
+    """Return the rows of several parts, one after the other."""
+    if isinstance(parts[0].values, list):
+        return Part([value for part in parts for value in part.values])
+    values = np.concatenate([part.near().values for part in parts])
+    if parts[0].offsets is None:
+        return Part(values)
+    return Part(values, _offsets(np.concatenate([part.lengths for part in parts])))
+
+
+def _offsets(lengths: Any) -> Any:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

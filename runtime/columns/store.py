@@ -1,0 +1,84 @@
+"""The columns that lie with a worker, by their names: those that stay, and those that others read."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.shared_memory import LEAST, SharedColumns, keep, read
+from rlgraph.runtime.messages.column_ref import HOST, WORKER, ColumnRef, Segment
+from rlgraph.runtime.messages.tasks import Task
+
+FULL = (
+    "shared memory (/dev/shm) has no room for a column: it goes through Ray's object store instead\n"
+    "  give the container more of it (docker: --shm-size)"
+)
+
+
+class Store:
+    """The parts that one worker keeps of its tasks' columns."""
+
+    def __init__(self, session: str) -> None:
+        """Nothing yet; the names of its shared memory begin with ``session``."""
+        self.parts: dict[str, Part] = {}
+        self.shared = SharedColumns(session)
+        self.lent: list[tuple[str, weakref.ref[Any]]] = []  # segments that an op reads, and their values
+
+    def given(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
+        """The parts that a task is given, wherever they lie."""
+        return [self._found(ref, sent, lends=task.method == "run") for ref in task.parts]
+
+    def put(self, task: Task, made: Sequence[Part]) -> list[Part | ColumnRef]:
+        """Store the parts of a task that stay, drop those that nothing needs now, and return the rest."""
+        placed = [self._placed(ref, part) for ref, part in zip(task.makes, made, strict=True)]
+        for name in task.drops:
+            del self.parts[name]
+        return [one for one in placed if one is not None]
+
+    def settle(self) -> None:
+        """A task is over: what an op read in shared memory, and something still holds, stays as it is."""
+        for segment, values in self.lent:
+            if values() is not None:
+                keep(segment)
+        self.lent = []
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Return what may have been shared by these names, and is over."""
+        for name in names:
+            self.shared.drop(name)
+
+    def _found(self, ref: ColumnRef, sent: Sequence[Part | ColumnRef], lends: bool) -> Part:
+        if ref.location == WORKER:
+            return self.parts[ref.name]
+        found = sent[ref.location]
+        if isinstance(found, Part):
+            return found
+        assert isinstance(found.location, Segment)
+        values = read(found.name, found.location)
+        self.lent += [(found.location.name, weakref.ref(values))] if lends else []
+        return Part(values, found.location.offsets)
+
+    def _placed(self, ref: ColumnRef, part: Part) -> Part | ColumnRef | None:
+        """A part as others get it, in shared memory if it is long and there is room; None if it stays."""
+        if ref.location == WORKER:
+            self.parts[ref.name] = part
+            return None
+        part = part.near()
+        long = part.offsets is not None and part.values.nbytes >= LEAST
+        return (self.share(ref.name, part) if long and ref.location == HOST else None) or part
+
+    def share(self, name: str, part: Part) -> ColumnRef | None:
+        """Copy a part to shared memory; None where there is no room for it."""
+        segment = self.shared.put(name, part.values, part.offsets)
+        return ColumnRef(name, segment) if segment else None
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a user may want to change."""
+        return (FULL,) if self.shared.is_full else ()
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        self.parts.clear()
+        self.shared.close()

@@ -1,0 +1,253 @@
+"""Probes gather facts of a machine for ``rlgraph doctor``. Each probe runs in its own process.
+
+A probe is a function that returns facts as JSON holds them. In a process of its own it can hang, crash in a
+library or keep a CUDA context, and nothing of that reaches the doctor:
+
+    python -m rlgraph.runtime.doctor.probes torch
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+from rlgraph.costs.detect import memory
+from rlgraph.runtime.rundir.environment import PACKAGES, installed_version
+from rlgraph.version import VERSION
+
+ProbeFacts = dict[str, Any]
+
+DISTRIBUTION = "rlgraph-compiler"
+# only these are read: what else a shell holds may be secret
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_HOME")
+GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "driver_version")
+PROCESS_FIELDS = ("pid", "process_name", "used_memory")
+MEBI = 2**20
+
+
+def host() -> ProbeFacts:
+    """Probe Python, the C library, limits of memory, cores and files, shared memory, and variables."""
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    named = {name: os.environ[name] for name in os.environ if name in VARIABLES or name.startswith("NCCL_")}
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "python": [*sys.version_info[:3]],
+        "libc": [*platform.libc_ver()],
+        "machine": platform.machine(),
+        "memory": memory(),
+        "memory_of_host": pages * page,
+        "cores": cores(),
+        "shared_memory": shared.total if shared else 0,
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "interfaces": [name for _, name in socket.if_nameindex()],
+        "nvcc": bool(shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").is_file()),
+        "variables": dict(sorted(named.items())),
+    }
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Return the cores that this process may use: those of its mask, or fewer under a quota of time.
+
+    Args:
+        root: the folder that holds ``sys``.
+    """
+    mask, limit = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup/cpu.max"
+    quota, _, period = (limit.read_text(encoding="utf-8") if limit.is_file() else "max").partition(" ")
+    return min(mask, max(1, int(quota) // int(period))) if quota.strip().isdigit() else mask
+
+
+def packages() -> ProbeFacts:
+    """Probe installed versions, and the requirements of rlgraph and SGLang that are not met."""
+    return {
+        "installed": {"rlgraph": VERSION} | {name: installed_version(name) for name in PACKAGES},
+        "unmet": [*_unmet(DISTRIBUTION, "run")],
+        "sglang": [text for text in _unmet(DISTRIBUTION, "sglang") if text.startswith("sglang")],
+        "unmet_by_sglang": [*_unmet("sglang", "")],
+    }
+
+
+def gpus() -> ProbeFacts:
+    """Probe GPUs and the programs on them, as ``nvidia-smi`` lists them.
+
+    Raises:
+        RuntimeError: ``nvidia-smi`` is there, and fails.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return {"gpus": [], "processes": [], "files": len([*Path("/dev").glob("nvidia[0-9]*")])}
+    return {
+        "gpus": [
+            {
+                "index": int(index),
+                "name": name,
+                "memory": int(total) * MEBI if total.isdigit() else None,
+                "used": int(used) * MEBI if used.isdigit() else 0,
+                "driver": driver,
+            }
+            for index, name, total, used, driver in _listed("--query-gpu", GPU_FIELDS)
+        ],
+        "processes": [" ".join(row) for row in _listed("--query-compute-apps", PROCESS_FIELDS)],
+    }
+
+
+def torch() -> ProbeFacts:
+    """Probe the build of torch, the devices that it opens, and pairs of them without peer access."""
+    import torch as found
+
+    error = ""
+    if found.version.cuda:
+        try:
+            found.cuda.init()
+        except (RuntimeError, AssertionError) as refused:
+            error = str(refused).splitlines()[0]
+    devices = range(found.cuda.device_count() if found.version.cuda and not error else 0)
+    return {
+        "version": found.__version__,
+        "cuda": found.version.cuda,
+        "error": error,
+        "architectures": found.cuda.get_arch_list() if devices else [],
+        "capabilities": [[*found.cuda.get_device_capability(device)] for device in devices],
+        "nccl": ".".join(map(str, found.cuda.nccl.version())) if devices else None,
+        "without_peer_access": [
+            [a, b] for a in devices for b in devices if a < b and not found.cuda.can_device_access_peer(a, b)
+        ],
+    }
+
+
+def sglang() -> ProbeFacts:
+    """Probe whether SGLang and what rlgraph uses beside it can be imported."""
+    if installed_version("sglang") is None:
+        return {"version": None}
+    import torch_memory_saver  # noqa: F401
+    from sglang.srt.utils import MultiprocessingSerializer  # noqa: F401
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket  # noqa: F401
+
+    return {"version": installed_version("sglang")}
+
+
+def ray(address: str | None = None) -> ProbeFacts:
+    """Probe Ray, and where an address is given, the cluster there.
+
+    Raises:
+        ConnectionError: no cluster answers at the address.
+    """
+    import ray as found
+
+    if address is None:
+        return {"version": found.__version__}
+    found.init(address=address, logging_level="ERROR", log_to_driver=False)
+    nodes = found.nodes()
+    return {
+        "version": found.__version__,
+        "address": address,
+        "resources": found.cluster_resources(),
+        "nodes": sum(node["Alive"] for node in nodes),
+        "lost": [node["NodeManagerHostname"] for node in nodes if not node["Alive"]],
+    }
+
+
+def disk(path: str) -> ProbeFacts:
+    """Probe the room at the nearest folder of a path that exists, and whether a file can be written there."""
+    folder = next(
+        place for place in (Path(path).absolute(), *Path(path).absolute().parents) if place.is_dir()
+    )
+    usage = shutil.disk_usage(folder)
+    return {"path": path, "free": usage.free, "total": usage.total, "writable": os.access(folder, os.W_OK)}
+
+
+def model(path: str) -> ProbeFacts:
+    """Probe which parts of a model can be loaded: configuration, weights, tokenizer, chat template.
+
+    Raises:
+        OSError: the configuration can't be loaded, as a folder or from a hub.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(path)
+    folder = Path(path)
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    facts: ProbeFacts = {
+        "path": path,
+        "type": config.model_type,
+        "vocabulary": getattr(config, "vocab_size", None),
+        "weights": sum(file.stat().st_size for file in weights) if folder.is_dir() else None,
+        "bytes_per_weight": getattr(config.dtype, "itemsize", 4),
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
+    facts |= {
+        "tokenizer": len(tokenizer),
+        "end": tokenizer.eos_token,
+        "template": bool(tokenizer.chat_template),
+    }
+    if tokenizer.chat_template:
+        try:
+            asked = [{"role": "user", "content": "2 + 2?"}]
+            facts["prompt"] = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program of the model's author
+            facts["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return facts
+
+
+PROBES: dict[str, Callable[..., ProbeFacts]] = {
+    "host": host,
+    "packages": packages,
+    "gpus": gpus,
+    "torch": torch,
+    "sglang": sglang,
+    "ray": ray,
+    "disk": disk,
+    "model": model,
+}
+ProbeCall = tuple[str, str | None]  # a probe and its argument
+
+
+def _unmet(name: str, extra: str) -> Iterator[str]:
+    """Yield requirements of an installed distribution that are not met, with what is installed."""
+    from packaging.requirements import Requirement
+
+    if installed_version(name) is None:
+        return
+    for text in metadata(name).get_all("Requires-Dist") or ():
+        wanted = Requirement(text)
+        if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        installed = installed_version(wanted.name)
+        if installed is None or not wanted.specifier.contains(installed, prereleases=True):
+            yield f"{wanted.name}{wanted.specifier} (installed: {installed or 'no'})"
+
+
+def _listed(query: str, fields: Sequence[str]) -> list[list[str]]:
+    """Return the rows of a query of ``nvidia-smi``."""
+    command = ["nvidia-smi", f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"nvidia-smi failed: {(done.stdout + done.stderr).strip()}")
+    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the facts of a probe as the last line, or why it has none."""
+    name, *arguments = words
+    try:
+        facts = PROBES[name](*arguments)
+    except Exception as error:  # whatever a library raises is a finding
+        facts = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+    print(f"\n{json.dumps(facts)}", flush=True)
+    os._exit(0)  # skips what a library would still do at exit
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,33 @@
+"""The lines that a check prints: what holds, what may trouble, and what is wrong with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+GUIDE = "docs/gpu.md"  # remedies point to its sections
+
+
+@dataclass(frozen=True)
+class Line:
+    """One finding of a check, and the remedy where it is not ok."""
+
+    level: Literal["ok", "warn", "wrong"]
+    text: str
+    remedy: str = ""
+
+
+Lines = Iterator[Line]
+
+
+def ok(text: str) -> Line:
+    return Line("ok", text)
+
+
+def warn(text: str, remedy: str) -> Line:
+    return Line("warn", text, remedy)
+
+
+def wrong(text: str, remedy: str) -> Line:
+    return Line("wrong", text, remedy)

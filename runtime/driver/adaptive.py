@@ -1,0 +1,81 @@
+"""Carries numbers that follow a KL from iteration to iteration: see ``rlgraph/ir/kl_controller.py``.
+
+iteration 1   kl_coef 0.1       measures kl_ref 0.08 on 64 samples
+iteration 2   kl_coef 0.10128   ...
+
+An iteration's number is known once the step that measures has reported in the iteration before. One that
+leaves the step out, or in which nothing was there to measure, leaves the number as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rlgraph.errors import RunError
+from rlgraph.ir.intervals import due
+from rlgraph.ir.kl_controller import Controller
+from rlgraph.ir.plan import Step
+from rlgraph.runtime.driver.iteration import Walk
+
+
+def adapted(walk: Walk, step: Step) -> dict[str, float]:
+    """Return the adaptive attributes of a step as they are in a walk's iteration.
+
+    Raises:
+        RunError: the op does not record the metric that one of them follows.
+    """
+    controllers = walk.plan.functions[walk.phase][step.node].controllers
+    return {name: _value(walk, step, name, one) for name, one in controllers.items()}
+
+
+def controls(walk: Walk, steps: Iterable[Step]) -> dict[str, float]:
+    """Return those of several steps, as ``update_policy.kl_coef``; raises as ``adapted`` does."""
+    ops = [step for step in steps if not step.inserted]
+    return {f"{step.node}.{name}": value for step in ops for name, value in adapted(walk, step).items()}
+
+
+def controls_after(walk: Walk) -> dict[str, float]:
+    """Return what ``controls`` gives in the next iteration, of all steps; raises as ``adapted`` does."""
+    found = {}
+    for step in walk.plan.steps:
+        if not step.inserted:
+            for name, one in walk.plan.functions["train"][step.node].controllers.items():
+                found[f"{step.node}.{name}"] = _next(walk, step, name, one)
+    return found
+
+
+def _value(walk: Walk, step: Step, name: str, controller: Controller) -> float:
+    if walk.before is not None:
+        return _next(walk.before, step, name, controller)
+    return walk.controls.get(f"{step.node}.{name}", controller.start)
+
+
+def _next(walk: Walk, step: Step, name: str, controller: Controller) -> float:
+    """Return the number in the iteration after a walk."""
+    value = _value(walk, step, name, controller)
+    if not due(step.when, walk.entry.iteration + 1):
+        return value
+    key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
+    found, samples = _recorded(walk, step)
+    if key not in found and found and samples and value == controller.start:
+        law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
+        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(found))
+        remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
+        raise RunError(f"{law}\n  {remedy}")
+    total, count = found.get(key, (0.0, 0.0))
+    return controller.next(value, total / count if count else math.nan, samples)
+
+
+def _recorded(walk: Walk, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
+    """Return sum and count of each metric that a step recorded, and its samples."""
+    walks = [walk]
+    if step.region:
+        walks = walk.rounds[step.region]
+    found: dict[str, tuple[float, float]] = {}
+    for one in walks:
+        for device in sorted(step.devices):
+            for key, (total, count) in one.rows.report(step, device).metrics.items():
+                before, seen = found.get(key, (0.0, 0.0))
+                found[key] = before + total, seen + count
+    return found, sum(one.rows.count(walk.columns[step.reads[0]].domain) for one in walks)

@@ -1,0 +1,81 @@
+"""Calls of workers beside the steps: to set up, save, load, export, and look at columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.runtime.cluster.failures import culprit, failure
+from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.place import Place, place_text
+
+
+class ControlCalls:
+    """Makes them, and waits for what they return, for at most ``schedule.timeout`` seconds at a time."""
+
+    def __init__(self, plan: Plan, cluster: WorkerCluster) -> None:
+        self.plan, self.cluster = plan, cluster
+        self.when = "before the first iteration"  # for errors
+
+    def all(self, method: str, *args: Any, place: bool = False) -> list[Any]:
+        """Call a method on every worker, with its pool and device after ``args`` if ``place``.
+
+        What is the same for all, such as the plan, is sent to the cluster once.
+
+        Raises:
+            RunError: of the first that failed, or of those that took too long.
+        """
+        shared = [self.cluster.put(arg) for arg in args]
+        given = {at: (*shared, *at) if place else shared for at in self.cluster.places}
+        return self._results(method, {self.cluster.call(at, method, *given[at])[0]: at for at in given})
+
+    def one(self, place: Place, method: str, *args: Any) -> Any:
+        """Call a method on one worker; raises as ``all`` does."""
+        (result,) = self._results(method, {self.cluster.call(place, method, *args)[0]: place})
+        return result
+
+    def meeting(self) -> str:
+        """Return where workers can meet, ``tcp://host:port``; raises as ``all`` does."""
+        first = self.cluster.places[0]
+        (_, address, _), port = (self.one(first, name) for name in ("place", "free_port"))
+        return f"tcp://{address}:{port}"
+
+    def columns(self, place: Place, method: str, *args: Any, count: int) -> list[Any]:
+        """References of the ``count`` columns that a worker's method gives behind its report; as ``all``."""
+        report, *columns = self.cluster.call(place, method, *args, returns=1 + count)
+        self._results(method, {report: place})
+        return columns
+
+    def _results(self, method: str, called: dict[Any, Place]) -> list[Any]:
+        pending, found, limit = dict(called), {}, self.plan.schedule.timeout
+        while pending:
+            ready, _ = self.cluster.wait([*pending], timeout=limit)
+            if not ready:
+                late = ", ".join(map(place_text, pending.values()))
+                raise RunError(f"{self._what(method)} on {late} took over {limit:.0f} s (schedule.timeout)")
+            for reference in ready:
+                found[reference] = self._result(method, pending, reference)
+                del pending[reference]
+        return [found[reference] for reference in called]
+
+    def _result(self, method: str, pending: dict[Any, Place], reference: Any) -> Any:
+        try:
+            (result,) = self.cluster.get([reference])
+        except Exception as error:
+            place, first = culprit(self.cluster, pending, reference, error)
+            raise self._failed(method, place, first) from error
+        return result
+
+    def _failed(self, method: str, place: Place, error: Exception) -> RunError:
+        law = f"{self._what(method)} failed on {place_text(place)}"
+        return failure(f"{plan_text(self.plan)}\n! {method}, {self.when}", law, error)
+
+    def _what(self, method: str) -> str:
+        return f"`{method}` {self.when}"
+
+
+def after(iteration: int) -> str:
+    """Return when a call between two iterations is made, in words."""
+    return f"after iteration {iteration}" if iteration else "before the first iteration"

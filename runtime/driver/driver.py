@@ -1,0 +1,277 @@
+"""The driver hands steps to pools, and waits for what they report.
+
+Each pool gets its steps in the order given, and runs them in it. A step is handed over as soon as its calls
+are known; those of a balanced layout, say, depend on how many tokens came out. One that must wait holds up
+its own pool only. From then on Ray follows the references: a call starts when its inputs are there. A call
+costs milliseconds, so a worker gets steps in a row in one, where nobody waits for what the first of them
+gives, and the last of them for nothing that the first does not. A move of columns goes with the step behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.printing.plan_text import plan_text, sentence
+from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
+from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.driver.iteration import Walk
+from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
+from rlgraph.runtime.driver.refill import repeated
+from rlgraph.runtime.driver.refill_round import more
+from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
+from rlgraph.runtime.messages.column_ref import HOST, STORE, WORKER, ColumnRef
+from rlgraph.runtime.messages.place import Place, place_text
+from rlgraph.runtime.messages.tasks import Task, Trail
+
+Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
+
+
+@dataclass
+class Queued:
+    """A step that waits for its calls to be known, and what it still needs for that."""
+
+    walk: Walk
+    step: Step
+    needs: set[Need]
+
+    def is_ready(self) -> bool:
+        """Return whether nothing is left that it needs."""
+        self.needs = {(walk, event) for walk, event in self.needs if event not in walk.happened}
+        return not self.needs
+
+
+@dataclass
+class Begun:
+    """A step that was begun: its calls, and, of those that were made, the references of what they return."""
+
+    walk: Walk
+    step: Step
+    calls: list[WorkerCall]
+    beside: bool = False  # whether they run beside the workers
+    made: dict[Place, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that was made: of which worker, its share of which steps, the references of what it makes."""
+
+    place: Place
+    steps: list[tuple[Walk, Step]]
+    made: list[Any]
+    beside: bool = False
+
+
+class Driver:
+    """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
+
+    def __init__(self, plan: Plan, cluster: WorkerCluster, watch: Watch, logs: Path | None = None) -> None:
+        """One for a run.
+
+        Args:
+            plan: what is run.
+            cluster: on which.
+            watch: is told where it stands.
+            logs: of the run's directory, where workers note which task they are at.
+        """
+        self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
+        self.waiting: list[Queued] = []  # in the order in which each pool will get them
+        self.open: list[Begun] = []  # whose calls are known and not made
+        self.pending: dict[Any, Asked] = {}  # by the reference of the reports
+        self.makers: dict[Any, Any] = {}  # of what they make: reference -> that of the reports
+        self.given: Counter[Place] = Counter()  # tasks that each worker was given so far
+        self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
+        self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
+
+    def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
+        """Give the pools steps, behind those that they have."""
+        mine = [(walk, step) for walk, step in steps if not repeated(step)]
+        self.waiting += [Queued(walk, step, needs_of(walk, step)) for walk, step in mine]
+        self._hand_over()
+
+    def finish(self, walk: Walk) -> None:
+        """Collect reports until every step of a walk has its own. Whatever fails first, anywhere, is raised.
+
+        Raises:
+            StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
+            LostError: a step failed as a worker is gone.
+        """
+        last, before = time.monotonic(), dict[str, Step]()
+        while not walk.done:
+            assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
+            running = self._running()
+            self.watch(running)
+            if running != before:  # a step that begins is a sign of life, as reports are
+                last, before = time.monotonic(), running
+            ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
+            for reference in ready:
+                self._collect(reference)
+            if ready:
+                last = time.monotonic()
+                self._hand_over()
+            elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
+                where = self._first(walk)
+                raise self._failed(*where, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
+
+    def _hand_over(self) -> None:
+        held: set[str] = set()  # pools whose next step must wait
+        rest, queue = [], deque(self.waiting)
+        while queue:
+            queued = queue.popleft()
+            walk, step = queued.walk, queued.step
+            pools = walk.holds(step)
+            if pools & held or not self._is_ready(queued):
+                held |= pools
+                rest.append(queued)
+            elif begun := self._more(walk, step):
+                inner = [Queued(*one, needs_of(*one)) for one in begun]
+                queue.extendleft(reversed([*inner, Queued(walk, step, round_needs(walk, step))]))
+            else:
+                self._start(walk, step)
+        self.waiting = rest
+        self._send()
+
+    def _more(self, walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
+        """Steps that come before one: those of its region's next round."""
+        try:
+            return more(walk, step)
+        except RunError as error:
+            raise self._failed(walk, step, (step.pool, 0), error) from error
+
+    def _is_ready(self, queued: Queued) -> bool:
+        """Return whether a step's calls are known; it may read what one of the open steps makes."""
+        if not queued.is_ready() and self.open:
+            self._send()
+        return queued.is_ready()
+
+    def _start(self, walk: Walk, step: Step) -> None:
+        """Take up a step: its calls are made with those of the steps behind it, or now."""
+        calls = calls_of(walk, step)
+        beside = step.id in walk.beside
+        if not beside and not self._goes_along(walk, calls):
+            self._send()
+        walk.start(step)
+        self.open.append(Begun(walk, step, self._needed(walk, step, calls), beside))
+        if self.cluster.inline or step.id in walk.awaited:
+            self._send()
+
+    def _goes_along(self, walk: Walk, calls: Sequence[WorkerCall]) -> bool:
+        """Return whether calls may be made with the open ones, none of which starts later for that."""
+        shares = self._shares()
+        return all(self._follows(shares.get(call.place, []), walk, call) for call in calls)
+
+    def _follows(self, share: Sequence[tuple[Begun, WorkerCall]], walk: Walk, call: WorkerCall) -> bool:
+        """Return whether a call may come last in a worker's share of the open steps."""
+        if all(begun.step.facts.copies for begun, _ in share):
+            return True
+        awaited = {maker for _, before in share for maker in self._makers(before)}
+        return share[-1][0].walk is walk and self._makers(call) <= awaited
+
+    def _makers(self, call: WorkerCall) -> set[Any]:
+        """The calls that make what one is given and have not reported: the references of their reports."""
+        return {self.makers[part.location] for part in call.parts if part.location in self.makers}
+
+    def _send(self) -> None:
+        """Call each worker once, for its share of all the steps that are open."""
+        for place, share in self._shares().items():
+            self.watch({place[0]: share[-1][0].step})  # where calls run in this process, none is pending yet
+            self._call(place, share)
+        for begun in self.open:
+            for call in begun.calls if begun.beside else ():
+                self._call(call.place, [(begun, call)], beside=True)
+            begun.walk.submitted(begun.step, begun.made)
+        self.open = []
+
+    def _shares(self) -> dict[Place, list[tuple[Begun, WorkerCall]]]:
+        """Return each worker's calls for the steps that are open, but for what runs beside it."""
+        shares: dict[Place, list[tuple[Begun, WorkerCall]]] = {}
+        for begun in self.open:
+            for call in begun.calls if not begun.beside else ():
+                shares.setdefault(call.place, []).append((begun, call))
+        return shares
+
+    def _call(self, place: Place, share: list[tuple[Begun, WorkerCall]], beside: bool = False) -> None:
+        tasks, parts = list[Task](), list[Any]()
+        for begun, call in share:
+            given = []
+            for ref in call.parts:
+                given.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
+                parts += [] if ref.location == WORKER else [ref.location]
+            makes = begun.walk.makes(begun.step, HOST if self.cluster.shares and not beside else STORE)
+            makes += (ColumnRef("", STORE),) * call.leaves
+            drops = begun.walk.drops(begun.step)
+            tasks.append(Task(call.method, call.args, tuple(given), makes, drops))
+        returns = 1 + sum(task.returned for task in tasks)
+        if beside:
+            reports, *made = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
+        else:
+            over = self.over.pop(place, [])
+            reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
+            self.given[place] += len(share)
+        self.pending[reports] = Asked(place, [(begun.walk, begun.step) for begun, _ in share], made, beside)
+        self.makers |= dict.fromkeys(made, reports)
+        for (begun, _), task in zip(share, tasks, strict=True):
+            begun.made[place], made = made[: task.returned], made[task.returned :]
+
+    def _needed(self, walk: Walk, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
+        """A sync between pools that brings what is there already is none, on both of them alike."""
+        if step.facts.moves == "off" and step.engine == "serve":
+            self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
+        if not step.source:
+            return calls
+        versions = walk.versions(step)
+        if versions.items() <= self.sent.items():
+            return [replace(call, method="stay") for call in calls]
+        self.sent |= versions
+        return calls
+
+    def _running(self) -> dict[str, Step]:
+        """The step that each pool is at: its first worker that has not reported."""
+        workers_first = sorted(self.pending.values(), key=lambda asked: asked.beside)
+        places = {asked.place[0]: asked.place for asked in reversed(workers_first)}
+        return {pool: self._at(place)[1] for pool, place in places.items()}
+
+    def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
+        """Return what a walk waits for: the first of its calls, or of those that it must let pass."""
+        every = [*self.pending.values()]
+        first = next((asked for asked in every if asked.steps[-1][0] is walk), every[0])
+        return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
+
+    def _at(self, place: Place) -> tuple[Walk, Step]:
+        """Return a worker's state: one that is gone fails all its calls at once, reported or not."""
+        mine = [asked for asked in self.pending.values() if asked.place == place]
+        steps = [one for asked in mine if not asked.beside for one in asked.steps]
+        if not steps:
+            return mine[0].steps[0]
+        begun = Trail(self.logs, *place).last() if self.logs else self.given[place]
+        first = self.given[place] - len(steps)  # tasks that have reported
+        return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
+
+    def _collect(self, reference: Any) -> None:
+        asked = self.pending[reference]
+        try:
+            (reports,) = self.cluster.get([reference])
+        except Exception as error:
+            places = {pending: other.place for pending, other in self.pending.items()}
+            place, first = culprit(self.cluster, places, reference, error)
+            own = not is_gone(first) or (asked.beside and first is error)
+            walk, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
+            raise self._failed(walk, step, place, first) from error
+        del self.pending[reference]
+        for part in asked.made:
+            del self.makers[part]
+        for (walk, step), report in zip(asked.steps, reports, strict=True):
+            for name, maker in walk.reported(step, asked.place, report):
+                self.over.setdefault(maker, []).append(name)
+
+    def _failed(self, walk: Walk, step: Step, place: Place, error: Exception) -> RunError:
+        part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"
+        marked = plan_text(self.plan, failed=(step.phase, step.id))
+        law = f"step {step.id} of {part} failed on {place_text(place)}: {sentence(step)}"
+        return failure(marked, law, error)

@@ -1,0 +1,290 @@
+"""The state of an iteration: where its columns are, how their rows lie, and the reports of its steps.
+
+A walk makes no call itself: ``step_calls.py`` says which calls a step is, and the walk is told what came of
+them (``start``, ``submitted``, ``reported``). It holds references to columns, never their rows. A column that
+only the worker that made it reads stays there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from rlgraph.ir.intervals import due
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.versions import since_entry
+from rlgraph.ir.weights import Version
+from rlgraph.ops import registry
+from rlgraph.runtime.columns import layouts
+from rlgraph.runtime.driver.refill import repeated, streams
+from rlgraph.runtime.driver.row_buffer import Given, Selection, Waiting
+from rlgraph.runtime.driver.rows import Awaited, Rows
+from rlgraph.runtime.messages.column_ref import STORE, WORKER, ColumnRef
+from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.report import Report
+
+WALKS = count()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A step that ran: its start and end on each device, in seconds since the epoch."""
+
+    step: Step
+    reports: Mapping[Place, Report]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The start of a walk: the iteration, from 0, and the versions of the train engines before it.
+
+    ``older`` are those that generation running ahead reads: on entry to the iteration ``schedule.staleness``
+    before it, or to the first in flight.
+    """
+
+    iteration: int
+    versions: Mapping[str, int]
+    older: Mapping[str, int] = field(default_factory=dict)
+
+
+class Walk:
+    """The bookkeeping of one iteration, or of an evaluation."""
+
+    asks: int | None = None  # rows that a round asks of its source
+
+    def __init__(
+        self,
+        plan: Plan,
+        phase: str,
+        entry: Entry,
+        positions: Mapping[str, int],
+        before: Walk | None = None,
+        keep: frozenset[str] = frozenset(),
+        waiting: Mapping[str, Waiting] | None = None,
+        controls: Mapping[str, float] | None = None,
+    ) -> None:
+        """Start an iteration.
+
+        Args:
+            plan: whose steps are walked.
+            phase: train or eval.
+            entry: the iteration and its versions.
+            positions: rows that each data source had given before ``before``, or before this walk.
+            before: the walk of the iteration before, while that is in flight.
+            keep: columns that stay in ``refs`` after their last reader.
+            waiting: of each region, what the iterations before left over.
+            controls: adaptive numbers behind the iterations before ``before``, or before this walk.
+        """
+        self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
+        self.waiting, self.controls = waiting or {}, controls or {}
+        every = plan.eval_steps
+        if phase == "train":
+            every = tuple(step for step in plan.steps if due(step.when, entry.iteration + 1))
+        self.pools = {column: step.pool for step in every for column in step.writes}
+        self.columns, self.domains = plan.columns[phase], plan.domains[phase]
+        self.streams = streams(plan, every, entry.iteration)
+        self.rounds: dict[str, list[Walk]] = {region: [] for region in self.streams}
+        self._begin([step for step in every if not repeated(step)], keep)
+
+    def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
+        self.steps, self.keep = steps, keep
+        self.rows = Rows(self.plan.pools, self.steps, self.columns, self.domains)
+        self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
+        self.unheard = self.unread.copy()  # column -> its steps that have not reported
+        self.freed = {column for step in self.steps for column in step.frees} - keep
+        self.beside = {step.id for step in self.steps if self._is_beside(step)}
+        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(WALKS)
+        self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
+        away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
+        self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}
+        self.refs: dict[str, list[ColumnRef | None]] = {}  # by column, for each device of its pool
+        self.left: dict[int, list[ColumnRef]] = {}  # by device, what a round leaves unfinished
+        self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
+        self.happened = set[Awaited]()  # what steps may need
+
+    def _is_beside(self, step: Step) -> bool:
+        """Return whether a step's op runs beside the devices."""
+        function = self.plan.functions[self.phase].get(step.node)
+        return function is not None and registry.load(function.target).declared.beside
+
+    def _is_awaited(self, step: Step, away: Collection[str]) -> bool:
+        """Return whether the driver needs a step's rows, or another pool its columns."""
+        rows_known = bool(step.filters) or step in self.rows.makers.values()
+        return rows_known or any(column in away for column in step.writes)
+
+    @property
+    def done(self) -> bool:
+        """Return whether every step has a report of each of its devices."""
+        return not self.unsubmitted and not self.unreported
+
+    @property
+    def ran(self) -> list[Ran]:
+        """Return the steps in the plan's order, their devices in order."""
+        own = [Ran(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
+        rounds = [one for rounds in self.rounds.values() for one in rounds]
+        return sorted([*own, *(ran for one in rounds for ran in one.ran)], key=lambda ran: ran.step.id)
+
+    def makes(self, step: Step, shared: str) -> tuple[ColumnRef, ...]:
+        """Return where each column that a step writes goes; ``shared`` is where those do that others read."""
+        kinds = {column: shared if column in self.shared else STORE for column in step.writes}
+        kinds |= dict.fromkeys(self.stays.intersection(step.writes), WORKER)
+        return tuple(ColumnRef(self._name(column), kind) for column, kind in kinds.items())
+
+    def drops(self, step: Step) -> tuple[str, ...]:
+        """Return the names of parts that a step is the last to need."""
+        return tuple(self._name(column) for column in step.frees if column in self.stays)
+
+    def _name(self, column: str) -> str:
+        return f"{column} of walk {self.number}"
+
+    def start(self, step: Step) -> None:
+        """Note that a step's calls will be made next: steps behind it may read its columns."""
+        for column in self.stays.intersection(step.writes):
+            self.refs[column] = [ColumnRef(self._name(column))] * self.plan.pools[step.pool]
+            self.happened.add(column)
+
+    def submitted(self, step: Step, made: Mapping[Place, Sequence[Any]]) -> None:
+        """Note that a step's calls were made; the references are of its columns that do not stay."""
+        returned = [column for column in step.writes if column not in self.stays]
+        self.happened.update(returned)
+        for number, column in enumerate(returned):
+            parts: list[ColumnRef | None] = [None] * self.plan.pools[step.pool]
+            self.refs[column] = parts
+            for (_, device), references in made.items():
+                parts[device] = ColumnRef(self._name(column), references[number])
+        if step.leaves:
+            for (_, device), references in made.items():
+                self.left[device] = [ColumnRef("", left) for left in references[len(returned) :]]
+        self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
+        self.unreported += len(made)
+        # pools get ahead of one another, so the last to read a column need not be the one the plan names
+        for column in {*step.reads, *step.writes}:
+            self.unread[column] -= 1
+            if not self.unread[column] and column in self.freed:
+                self.refs.pop(column, None)  # a collect reads columns of rounds
+        if step.facts.collects:
+            self.streams[step.region].release()
+            for one in self.rounds[step.region]:
+                one.refs.clear()
+
+    def reported(self, step: Step, place: Place, report: Report) -> list[tuple[str, Place]]:
+        """A device's share of a step is done; what was shared, and by whom, that nobody reads any more."""
+        reports = self.rows.reports.setdefault(step.id, {})
+        reports[place] = report
+        self.unreported -= 1
+        if len(reports) < len(step.devices):
+            return []
+        self.happened.add(step.id)
+        columns = {*step.reads, *step.writes}
+        self.unheard.subtract(columns)
+        over = [column for column in columns & self.shared if not self.unheard[column]]
+        return [(self._name(column), place) for column in over for place in self.places(self.pools[column])]
+
+    def places(self, pool: str) -> list[Place]:
+        return [(pool, device) for device in range(self.plan.pools[pool])]
+
+    def positions_after(self) -> dict[str, int]:
+        """Return the rows that each data source has given, this iteration's among them."""
+        sources = [step.node for step in self.steps if not step.inserted and not step.reads and step.writes]
+        sources += [stream.region.source for stream in self.streams.values()]
+        return {**self.positions, **{node: self.position(node) + self._given(node) for node in sources}}
+
+    def waiting_after(self) -> dict[str, Waiting]:
+        """Return the rows that each region leaves for the next iteration."""
+        found = {**self.waiting, **{name: stream.leaves() for name, stream in self.streams.items()}}
+        return {name: waiting for name, waiting in found.items() if waiting.parts()}
+
+    def measured(self) -> dict[str, float]:
+        """Return the metrics of its regions."""
+        return {name: v for stream in self.streams.values() for name, v in stream.measured().items()}
+
+    def holds(self, step: Step) -> set[str]:
+        """Return the pools that get nothing else while a step waits: of a collect, its region's."""
+        stream = self.streams.get(step.region)
+        return stream.pools if stream else {step.pool, step.source} - {""}
+
+    def versions(self, step: Step) -> dict[str, int]:
+        """Return the versions that a step reads: the plan counts from those on entry to the iteration.
+
+        An update that the iteration leaves out has made none.
+        """
+        return {model: self._version(model, version) for model, version in step.models.items() if version}
+
+    def _version(self, model: str, version: Version) -> int:
+        if version.is_older:
+            return self.entry.older[model]
+        entered = self.entry.versions.get(model, 0)
+        return entered + since_entry(self.plan, model, version, self.entry.iteration + 1)
+
+    def numbers(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: the number of each row."""
+        return np.arange(self.rows.count(domain))
+
+    def taken_up(self, step: Step, rows: Any) -> Given:
+        """Return the unfinished rows that a step goes on with; only a round has some."""
+        return (), ()
+
+    def part(self, column: str, device: int) -> ColumnRef:
+        """Return the reference of a column's part on a device of the pool that wrote it."""
+        ref = self.refs[column][device]
+        assert ref, f"device {device} has no rows of {column}"
+        return ref
+
+    def selection(self, column: str) -> Selection:
+        """Return all rows of a column."""
+        domain = self.columns[column].domain
+        lies = self.rows.layout(domain, self.columns[column].layout, self.pools[column])
+        owner, place = layouts.where(lies, self.rows.count(domain))
+        sizes = tuple(len(rows) for rows in lies)
+        return Selection(tuple(self.refs[column]), sizes, np.cumsum((0, *sizes))[owner] + place)
+
+    def position(self, node: str) -> int:
+        """Return the rows that a data source has given before, those of iterations in flight among them."""
+        if self.before is None:
+            return self.positions.get(node, 0)
+        return self.before.position(node) + self.before._given(node)
+
+    def _given(self, node: str) -> int:
+        """Return the rows that a data source gives in this iteration."""
+        for stream in self.streams.values():
+            if stream.region.source == node:
+                return stream.asked
+        return self.rows.given(node)
+
+    def waits(self, region: str) -> Waiting:
+        """Return what the iterations before have left over."""
+        return self.waiting.get(region, Waiting()) if self.before is None else self.before._leaves(region)
+
+    def _leaves(self, region: str) -> Waiting:
+        """Return the rows left behind this iteration."""
+        return self.streams[region].leaves() if region in self.streams else self.waits(region)
+
+
+def filled(region: str) -> Awaited:
+    """Return the event that the rounds of a region have kept enough rows."""
+    return "region", region
+
+
+def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
+    """Return the columns whose every reader runs where they were made, on rows that lie as they do.
+
+    Args:
+        steps: of an iteration.
+        beside: the numbers of those that no worker runs.
+    """
+    writers = {column: step for step in steps for column in step.writes}
+    away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
+    away |= {column for step in steps if step.id in beside for column in (*step.reads, *step.writes)}
+    return frozenset(writers.keys() - away)
+
+
+def _lies_apart(reader: Step, writer: Step | None) -> bool:
+    """Return whether some part of a column is read by another worker than the one that made it."""
+    if writer is None or not reader.facts.in_place:
+        return True
+    return (reader.pool, reader.devices) != (writer.pool, writer.devices)

@@ -1,0 +1,149 @@
+"""Dynamic sampling: the rounds of a region in one iteration, the rows that are used, and those that wait.
+
+round 1   prompts 0-63    kept  x . x x . . x .
+round 2   prompts 64-99   kept  . x x x .
+collect   what waited from the iteration before, then the rounds in order: exactly ``Region.rows``
+          of them; the rest waits for the next iteration, or is dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlgraph.errors import RunError
+from rlgraph.ir.graph import Region
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ops.buffer_policy import chosen
+from rlgraph.ops.registry import load_function
+from rlgraph.runtime.driver.row_buffer import Stock, Waiting, joined
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a round.
+
+    Attributes:
+        stock: the rows that the region's filter kept.
+        asked: new rows that the source gave.
+        seen: rows that there were before any filter.
+        begun: the groups that are not whole yet.
+    """
+
+    stock: Stock
+    asked: int
+    seen: int
+    begun: Waiting
+
+
+class Stream:
+    """The rounds of one region in one iteration, from 0."""
+
+    def __init__(self, region: Region, steps: Sequence[Step], collect: Step, iteration: int) -> None:
+        self.region, self.steps, self.collect, self.iteration = region, steps, collect, iteration
+        self.pools = {pool for step in (*steps, collect) for pool in (step.pool, step.source)} - {""}
+        self.rounds = 0  # rounds that were begun
+        self.stocks: list[Stock] = []
+        self.later = Stock()  # rows that the graph's policy does not take now
+        self.begun = Waiting()  # groups that are not whole after the last round
+        self.asked, self.seen, self.stayed = 0, 0, 0  # rows of the source, sampled, and kept so far
+        self.used: Stock | None = None  # set once there are enough behind the filter
+        self.left: Waiting | None = None  # rows that wait for the next iteration
+
+    def wants(self) -> int | None:
+        """Return the new rows that the next round asks of the source; None where there are enough.
+
+        Raises:
+            RunError: there were as many rounds as there may be.
+        """
+        missing = self.region.rows - sum(map(len, self.stocks))
+        if missing <= 0:
+            self._enough()
+            return None
+        if self.rounds == self.region.rounds:
+            raise RunError(self._too_few(missing))
+        self.rounds += 1
+        return max(0, self.region.asks(missing, self.seen, self.stayed) - len(self.begun.prompts))
+
+    def leaves(self) -> Waiting:
+        """Return what waits for the next iteration."""
+        assert self.left is not None
+        return self.left
+
+    def release(self) -> None:
+        """Release the rounds' columns but for rows that wait: all others are collected, or not needed."""
+        assert self.used
+        self.used, self.later = replace(self.used, columns={}), Stock()
+        self.stocks = [replace(stock, columns={}) for stock in self.stocks]
+
+    def measured(self) -> dict[str, float]:
+        """Return metrics: see docs/metrics.md."""
+        used, left = self.used, self.leaves()
+        assert used is not None
+        found = {"rounds": self.rounds, "surplus": sum(map(len, self.stocks)) - len(used)}
+        found |= {"stayed": self.stayed / self.seen} if self.seen else {}
+        found |= {"waited": float((used.made < self.iteration).mean())} if self.region.keep else {}
+        if any(step.leaves for step in self.steps):
+            waits = len(left.prompts)
+            found |= {"unfinished": waits, "aborted": len(self.begun.prompts) - waits}
+        return {f"{self.region.filter}/{name}": value for name, value in found.items()}
+
+    def take(self, waiting: Waiting) -> None:
+        """Begin with the waiting rows that are not too old: all of them, or those that the policy takes."""
+        rows, prompts, samples = (
+            self._young(stock, 0) for stock in (waiting.rows, waiting.prompts, waiting.samples)
+        )
+        if self.region.policy and len(rows):
+            groups, policy = rows.groups(self.iteration), load_function(self.region.policy)
+            name, every = self.region.policy.rpartition("/")[2], np.arange(len(rows))
+            owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
+            now = chosen(policy, name, groups, self.region.rows)
+            self.later = rows.take(every[~np.isin(owner, now)])
+            rows = rows.take(np.concatenate([every[:0], *(every[owner == place] for place in now)]))
+        self.stocks, self.begun = [rows], Waiting(prompts=prompts, samples=samples)
+
+    def absorb(self, outcome: Outcome) -> None:
+        """Add the outcome of a round."""
+        self.asked += outcome.asked
+        self.seen += outcome.seen
+        self.stayed += len(outcome.stock)
+        self.stocks.append(outcome.stock)
+        self.begun = outcome.begun
+
+    def _enough(self) -> None:
+        every = joined(self.stocks)
+        self.used = every.take(np.arange(self.region.rows))
+        rest, begun = every.take(np.arange(self.region.rows, len(every))), self.begun
+        left = joined([self.later, rest]), begun.prompts, begun.samples
+        self.left = Waiting(*(self._young(stock, 1) for stock in left))
+
+    def _young(self, stock: Stock, later: int) -> Stock:
+        """Return rows that are not too old for this iteration, or for one ``later``."""
+        young = np.flatnonzero(self.iteration + later - stock.made <= self.region.keep)
+        return stock.take(young) if len(young) else Stock()
+
+    def _too_few(self, missing: int) -> str:
+        region, seen = self.region, max(self.seen, 1)
+        law = f"`{region.filter}` kept {self.stayed} of {self.seen} rows ({self.stayed / seen:.1%}) in "
+        law += f"{self.rounds} round{'s' * (self.rounds > 1)}; {missing} more are wanted"
+        if len(self.begun.prompts):
+            law += f", and {len(self.begun.prompts)} groups are not finished (raise `chunk` or `enough` of "
+            law += "their rollout)"
+        share = max(self.stayed / seen, 0.01)
+        more = f"more rounds, or more at a time: {region.filter}.refill="
+        more += f"{{rounds: {2 * region.rounds}, expected: {share:.2g}}}"
+        return f"{law}\n  {more}\n  or give data that it keeps more of, or fewer rows (refill.rows)"
+
+
+def repeated(step: Step) -> bool:
+    """Return whether rounds repeat a step, and it does not run once per iteration."""
+    return bool(step.region) and not step.facts.collects
+
+
+def streams(plan: Plan, steps: Sequence[Step], iteration: int) -> dict[str, Stream]:
+    """Return filter -> a stream for each region whose rows are collected by one of the steps."""
+    ends = {step.region: step for step in steps if step.facts.collects}
+    inside = {name: [s for s in steps if s.region == name and repeated(s)] for name in ends}
+    return {name: Stream(plan.regions[name], inside[name], end, iteration) for name, end in ends.items()}

@@ -1,0 +1,140 @@
+"""One resampling round of a region: its steps once, with the next prompts and unfinished groups.
+
+Prompts are numbered by their position in the data, so that a sample's seed and the number of its group are
+its own through the whole run, in whichever round and iteration they come. Groups that an earlier round did
+not finish are the first rows of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlgraph.ir.plan import Step
+from rlgraph.runtime.columns import layouts
+from rlgraph.runtime.driver.adaptive import controls
+from rlgraph.runtime.driver.iteration import Walk, filled
+from rlgraph.runtime.driver.refill import Outcome, Stream
+from rlgraph.runtime.driver.row_buffer import Given, Selection, Stock, Waiting
+
+
+def more(walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
+    """Return the steps of a region's next round, where ``step`` collects its rows and they are not enough.
+
+    Raises:
+        RunError: there were as many rounds as there may be.
+    """
+    stream, rounds = walk.streams.get(step.region), walk.rounds.get(step.region, [])
+    if stream is None or stream.used is not None:
+        return []
+    if rounds:
+        stream.absorb(rounds[-1].outcome())
+    else:
+        stream.take(walk.waits(step.region))
+    asks = stream.wants()
+    if asks is None:
+        walk.happened.add(filled(step.region))
+        return []
+    position, now = walk.position(stream.region.source), controls(walk, stream.steps)
+    rounds.append(Round(walk, stream, position + stream.asked, asks, now))
+    return [(rounds[-1], one) for one in stream.steps]
+
+
+class Round(Walk):
+    """One pass through a region's steps."""
+
+    def __init__(
+        self, whole: Walk, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
+    ) -> None:
+        """Start a round.
+
+        Args:
+            whole: the iteration that it is part of.
+            stream: the rounds that it is one of.
+            position: rows that the source has given before it.
+            asks: new rows that it asks of the source.
+            controls: adaptive numbers of the iteration.
+        """
+        self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
+        self.positions, self.waiting = {stream.region.source: position}, {}
+        self.streams, self.rounds = {}, {}
+        self.controls = controls
+        self.pools, self.columns, self.domains = whole.pools, whole.columns, whole.domains
+        self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
+        self.collect = stream.collect
+        self.source = next(step for step in stream.steps if step.node == stream.region.source)
+        self.partial = next((step for step in stream.steps if step.leaves), None)
+        kept = self.source.writes if self.partial else ()
+        self._begin(stream.steps, frozenset((*stream.collect.reads, *kept)))
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the round, once it is done."""
+        asked = self.rows.given(self.source.node) - len(self.begun.prompts)
+        seen = self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
+        return Outcome(self._kept(), asked, seen, self._unfinished())
+
+    def _kept(self) -> Stock:
+        """Return the rows that the region's filter kept."""
+        names = self.collect.writes[0], self.collect.reads[0]
+        domain, parent = (self.columns[name].domain for name in names)
+        rows = self.rows.origin(domain)
+        columns = {name: self.selection(name).take(rows) for name in self.collect.reads}
+        numbers = self.numbers(parent)[rows] // self.region.times
+        return Stock(self.rows.lengths(domain), numbers, self._made(numbers), columns)
+
+    def _unfinished(self) -> Waiting:
+        """Return the groups that are not whole yet."""
+        if self.partial is None:
+            return Waiting()
+        step, domain = self.partial, self.columns[self.partial.reads[0]].domain
+        held = self.rows.layout(domain, step.layout, step.pool)
+        whole = [self.rows.report(step, device).whole for device in step.devices]
+        open_rows = [np.delete(held[device], rows) for device, rows in zip(step.devices, whole, strict=True)]
+        rows = np.concatenate(open_rows)
+        if not len(rows):
+            return Waiting()
+        order, times = np.argsort(rows), self._times(step)
+        numbers = self.numbers(domain)[rows[order]]
+        prompts = {name: self.selection(name).take(rows[order]) for name in self.source.writes}
+        sizes, places = tuple(len(rows) * times for rows in open_rows), layouts.children([order], times)[0]
+        left = [tuple(self.left[device][column] for device in step.devices) for column in range(step.leaves)]
+        samples = {str(number): Selection(parts, sizes, places) for number, parts in enumerate(left)}
+        each = numbers.repeat(times)
+        return Waiting(prompts=self._stock(numbers, prompts), samples=self._stock(each, samples))
+
+    def numbers(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: the number of each row through the run."""
+        if domain in self.rows.filters:
+            return self.numbers(self.rows.above(domain))[self.rows.origin(domain)]
+        made = self.domains[domain]
+        if made.parent is None:
+            new = self.first + np.arange(self.rows.count(domain) - len(self.begun.prompts))
+            return np.concatenate([self.begun.prompts.prompts, new])
+        above, whole = self.numbers(made.parent), self.rows.whole(domain)
+        return layouts.children([above if whole is None else above[whole]], made.times)[0]
+
+    def _times(self, step: Step) -> int:
+        """Rows that a step makes of each row that it reads."""
+        return self.domains[self.columns[step.writes[0]].domain].times
+
+    def taken_up(self, step: Step, rows: Any) -> Given:
+        """Return what an earlier round left for a step on these rows: see ``Worker.run``."""
+        if step is self.source and len(self.begun.prompts):
+            return self.begun.prompts.gathering(step.writes)
+        if step is self.partial and len(self.begun.prompts):
+            begun = layouts.children([rows[rows < len(self.begun.prompts)]], self._times(step))[0]
+            return self.begun.samples.take(begun).gathering([*self.begun.samples.columns])
+        return (), ()
+
+    def _whole(self, domain: str) -> str:
+        return self._whole(self.rows.above(domain)) if domain in self.rows.filters else domain
+
+    def _stock(self, numbers: Any, columns: dict[str, Selection]) -> Stock:
+        return Stock(np.zeros(len(numbers), np.int64), numbers, self._made(numbers), columns)
+
+    def _made(self, numbers: Any) -> Any:
+        """Return the iteration in which each of some prompts was begun."""
+        found = dict(zip(self.begun.prompts.prompts.tolist(), self.begun.prompts.made.tolist(), strict=True))
+        return np.array([found.get(n, self.entry.iteration) for n in numbers.tolist()], np.int64)

@@ -1,0 +1,123 @@
+"""The row buffer: kept rows as references of column parts, and where each row is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlgraph.ops.buffer_policy import Group
+from rlgraph.runtime.messages.column_ref import ColumnRef
+
+Given = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some rows of a column: references of its parts, the rows of each part, and where each row is.
+
+    ``places`` is int64 ``[rows]``, indices into the parts' rows laid end to end.
+    """
+
+    parts: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    places: Any
+
+    def take(self, rows: Any) -> Selection:
+        """Return some of the rows, with the parts that they lie in; one part at least."""
+        start = np.cumsum((0, *self.sizes))
+        places = self.places[rows]
+        owner = np.searchsorted(start, places, side="right") - 1
+        used = sorted(set(owner.tolist())) or [0]
+        sizes = tuple(self.sizes[part] for part in used)
+        shift = np.zeros(len(start), np.int64)
+        shift[used] = np.cumsum((0, *sizes))[:-1] - start[used]
+        return Selection(tuple(self.parts[part] for part in used), sizes, places + shift[owner])
+
+
+def gathering(columns: Sequence[Selection]) -> Given:
+    """Return arguments and parts by which ``Worker.repartition`` joins the rows of some columns."""
+    picks, counts = [column.places for column in columns], [len(column.parts) for column in columns]
+    return (picks, counts), tuple(part for column in columns for part in column.parts)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Rows that a filter kept, in the order in which they will be used.
+
+    Arrays are int64 ``[rows]``: tokens, the number of the prompt, and the iteration, from 0, in which it was
+    begun.
+    """
+
+    lengths: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    prompts: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    made: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    columns: Mapping[str, Selection] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: Any) -> Stock:
+        """Return some of the rows, by their indices."""
+        columns = {name: held.take(rows) for name, held in self.columns.items()}
+        return Stock(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
+
+    def groups(self, iteration: int) -> list[Group]:
+        """Return its groups: rows that follow one another and are of one prompt."""
+        starts = np.flatnonzero(np.diff(self.prompts, prepend=-1))
+        ages, ends = iteration - self.made[starts], [*starts[1:], len(self)]
+        tokens = np.add.reduceat(self.lengths, starts) if len(starts) else ()
+        each = zip(self.prompts[starts], ages, np.subtract(ends, starts), tokens, strict=True)
+        return [Group(*(int(number) for number in group)) for group in each]
+
+    def gathering(self, columns: Sequence[str]) -> Given:
+        """Return the same as ``gathering`` of these columns of all rows."""
+        return gathering([self.columns[name] for name in columns])
+
+    def record(self) -> dict[str, list[Any]]:
+        """Return JSON values: the columns by their names alone."""
+        arrays = {name: getattr(self, name).tolist() for name in ("lengths", "prompts", "made")}
+        return {**arrays, "columns": [*self.columns]}
+
+    @staticmethod
+    def recorded(record: Mapping[str, Sequence[Any]], parts: Sequence[Any]) -> Stock:
+        """Restore a ``record`` with its columns: each in one part that has the rows in order."""
+        arrays = [np.array(record[name], np.int64) for name in ("lengths", "prompts", "made")]
+        rows = len(arrays[0])
+        refs = [ColumnRef(name, part) for name, part in zip(record["columns"], parts, strict=True)]
+        return Stock(*arrays, {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs})
+
+
+def joined(stocks: Sequence[Stock]) -> Stock:
+    """Return the rows of several, one after the other; those without rows have no columns to go by."""
+    stocks = [stock for stock in stocks if len(stock)] or stocks[:1]
+    columns = {}
+    for name in stocks[0].columns:
+        held = [stock.columns[name] for stock in stocks]
+        start = np.cumsum([0] + [sum(one.sizes) for one in held])
+        columns[name] = Selection(
+            tuple(part for one in held for part in one.parts),
+            tuple(size for one in held for size in one.sizes),
+            np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
+        )
+    arrays = (np.concatenate([getattr(stock, a) for stock in stocks]) for a in ("lengths", "prompts", "made"))
+    return Stock(*arrays, columns=columns)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Rows that a region leaves for the next iteration: those that stayed, and unfinished groups.
+
+    Of the latter, the columns of the source, one row per prompt, and what each of their samples has so far.
+    """
+
+    rows: Stock = Stock()
+    prompts: Stock = Stock()
+    samples: Stock = Stock()
+
+    def parts(self) -> dict[str, Stock]:
+        """Return those that have rows, by name."""
+        found = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
+        return {name: stock for name, stock in found.items() if len(stock)}

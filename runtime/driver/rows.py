@@ -1,0 +1,139 @@
+"""Counts the rows of each domain, and computes which of them lie on which device of a pool.
+
+What that depends on are reports: how many rows a source gave, how many tokens each has, which a filter kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlgraph.ir.graph import GraphDomain
+from rlgraph.ir.plan import ColumnPlan, Step
+from rlgraph.ir.row_layout import NONE, RowLayout
+from rlgraph.runtime.columns import layouts
+from rlgraph.runtime.columns.layouts import Layout
+from rlgraph.runtime.driver.row_buffer import Stock
+from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.report import Report
+
+Awaited = int | str | tuple[str, str]  # a step has reported, a column has its references, a region its rows
+
+
+class Rows:
+    """The rows of one iteration, or of an evaluation, once what they are ``known_by`` has happened."""
+
+    def __init__(
+        self,
+        pools: Mapping[str, int],
+        steps: Sequence[Step],
+        columns: Mapping[str, ColumnPlan],
+        domains: Mapping[str, GraphDomain],
+    ) -> None:
+        self.pools, self.columns, self.domains = pools, columns, domains
+        by_node = {step.node: step for step in steps}
+        made = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
+        self.makers = {domain.name: step for domain, step in made if not domain.filtered}
+        self.filters = {domain.name: step for domain, step in made if domain.filtered}
+        self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
+        self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
+        self.collected: dict[str, Stock] = {}  # domain -> its rows, once they are known
+        self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
+        self._origins: dict[str, Any] = {}
+
+    def report(self, step: Step, device: int) -> Report:
+        return self.reports[step.id][step.pool, device]
+
+    def known_by(self, domain: str, layout: RowLayout = NONE) -> set[Awaited]:
+        """Return what says how many rows a domain has, and which of them a device has in a layout."""
+        if domain in self.collects:
+            return {self.collects[domain].writes[0]}
+        if domain in self.filters:
+            step = self.filters[domain]
+            above = self.above(domain)
+            return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
+        parent, step = self.domains[domain].parent, self.makers.get(domain)
+        found = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
+        if step and (parent is None or step.leaves or (layout and layouts.WAYS[layout.way].by_lengths)):
+            found.add(step.id)
+        return found
+
+    def is_partial(self, domain: str) -> bool:
+        """Return whether the rows of a domain may be made of some of its parent's alone."""
+        return domain in self.makers and bool(self.makers[domain].leaves)
+
+    def given_by(self, node: str) -> set[Awaited]:
+        """Return what says how many rows a data source gives."""
+        return {step.id for step in self.makers.values() if step.node == node and not step.reads}
+
+    def given(self, node: str) -> int:
+        """Return the rows that a data source gives; 0 of any other node."""
+        made = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
+        return self.count(made[0]) if made else 0
+
+    def count(self, domain: str) -> int:
+        """Return the number of rows over all devices."""
+        if domain in self.collects:
+            return len(self.collected[domain].lengths)
+        if domain in self.filters:
+            return len(self.origin(domain))
+        made = self.domains[domain]
+        if made.parent is None:
+            return len(self.report(self.makers[domain], 0).lengths)
+        whole = self.whole(domain)
+        return made.times * (self.count(made.parent) if whole is None else len(whole))
+
+    def layout(self, domain: str, name: RowLayout, pool: str) -> Layout:
+        """Return the rows of each device of a pool; a balanced layout needs the lengths of the rows."""
+        key = domain, name, self.pools[pool]
+        if key not in self._layouts:
+            self._layouts[key] = layouts.WAYS[name.way].lay(self, domain, name, pool)
+        return self._layouts[key]
+
+    def even(self, domain: str, name: RowLayout, pool: str) -> Layout:
+        """Contiguous rows for each device of a pool, those of one row of the parent together."""
+        devices = self.pools[pool]
+        if domain in self.collects:
+            return layouts.grouped(self.collected[domain].prompts, devices)
+        made = self.domains[domain]
+        if made.parent and made.filtered:
+            return layouts.some(self.layout(made.parent, name, pool), self.origin(domain))
+        if made.parent is None:
+            return layouts.even(self.count(domain), devices)
+        above, whole = self.layout(made.parent, name, pool), self.whole(domain)
+        return layouts.children(above if whole is None else layouts.some(above, whole), made.times)
+
+    def lengths(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
+        if domain in self.collects:
+            return self.collected[domain].lengths
+        if domain in self.filters:
+            return self.lengths(self.above(domain))[self.origin(domain)]
+        step, lengths = self.makers[domain], np.zeros(self.count(domain), np.int64)
+        held = self.layout(domain, step.layout, step.pool)
+        for device in step.devices:
+            lengths[held[device]] = self.report(step, device).lengths
+        return lengths
+
+    def above(self, domain: str) -> str:
+        """Return the domain of which a filtered one is a part."""
+        return str(self.domains[domain].parent)
+
+    def whole(self, domain: str) -> Any:
+        """Return int64, ascending: the rows that made a domain where some are unfinished; else None."""
+        step = self.makers.get(domain)
+        if step is None or not step.leaves or self.report(step, step.devices[0]).whole is None:
+            return None
+        held = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
+        return np.sort(np.concatenate([held[at][self.report(step, at).whole] for at in step.devices]))
+
+    def origin(self, domain: str) -> Any:
+        """Return int64 ``[rows]``, ascending: the parent's row of each row of a filtered domain."""
+        if domain not in self._origins:
+            step = self.filters[domain]
+            held = self.layout(self.above(domain), step.layout, step.pool)
+            stayed = [held[device][self.report(step, device).kept] for device in step.devices]
+            self._origins[domain] = np.sort(np.concatenate(stayed))
+        return self._origins[domain]

@@ -1,0 +1,126 @@
+"""Iterations through a pipeline: with a lead of 1, generation for the next overlaps training on this one.
+
+    slot       -1    0    1    2
+    gen         0    1    2    3        each box: the iteration that the pool's steps belong to
+    train            0    1    2    3
+
+A stretch of iterations between two boundaries (an evaluation, a checkpoint, the end) fills the pipeline and
+empties it, so that nothing is in flight at a boundary. Where no step leads, a slot is an iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from typing import Any
+
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.versions import made
+from rlgraph.planning.simulate import slot_steps
+from rlgraph.runtime.driver.adaptive import controls_after
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.row_buffer import Stock, Waiting
+
+
+@dataclass
+class State:
+    """The memory of a run from one iteration to the next, beside weights and optimizers."""
+
+    iteration: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)  # rows that each data source has given
+    waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
+    controls: dict[str, float] = field(default_factory=dict)  # adaptive numbers of the next iteration
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON can hold it; the columns of what waits are files of their own."""
+        kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
+        waiting = {name: _recorded(found.parts()) for name, found in self.waiting.items()}
+        return {**kept, "waiting": waiting}
+
+
+def _recorded(parts: Mapping[str, Stock]) -> dict[str, Any]:
+    return {kind: stock.record() for kind, stock in parts.items()}
+
+
+def stretch(
+    plan: Plan,
+    driver: Driver,
+    state: State,
+    end: int,
+    stop: Sequence[int],
+    keep: Callable[[int], frozenset[str]],
+) -> Iterator[Walk]:
+    """Run the iterations from ``state.iteration`` up to ``end``, and give each when it is complete.
+
+    Args:
+        plan: what to run; its ``slot`` says in which order.
+        driver: what carries it out.
+        state: brought up to each iteration before that is given.
+        end: the number of iterations after which the stretch ends.
+        stop: once it has an item, no further iteration is begun.
+        keep: from an iteration, counted from 0, the columns that outlive their last reader.
+
+    Raises:
+        StepError: a step failed, or took longer than ``schedule.timeout``.
+        LostError: a step failed as a worker is gone.
+    """
+    ahead = lead(plan)
+    start, first = Entry(state.iteration, dict(state.versions)), state.iteration
+    walks: dict[int, Walk] = {}
+    early: list[tuple[int, Step]] = []  # submitted with the slot before
+    for now in count(first - ahead):
+        if stop:
+            end = min(end, max(first, now + ahead))  # what has begun
+        if now >= end:
+            return
+        for iteration in range(max(first, now), min(end, now + ahead + 2)):
+            if iteration not in walks:
+                entry = _entry(plan, start, iteration)
+                before = walks.get(iteration - 1)
+                past = state.positions, before, keep(iteration), state.waiting, state.controls
+                walks[iteration] = Walk(plan, "train", entry, *past)
+        steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
+        early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
+        driver.submit((walks[iteration], step) for iteration, step in (*steps, *early))
+        if now >= first:
+            driver.finish(walks[now])
+            yield _complete(walks, now, state)
+
+
+def _is_source(entry: tuple[int, Step]) -> bool:
+    """Return whether a step needs no weights and no columns: it may run while an iteration is recorded."""
+    return not entry[1].inserted and not entry[1].reads and not entry[1].models
+
+
+def lead(plan: Plan) -> int:
+    """Return how many iterations the earliest steps run ahead."""
+    return max((step.lead for step in plan.steps), default=0)
+
+
+def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
+    behind = max(start.iteration, iteration - plan.schedule.staleness)
+    return Entry(iteration, _versions(plan, start, iteration), older=_versions(plan, start, behind))
+
+
+def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
+    """The versions on entry to an iteration after ``start``."""
+    passed = range(start.iteration + 1, iteration + 1)
+    new = sum((made(plan, number) for number in passed), Counter[str]())
+    return {model: version + new[model] for model, version in start.versions.items()}
+
+
+def _complete(walks: dict[int, Walk], iteration: int, state: State) -> Walk:
+    """Take an iteration out of the pipeline, and note what it leaves."""
+    walk = walks.pop(iteration)
+    state.versions = _versions(walk.plan, walk.entry, iteration + 1)
+    state.iteration = iteration + 1
+    state.positions, state.waiting = walk.positions_after(), walk.waiting_after()
+    state.controls = controls_after(walk)
+    if follower := walks.get(iteration + 1):
+        follower.before, follower.controls = None, state.controls
+        follower.positions, follower.waiting = state.positions, state.waiting
+    return walk

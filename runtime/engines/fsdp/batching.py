@@ -1,0 +1,239 @@
+"""Cut a rank's rows into mini-batches, and those into micro-batches of bounded size.
+
+Shapes: rows = sequences; ``[rows, columns]`` is padded on the right; ``[scored]`` is one entry for each token
+that wants a log-prob or a value, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlgraph.costs.limits import MASK
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.interfaces import Totals
+from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, uses_in_turn
+from rlgraph.runtime.engines.fsdp.packing import (
+    ALIGNED,
+    PackedLane,
+    Span,
+    Unit,
+    alike,
+    cells_of,
+    lanes_of,
+    spans_of,
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits by which rows are cut into micro-batches."""
+
+    tokens: int  # of one forward pass, padding included
+    share: float | None = None  # see attention_share; None: rows are not packed
+    dtype: torch.dtype = torch.float32  # of the attention scores
+
+    def work(self, tokens: int, seen: float) -> float:
+        """Return the work of a pass over ``tokens``, each seeing so many columns; 1 for seeing none."""
+        return tokens * (1 + (self.share or 0) * seen)
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The rows of one optimizer step: this rank's micro-batches, and counts over all ranks."""
+
+    batches: list[MicroBatch]
+    totals: Totals
+    passes: int  # micro-batches of the rank that has most; every rank runs as many
+
+
+def scored(loss_mask: Ragged) -> Ragged:
+    """The loss mask without each row's first token, which nothing precedes: bool ``[rows, tokens]``."""
+    values = loss_mask.values.clone()
+    values[loss_mask.offsets[:-1][loss_mask.lengths > 0]] = False
+    return loss_mask.like(values)
+
+
+def columns_read(wanted: Ragged) -> torch.Tensor:
+    """Return the tokens per row that a pass must read to score those ``wanted``: int64 ``[rows]``, >= 1."""
+    row, place = wanted.row_of[wanted.values], wanted.values.nonzero().squeeze(1)
+    last = torch.ones(len(wanted), dtype=torch.int64)
+    return last.scatter_reduce(0, row, place - wanted.offsets[row], "amax")
+
+
+def micro_batch_rows(lengths: torch.Tensor, budget: int) -> list[torch.Tensor]:
+    """Group rows so that rows times the longest stays within a budget, longest rows first.
+
+    Args:
+        lengths: int64 ``[rows]``, tokens of each row.
+        budget: tokens of a micro-batch, padding included; a row longer than it goes alone.
+
+    Returns:
+        Row indices of each micro-batch, int64 ``[rows of the micro-batch]``.
+
+    Example:
+        >>> [rows.tolist() for rows in micro_batch_rows(torch.tensor([2, 8, 3]), 8)]
+        [[1], [2, 0]]
+    """
+    order = lengths.argsort(descending=True, stable=True)
+    batches, start = [], 0
+    while start < len(order):
+        size = max(1, budget // int(lengths[order[start]]))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def minibatch_rows(rows: torch.Tensor, total_rows: int, minibatches: int) -> list[torch.Tensor]:
+    """Return which of this rank's rows are in each mini-batch.
+
+    Args:
+        rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
+        total_rows: R; row r belongs to mini-batch ``r * minibatches // R``.
+        minibatches: how many.
+
+    Returns:
+        For each mini-batch, indices into ``rows``.
+    """
+    owner = rows * minibatches // max(1, total_rows)
+    return [(owner == minibatch).nonzero().squeeze(1) for minibatch in range(minibatches)]
+
+
+def cut(column: Any, rows: torch.Tensor) -> Any:
+    """The given rows of a column: ``Ragged``, a tensor ``[rows, ...]`` or a list."""
+    if isinstance(column, Ragged):
+        return column.take(rows)
+    return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
+
+
+def micro_batches(
+    columns: Mapping[str, Any], budget: Budget, device: torch.device, subset: torch.Tensor | None = None
+) -> list[MicroBatch]:
+    """Micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
+    if subset is not None:
+        columns = {name: cut(column, subset) for name, column in columns.items()}
+    wanted = scored(columns["loss_mask"])
+    lengths = columns_read(wanted)
+    beside = micro_batch_rows(lengths, budget.tokens)
+    longest = [int(lengths[rows].max()) for rows in beside]
+    work = sum(budget.work(len(r) * w, w / 2) for r, w in zip(beside, longest, strict=True))
+    if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
+        return [_packed_batch(columns, lanes, budget.dtype, device) for lanes in packed]
+    return [_micro_batch({k: cut(column, rows) for k, column in columns.items()}, device) for rows in beside]
+
+
+def _packed(
+    tokens: Ragged, wanted: Ragged, budget: Budget, work: float, longest: int
+) -> list[list[PackedLane]]:
+    """The lanes of each micro-batch, of the width with the least work; none if that is not below ``work``."""
+    best: list[list[PackedLane]] = []
+    if budget.share is None:
+        return best
+    groups = alike(tokens, spans_of(wanted))
+    for width in _widths(groups, longest, budget.tokens):
+        lanes = lanes_of(groups, width)
+        if (needed := budget.work(len(lanes) * width, width)) < work:
+            count = max(1, budget.tokens // width)
+            best, work = [lanes[i : i + count] for i in range(0, len(lanes), count)], needed
+    return best
+
+
+def _widths(groups: Sequence[Sequence[Span]], longest: int, tokens: int) -> list[int]:
+    """Widths of lanes to try: some times the longest row, and less so far as lanes would not be full."""
+    total = sum(Unit(tuple(group)).length for group in groups)
+    near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
+    even = {max(longest, -(-total // -(-total // width))) for width in near if total}
+    widths = {-(-width // ALIGNED) * ALIGNED for width in even}
+    return sorted(width for width in widths if width * max(width, tokens) <= MASK)
+
+
+def mini_batches(
+    columns: Mapping[str, Any],
+    rows: torch.Tensor,
+    total_rows: int,
+    minibatches: int,
+    budget: Budget,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> list[MiniBatch]:
+    """This rank's part of each mini-batch, with counts over all ranks. A collective.
+
+    Args:
+        columns: of this rank's rows.
+        rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
+        total_rows: see ``minibatch_rows``, as ``minibatches``.
+        budget: of a micro-batch.
+        device: where the micro-batches are placed.
+        group: the ranks.
+    """
+    mine = minibatch_rows(rows, total_rows, minibatches)
+    batches = [micro_batches(columns, budget, device, subset) for subset in mine]
+    tokens = columns["loss_mask"].sum()
+    counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
+    ranks = over_ranks(torch.tensor(counts), group)  # [ranks, minibatches, 3]
+    sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
+    return [
+        MiniBatch(b, Totals(tokens=n, sequences=k), passes)
+        for b, (n, k, _), passes in zip(batches, sums, most, strict=True)
+    ]
+
+
+def placeholder(device: torch.device) -> MicroBatch:
+    """Two short rows, for a rank that has run out of rows while others go on: collectives must pair up.
+
+    A dimension of one would be compiled by itself (torch.compile), on that rank alone.
+    """
+    tokens, mask = Ragged.of([[0, 0, 0]] * 2), Ragged.of([[False, False, True]] * 2, dtype=torch.bool)
+    return _micro_batch({"tokens": tokens, "loss_mask": mask}, device)
+
+
+def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
+    """Rows beside each other, padded on the right."""
+    tokens, wanted = columns["tokens"], scored(columns["loss_mask"])
+    width = int(columns_read(wanted).max())
+    input_ids = torch.zeros(len(tokens), width, dtype=torch.int64)
+    read = tokens.padded()[:, :width]
+    input_ids[:, : read.shape[1]] = read
+    flat, row, place = _scored_places(wanted)
+    return _placed(columns, {"input_ids": input_ids}, None, flat, row * width + place - 1, device)
+
+
+def _packed_batch(
+    columns: Mapping[str, Any], lanes: Sequence[PackedLane], dtype: torch.dtype, device: torch.device
+) -> MicroBatch:
+    """Rows end to end; the batch has them in the order in which they lie."""
+    rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
+    columns = {name: cut(column, rows) for name, column in columns.items()}
+    cells = cells_of(columns["tokens"], lanes)
+    flat, row, place = _scored_places(scored(columns["loss_mask"]))
+    inputs = {"input_ids": cells.input_ids, "position_ids": cells.positions}
+    mask = partial(cells.mask, dtype, device)
+    return _placed(columns, inputs, mask, flat, cells.cell(row, place - 1), device)
+
+
+def _scored_places(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return each scored token's place in the flat tokens, its row and place there: int64 ``[scored]``."""
+    flat = wanted.values.nonzero().squeeze(1)
+    row = wanted.row_of[flat]
+    return flat, row, flat - wanted.offsets[row]
+
+
+def _placed(
+    columns: dict[str, Any],
+    inputs: dict[str, torch.Tensor],
+    mask: Callable[[], torch.Tensor] | None,
+    places: torch.Tensor,
+    cells: torch.Tensor,
+    device: torch.device,
+) -> MicroBatch:
+    labels = columns["tokens"].values[places]
+    moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    scores = (tensor.to(device) for tensor in (cells, labels, places))
+    return MicroBatch(moved, inputs, mask, *scores, tuple(turn.to(device) for turn in uses_in_turn(cells)))

@@ -1,0 +1,254 @@
+"""Saves and loads parameters, optimizer and schedule; and exports a model for Hugging Face.
+
+Each rank copies its shards to host memory and writes them from a thread, to a file of its own::
+
+    shard-00000-of-00002.safetensors    model.NAME, exp_avg.NAME, exp_avg_sq.NAME: rank 0's rows of each
+    shard-00001-of-00002.safetensors
+    state.json                          ranks, full shapes, optimizer step counts, the schedule: by rank 0
+
+Nobody waits for anybody in it, so a checkpoint is whole once every rank has finished: the runtime commits the
+folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the last; so any number of ranks can
+read the rows that it owns out of what any other number wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from rlgraph.runtime.engines.fsdp.load import quiet
+from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.weights.transfer import WIDE
+
+NamedTensors = Mapping[str, torch.Tensor]
+MOMENTS = ("exp_avg", "exp_avg_sq")  # fields of AdamW's state
+
+
+class Saves:
+    """Writes checkpoints in the background, one at a time."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self._copies: dict[
+            str, torch.Tensor
+        ] = {}  # page-locked copies of tensors on a GPU, for the next save too
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def begin(self, directory: str, tensors: NamedTensors, state: Mapping[str, Any]) -> None:
+        """Copy this rank's part to host memory, and return while it is written.
+
+        Raises:
+            OSError, safetensors.SafetensorError: the save before could not be written.
+        """
+        self.finish()
+        rank, ranks = self.group.rank(), self.group.size()
+        copies = self._copied({name: local(tensor).detach() for name, tensor in tensors.items()})
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        text = json.dumps({"ranks": ranks, "shapes": shapes, **state}) if rank == 0 else ""
+        self._pending = self._thread.submit(_write, Path(directory), rank, ranks, copies, text)
+
+    def _copied(self, tensors: NamedTensors) -> dict[str, torch.Tensor]:
+        """Return tensors in host memory, in buffers that the writing thread has finished with."""
+        if all(tensor.is_cpu for tensor in tensors.values()):
+            return {
+                name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+            }
+        found = {name: _room(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            found[name].copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        self._copies = found
+        return found
+
+    def finish(self) -> None:
+        """Wait until this rank's part is on disk.
+
+        Raises:
+            OSError, safetensors.SafetensorError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def training_state(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return a checkpoint's content: this rank's tensors by name, and the state common to all ranks.
+
+    Of a frozen model, which has neither optimizer nor schedule, that is its parameters.
+    """
+    if optimizer is None or scheduler is None:
+        return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, {}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _start(optimizer)
+    moments = {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS for name, p in trained.items()}
+    steps = {name: float(optimizer.state[p]["step"]) for name, p in trained.items()}
+    rates = [group["lr"] for group in optimizer.param_groups]
+    state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict()}
+    return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
+
+
+@torch.no_grad()
+def load_state(
+    directory: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+) -> None:
+    """Read what ``Saves`` wrote of a model of the same shape, on any number of ranks.
+
+    Raises:
+        FileNotFoundError: the checkpoint is not whole.
+        ValueError: it is one of another model.
+    """
+    tensors, _ = training_state(model, optimizer, scheduler)
+    state = json.loads((Path(directory) / "state.json").read_text(encoding="utf-8"))
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if wrong := sorted(n for n in {**shapes, **state["shapes"]} if shapes.get(n) != state["shapes"].get(n)):
+        raise ValueError(
+            f"{directory} is a checkpoint of another model: {wrong[0]} is "
+            f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
+        )
+    _read(Path(directory), state["ranks"], tensors)
+    if optimizer is None or scheduler is None:
+        return
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            optimizer.state[p]["step"].fill_(state["steps"][name])
+    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
+        group["lr"] = rate
+    scheduler.load_state_dict(state["schedule"])
+
+
+@torch.no_grad()
+def blend(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], mix: float) -> None:
+    """Set W <- (1 - mix) W + mix W' for this rank's rows of every parameter, from full weights.
+
+    Raises:
+        ValueError: they are those of another model.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, full in weights:
+        if name not in own or own[name].shape != full.shape:
+            has = f"is {[*own[name].shape]}" if name in own else "is missing"
+            raise ValueError(f"{name} {has} in the model copied onto, and {[*full.shape]} in the other")
+        sharded = isinstance(own[name], DTensor)
+        for there, here in _shared(own[name], 0, 1) if sharded else [(..., ...)]:
+            target = local(own[name])[here]
+            target.copy_(torch.lerp(target.float(), full[there].float(), mix) if mix < 1 else full[there])
+
+
+def stored_dtype(path: str) -> torch.dtype | None:
+    """Return the data type that a Hugging Face directory states for its weights, if it does."""
+    from transformers import AutoConfig
+
+    dtype: torch.dtype | None = AutoConfig.from_pretrained(path).dtype
+    return dtype
+
+
+def write_pretrained(
+    directory: str, model: Any, weights: dict[str, torch.Tensor], tokenizer: str | Path
+) -> None:
+    """Write a Hugging Face directory from full weights as it names them, with the tokenizer of another."""
+    from transformers import AutoTokenizer
+
+    kinds = {t.dtype for n, t in weights.items() if t.is_floating_point() and not n.endswith(WIDE)}
+    with quiet():
+        # transformers would write nothing where this is not the first of all ranks, but the first of its pool
+        model.should_save_on_this_rank = lambda _: True
+        try:
+            model.save_pretrained(directory, state_dict=weights, save_original_format=False)
+        finally:
+            del model.should_save_on_this_rank
+        if len(kinds) == 1:  # transformers writes down that of the model's own parameters
+            config = Path(directory, "config.json")
+            fields = json.loads(config.read_text(encoding="utf-8"))
+            fields["dtype"] = str(kinds.pop()).removeprefix("torch.")
+            config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(directory)
+
+
+def _room(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """Return host memory for a tensor of a device: that of the save before, where it fits."""
+    if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
+        return before
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _write(directory: Path, rank: int, ranks: int, tensors: dict[str, torch.Tensor], state: str) -> None:
+    """Write a rank's part, down to the disk."""
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    written = [directory / _shard(rank, ranks)]
+    save_file(tensors, written[0])
+    if state:
+        written.append(directory / "state.json")
+        written[1].write_text(state, encoding="utf-8")
+    for path in (*written, directory):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def _read(directory: Path, ranks: int, tensors: NamedTensors) -> None:
+    """Fill this rank's rows of each tensor from the shards that hold them."""
+    from safetensors import safe_open
+
+    for rank in range(ranks):
+        with safe_open(directory / _shard(rank, ranks), "pt") as shard:
+            for name, tensor in tensors.items():
+                for there, here in _shared(tensor, rank, ranks):
+                    local(tensor)[here].copy_(shard.get_slice(name)[there])
+
+
+def _shared(tensor: torch.Tensor, rank: int, ranks: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows that shard ``rank`` of ``ranks`` and this rank's shard have in common, in each."""
+    rows = tensor.shape[0]
+    start, stop = _rows(rows, rank, ranks)
+    first, last = 0, rows
+    if isinstance(tensor, DTensor):
+        first, last = _rows(rows, tensor.device_mesh.get_local_rank(), tensor.device_mesh.size())
+    low, high = max(start, first), min(stop, last)
+    if low < high:
+        yield slice(low - start, high - start), slice(low - first, high - first)
+
+
+def _rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the rows of a rank, from and to, as FSDP2 shards.
+
+    Example:
+        >>> [_rows(5, rank, 4) for rank in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    most = -(-rows // ranks)
+    return min(rows, rank * most), min(rows, (rank + 1) * most)
+
+
+def _shard(rank: int, ranks: int) -> str:
+    return f"shard-{rank:05}-of-{ranks:05}.safetensors"
+
+
+def _start(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer that never stepped its zero moments: torch would take a step to make them."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }

@@ -1,0 +1,380 @@
+"""The train engine: a Hugging Face model sharded with FSDP2 over any number of ranks.
+
+One file: it is one class, whose methods are the contract of a train engine with units and errors; what they
+do lies in the files beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.interfaces import Batch, Objective
+from rlgraph.runtime.engines.fsdp import checkpoint
+from rlgraph.runtime.engines.fsdp import lora as adapters
+from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
+from rlgraph.runtime.engines.fsdp.gather import apart, gather_full
+from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
+from rlgraph.runtime.engines.fsdp.metric_sums import Tally, over_ranks
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
+from rlgraph.runtime.engines.fsdp.packing import attention_share, packs
+from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
+from rlgraph.runtime.engines.fsdp.shards import gathered, reduce_with_the_last
+from rlgraph.runtime.engines.memory.allocator import expandable_segments
+from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
+from rlgraph.runtime.engines.weights.naming import in_pieces
+from rlgraph.runtime.engines.weights.transfer import WIDE
+from rlgraph.syntax.settings import Lora
+
+
+class FsdpEngine:
+    """Implements ``rlgraph.ops.TrainEngine``; every rank of the mesh calls its methods in one order.
+
+    Results do not depend on how rows lie on ranks and in micro-batches, up to rounding: of float32 on a CPU,
+    of ``dtype`` on CUDA, where kernels add up in an order that depends on shapes, and some in any order.
+
+    Args:
+        path: a Hugging Face directory or name.
+        head: ``lm`` for log-probs, ``value`` for one number per token.
+        frozen: hold no gradients and no optimizer.
+        optimizer: as ``models.NAME.optimizer``; needed unless frozen.
+        seed: of a value head that the directory lacks.
+        micro_tokens: tokens of one forward pass on a rank, padding included.
+        device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
+        dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
+        mesh: one dimension; by default all ranks.
+        reshard: free each decoder layer's gathered parameters after use and reduce gradients with every
+            micro-batch; by default only for models of more than ``SMALL`` parameters.
+        recompute: run each decoder layer again in the backward pass rather than keep its activations.
+        lora: train low-rank adapters alone, as ``models.NAME.train.lora``; all else is held in ``dtype``.
+        compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
+        packing: lay rows end to end, and read a prompt that they share once, where that is less work and
+            the model's attention allows it.
+
+    Raises:
+        ValueError: an unknown or missing optimizer option, weights that the directory lacks, or a layer
+            to adapt that the model lacks.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        head: Head = "lm",
+        frozen: bool = False,
+        optimizer: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        micro_tokens: int = 16384,
+        device: str = "cpu",
+        dtype: str = "float32",
+        mesh: DeviceMesh | None = None,
+        reshard: bool | None = None,
+        recompute: bool = False,
+        lora: Mapping[str, Any] | None = None,
+        compile: bool = False,
+        packing: bool = True,
+    ) -> None:
+        """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
+        self.path, self.head = path, head
+        self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
+        self.group = self.mesh.get_group()
+        self.device = torch.device(device)
+        self.lora = Lora.model_validate(lora) if lora else None
+        compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+        how = Loading(
+            path=path,
+            head=head,
+            seed=seed,
+            frozen=frozen,
+            compute=compute,
+            mesh=self.mesh,
+            reshard=reshard,
+            recompute=recompute,
+            adapter=self.lora,
+            compiled=compile,
+        )
+        self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
+        share = (
+            attention_share(self.model, decoder_layers(self.model)) if packing and packs(self.model) else None
+        )
+        self.budget = Budget(micro_tokens, share, compute)
+        self.adapted = adapters.adapted(self.model) if self.lora else {}
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = self.scheduler = None
+        if not frozen:
+            self.options = options_of(optimizer or {})
+            self.optimizer, self.scheduler = make_optimizer(self.parameters, self.options)
+        parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
+        self.residency = Residency(path, self.device, parts)
+        self.saves = checkpoint.Saves(self.group)
+        self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Return what is offloaded now, out of ``parameters`` and ``optimizer``."""
+        return self.residency.away
+
+    def offload(self, parts: Iterable[str]) -> None:
+        """Move this rank's shards to the host: to pinned memory from CUDA, to a temporary file from the CPU.
+
+        What has not changed since the last time is not copied again. Gradients live only inside ``update``.
+
+        Args:
+            parts: out of ``parameters`` and ``optimizer``; a frozen model's optimizer is empty.
+
+        Raises:
+            RuntimeError: a part is away already.
+            ValueError: a part that there is not.
+        """
+        self.residency.offload(parts)
+
+    def reload(self, parts: Iterable[str]) -> None:
+        """Bring back what ``offload`` moved, bit for bit.
+
+        Raises:
+            RuntimeError: a part is not away.
+            ValueError: a part that there is not.
+        """
+        self.residency.reload(parts)
+
+    def logprobs(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+    ) -> Ragged:
+        """Log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
+
+        Without its ``adapter``, a model that trains one is the model it started from.
+        """
+        assert self.head == "lm", "a value head has no log-probs"
+        self.residency.need(["parameters"], "logprobs")
+        with adapters.without([] if adapter else self.adapted.values()):
+            (scores,) = self._score(tokens, loss_mask, temperature)
+        return scores
+
+    def squares(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+    ) -> tuple[Ragged, Ragged]:
+        """``logprobs``, and of each token's distribution the sum of squared probabilities, in one pass."""
+        assert self.head == "lm", "a value head has no probabilities"
+        self.residency.need(["parameters"], "squares")
+        with adapters.without([] if adapter else self.adapted.values()):
+            scores, squares = self._score(tokens, loss_mask, temperature, squares=True)
+        return scores, squares
+
+    def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
+        """The value before each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
+        assert self.head == "value", "a language-model head has no values"
+        self.residency.need(["parameters"], "values")
+        (scores,) = self._score(tokens, loss_mask, 1.0)
+        return scores
+
+    def update(
+        self,
+        columns: Batch,
+        objective: Objective,
+        rows: torch.Tensor,
+        total_rows: int,
+        minibatches: int = 1,
+        epochs: int = 1,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> dict[str, float]:
+        """Train; see ``TrainEngine.update``.
+
+        A mini-batch without a token in its loss mask takes no step, nor does one whose gradient is not
+        finite; the metric ``skipped`` counts the latter. ``loss`` is a mean over mini-batches with tokens,
+        ``grad_norm`` and ``lr`` over steps taken.
+        """
+        assert self.optimizer is not None, "a frozen model does not train"
+        self.residency.need(["parameters", "optimizer"], "update")
+        self.residency.changed(["parameters", "optimizer"])
+        tally = Tally()
+        where = (self.budget, self.device, self.group)
+        plan = mini_batches(columns, rows, total_rows, minibatches, *where)
+        with expandable_segments(self.device):
+            for minibatch in [m for m in plan if m.totals.tokens] * epochs:
+                self._accumulate(minibatch, objective, temperature, entropy, tally)
+                self._step(tally)
+        return tally.means(self.group)
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate, at its peak: a warm-up goes on from there."""
+        set_rate(self.scheduler, rate)
+
+    def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight in full, named and shaped as in the checkpoint, tied ones once; then its buffers.
+
+        Those of a mixture's experts are views of fused parameters. Adapters are merged into their weights.
+        Collective: every rank must take all of them.
+
+        Args:
+            dtype: that the reader holds weights in. Where it is narrower than a parameter's own, the shards
+                are cast to it before they are gathered, but for those in ``WIDE``. Where adapters are merged
+                nothing is cast here: the sum would be another one.
+
+        Raises:
+            RuntimeError: the parameters are offloaded.
+        """
+        return in_pieces(self._full(dtype), self.pieces)
+
+    def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """``weights`` as the model's own parameters."""
+        self.residency.need(["parameters"], "weights")
+        parameters = ((name, apart(p)) for name, p in self.model.named_parameters())
+        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
+        if self.lora:
+            full = gather_full(chain(parameters, buffers), self.group)
+            return adapters.merged(full, self.lora.alpha / self.lora.rank)
+        narrow = self._narrowed(getattr(torch, dtype)) if dtype else {}
+        return gather_full(
+            chain(parameters, buffers), self.group, lambda name, tensor: narrow.get(name, tensor.dtype)
+        )
+
+    def _narrowed(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
+        """The parameters that a reader of ``dtype`` loses nothing of if they are cast before a gather."""
+        wider = (name for name, p in self.model.named_parameters() if dtype.itemsize < p.dtype.itemsize)
+        return {name: dtype for name in wider if not any(p.name.endswith(WIDE) for p in self.pieces[name])}
+
+    def copy(self, of: FsdpEngine, mix: float = 1.0) -> None:
+        """Take the weights of another engine of the same ranks: W <- (1 - mix) W + mix W_of. Collective.
+
+        Raises:
+            RuntimeError: the parameters of one of them are offloaded.
+            ValueError: they are those of another model.
+        """
+        self.residency.need(["parameters"], "copy")
+        self.residency.changed(["parameters"])
+        checkpoint.blend(self.model, of._full(), mix)
+
+    def begin_save(self, directory: str) -> None:
+        """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
+
+        The directory is whole when ``finish_save`` has returned on every rank; until then the engine may do
+        anything but ``load``. Of a frozen model that is its parameters. What is offloaded comes back for the
+        copy, and goes again; so it does for ``load`` and ``export``.
+
+        Raises:
+            OSError, safetensors.SafetensorError: the save before could not be written.
+        """
+        with self.residency.back():
+            state = checkpoint.training_state(self.model, self.optimizer, self.scheduler)
+            self.saves.begin(directory, *state)
+
+    def finish_save(self) -> None:
+        """Wait for what ``begin_save`` began, if anything.
+
+        Raises:
+            OSError, safetensors.SafetensorError: it could not be written.
+        """
+        self.saves.finish()
+
+    def save(self, directory: str) -> None:
+        """``begin_save`` and ``finish_save``: any number of ranks can load it once it has returned on all."""
+        self.begin_save(directory)
+        self.finish_save()
+
+    def load(self, directory: str) -> None:
+        """Read what ``save`` wrote, on any number of ranks.
+
+        Raises:
+            FileNotFoundError: the checkpoint is not whole.
+            OSError, safetensors.SafetensorError: the save before could not be written.
+            ValueError: it is one of another model.
+        """
+        self.finish_save()
+        with self.residency.back():
+            self.residency.changed(["parameters", "optimizer"])
+            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
+
+    def export(self, directory: str) -> None:
+        """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns.
+
+        Its weights are of the data type of the directory that the model was read from. Adapters are merged in
+        it, and lie by themselves in its folder ``adapter``, as peft reads them.
+        """
+        first = self.group.rank() == 0
+        dtype = checkpoint.stored_dtype(self.path)
+        with self.residency.back():
+            # copied one by one: what shares memory, transformers would copy once more
+            fixed = ((n, t, n.endswith(WIDE) or not t.is_floating_point()) for n, t in self.weights())
+            kinds = ((n, t, t.dtype if own else dtype or t.dtype) for n, t, own in fixed)
+            weights = {n: t.to("cpu", kind, copy=True) for n, t, kind in kinds if first}
+            own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
+            adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.group) if first}
+        if first:
+            checkpoint.write_pretrained(directory, self.model, weights, self.path)
+        if first and self.lora:
+            adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path)
+        dist.barrier(self.group)
+
+    def _score(
+        self, tokens: Ragged, loss_mask: Ragged, temperature: float, squares: bool = False
+    ) -> list[Ragged]:
+        place = tokens.like(torch.arange(len(tokens.values)))
+        columns = {"tokens": tokens, "loss_mask": loss_mask, "place": place}
+        batches = micro_batches(columns, self.budget, self.device)
+        passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
+        with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
+            found = [self._found(batch, temperature, squares) for batch in batches]
+            for _ in range(passes - len(batches)):
+                self._found(placeholder(self.device), temperature, squares)
+        out = torch.zeros(1 + squares, len(tokens.values), device=self.device)
+        if batches:
+            places = [batch.columns["place"].values[batch.places] for batch in batches]
+            out[:, torch.cat(places)] = torch.cat(found, 1)
+        return [tokens.like(row) for row in out]
+
+    def _found(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
+        """``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
+        if squares:
+            return torch.stack(self.model.token_squares(batch, temperature))
+        return self._scores(batch, temperature, "none")[0][None]
+
+    def _scores(
+        self, batch: MicroBatch, temperature: float, entropy: Entropy
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.head == "value":
+            return values(self.model, batch), None
+        return self.model.token_scores(batch, temperature, entropy)
+
+    def _accumulate(
+        self, minibatch: MiniBatch, objective: Objective, temperature: float, entropy: bool, tally: Tally
+    ) -> None:
+        with gathered(self.shards):
+            for index in range(minibatch.passes):
+                if not self.reshard:
+                    reduce_with_the_last(self.shards, index == minibatch.passes - 1)
+                if index < len(minibatch.batches):
+                    batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
+                    loss, metrics = objective(batch, minibatch.totals)
+                    tally.add(loss, metrics)
+                else:
+                    loss = 0.0 * self._scores(placeholder(self.device), temperature, "none")[0].sum()
+                loss.backward()
+
+    def _scored_columns(self, batch: MicroBatch, temperature: float, entropy: bool) -> dict[str, Any]:
+        scores, entropies = self._scores(batch, temperature, "differentiable" if entropy else "detached")
+        if self.head == "value":
+            return {**batch.columns, "new_values": batch.scatter(scores)}
+        assert entropies is not None
+        return {**batch.columns, "logprobs": batch.scatter(scores), "entropy": batch.scatter(entropies)}
+
+    def _step(self, tally: Tally) -> None:
+        norm = clip_gradients(self.parameters, self.options.max_grad_norm, self.group)
+        tally.steps += 1
+        if math.isfinite(norm):
+            tally.shared["grad_norm"].append(norm)
+            tally.shared["lr"].append(self.scheduler.get_last_lr()[0])
+            self.optimizer.step()
+            self.scheduler.step()
+        else:
+            tally.skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)

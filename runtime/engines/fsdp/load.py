@@ -1,0 +1,233 @@
+"""Loads a Hugging Face directory as a model sharded over the ranks of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch._dynamo
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from rlgraph.costs.limits import SMALL
+from rlgraph.runtime.engines.attention import repeat_shared_heads
+from rlgraph.runtime.engines.fsdp import lora, scoring
+from rlgraph.runtime.engines.weights import naming, pretrained
+from rlgraph.runtime.engines.weights.naming import Pieces
+from rlgraph.syntax.settings import Lora
+
+Head = Literal["lm", "value"]
+
+GRAPHS = 64  # most compiled graphs of a decoder layer: 2 x 2 x 2 per model that differs, and some to spare
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The settings by which a model is read and sharded.
+
+    Args:
+        path: a directory as ``save_pretrained`` writes it, or a name on the Hub.
+        head: ``lm``, or ``value`` for one number per token; a value head that is not there is drawn anew.
+        seed: what it is drawn from; the same seed gives the same head on every rank.
+        frozen: whether parameters take no gradients, and are held in ``compute``; else in float32.
+        compute: dtype of the gathered parameters.
+        mesh: one dimension, the ranks.
+        reshard: see ``shard_model``; None: where the model has more than ``SMALL`` parameters.
+        recompute: whether ``recompute_layers``, unless frozen.
+        adapter: train only low-rank adapters, and a value head; the rest is held in ``compute``.
+        compiled: whether ``compile_layers``.
+    """
+
+    path: str
+    head: Head
+    seed: int
+    frozen: bool
+    compute: torch.dtype
+    mesh: DeviceMesh
+    reshard: bool | None
+    recompute: bool
+    adapter: Lora | None
+    compiled: bool
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        """Prefixes of the weights that the directory may lack."""
+        return () if self.head == "lm" else pretrained.NEW_HEAD
+
+
+def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool, Pieces]:
+    """Load a model and shard it over a mesh; where its files allow, each rank reads its rows alone.
+
+    Returns:
+        The model, the modules that gather their parameters together, whether they reshard, and which weights
+        of the checkpoint each parameter holds.
+
+    Raises:
+        ValueError: models of this type can't be trained; or the directory lacks weights other than a value
+            head's, or has them in another shape; or the adapter names layers that there are not.
+    """
+    device = torch.device(how.mesh.device_type)
+    model, pieces, files = _build(how)
+    repeat_shared_heads(model, device, how.compute)
+    model.register_forward_hook(_own_logits)
+    # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
+    model.eval()
+    _choose_trained(model, how)
+    if how.compiled:
+        compile_layers(model)
+    if how.recompute and not how.frozen:
+        recompute_layers(model)
+    large = sum(p.numel() for p in model.parameters()) > SMALL
+    reshard = large if how.reshard is None else how.reshard
+    # alone, there is nothing to gather: FSDP2 would hold every parameter a second time
+    alone = how.mesh.size() == 1 and all(p.dtype == how.compute for p in model.parameters())
+    shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute)
+    if how.head == "lm":
+        scoring.prepare(model)
+    if files is not None:
+        pretrained.fill(model, pieces, files, device)
+    if alone:
+        model.to(device)
+    return model, shards, reshard, pieces
+
+
+def _build(how: Loading) -> tuple[Any, Pieces, Any]:
+    """Return a model, the pieces of its parameters, and the files whose weights it still lacks, if any."""
+    dtype = how.compute if how.frozen or how.adapter else torch.float32
+    with quiet(), torch.random.fork_rng(devices=[]):
+        files = pretrained.weights_of(how.path)
+        model = pretrained.shape_of(how.path, *_classes(how.head), dtype)
+        if how.head == "lm":
+            scoring.check(model)
+        pieces = naming.pieces_of(model, files)
+        pretrained.check_experts(how.path, pieces, files)
+        direct = pretrained.reads_by_rows(model, pieces, files, how.new)
+        if direct:
+            pretrained.check(how.path, model, pieces, files, how.new)
+            pretrained.compute_the_rest(model, pieces, files, how.seed)
+        else:
+            model = load_model(how, dtype, model.config._attn_implementation)
+        if how.adapter:
+            lora.add_adapters(model, decoder_layers(model), how.adapter, how.seed)
+    return model, pieces, files if direct else None
+
+
+def _choose_trained(model: Any, how: Loading) -> None:
+    for name, parameter in model.named_parameters():
+        trains = how.adapter is None or lora.is_adapter(name) or name.startswith(how.new)
+        parameter.requires_grad_(trains and not how.frozen)
+        if how.adapter and trains:
+            parameter.data = parameter.data.float()
+
+
+def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
+    """Return the whole model in host memory, loaded and converted by transformers."""
+    auto, options = _classes(how.head)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(how.seed)
+        model, report = auto.from_pretrained(
+            how.path, dtype=dtype, attn_implementation=attention, output_loading_info=True, **options
+        )
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(how.new)):
+        raise ValueError(f"{how.path} holds no weights for {pretrained.listed(missing)} (head: {how.head})")
+    pretrained.report_unexpected(how.path, model, report["unexpected_keys"], how.new)
+    return model
+
+
+def _classes(head: Head) -> tuple[Any, dict[str, Any]]:
+    """Return the transformers class that makes a model with this head, and its changes to the config."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    return (
+        (AutoModelForCausalLM, {}) if head == "lm" else (AutoModelForTokenClassification, {"num_labels": 1})
+    )
+
+
+def _own_logits(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+    """Copy logits that are a view, as of a linear layer with a bias: FSDP warns of views, and rightly."""
+    if output.logits._base is not None:
+        output.logits = output.logits.clone()
+    return output
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and loading reports."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def shard_model(
+    model: torch.nn.Module, mesh: DeviceMesh, *, reshard: bool, compute: torch.dtype
+) -> list[FSDPModule]:
+    """Shard a model's parameters over a mesh, in place.
+
+    Args:
+        model: the whole model, equal on all ranks.
+        mesh: one dimension, the ranks.
+        reshard: gather one decoder layer at a time and free it after use; else gather the whole model at once
+            and keep it for the length of a call.
+        compute: dtype of the gathered parameters; gradients are reduced in float32.
+
+    Returns:
+        The modules that gather their parameters together, the root last.
+    """
+    as_held = all(p.dtype == compute for p in model.parameters())
+    policy = MixedPrecisionPolicy(param_dtype=None if as_held else compute, reduce_dtype=torch.float32)
+    groups = [*(decoder_layers(model) if reshard else []), model]
+    # None frees all but the root, whose embeddings and head the backward pass wants at once.
+    after_forward = None if reshard else False
+    sharded = [
+        fully_shard(g, mesh=mesh, mp_policy=policy, reshard_after_forward=after_forward) for g in groups
+    ]
+    for module in sharded:
+        # Sum gradients over ranks: an objective divides by the totals of all ranks itself.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return sharded
+
+
+def recompute_layers(model: torch.nn.Module) -> None:
+    """Keep only the input of each decoder layer, and rerun it in the backward pass (arXiv 1604.06174).
+
+    It is the layer's ``forward`` that runs again, inside of the hooks of FSDP2 and transformers: neither acts
+    twice. No generator is restored: in eval mode nothing draws.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Compile the ``forward`` of each decoder layer (torch.compile) for any batch and length.
+
+    All layers of a kind share what is compiled, those of other models too. That is a graph for each kind of
+    pass: with gradients or without, with a mask or causal, of one lane or several, of each data type. torch
+    would give up after 8 of them, and run the rest as it is. FSDP2's hooks stay outside of it, as does what
+    runs again.
+    """
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS)
+    for layer in decoder_layers(model):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the repeated blocks: those that transformers would not split, else the longest ModuleList."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return blocks or list(max(lists, key=len, default=[]))

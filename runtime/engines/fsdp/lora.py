@@ -1,0 +1,147 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685), by peft: beside a frozen weight W trains B A, of a small rank.
+
+A layer computes ``W x + alpha / rank B A x``. Dropout is not offered: log-probs would depend on the
+micro-batch. Adapters begin as the identity: B is zero, A drawn from a seed, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlgraph.runtime.engines.weights.naming import base_name
+from rlgraph.runtime.engines.weights.transfer import Named
+from rlgraph.syntax.settings import Lora
+
+NAME = "default"  # the name of the one adapter, in peft
+
+
+def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, seed: int) -> None:
+    """Freeze a model but for a new head, and give linear layers of its decoder adapters, in place.
+
+    Args:
+        model: with or without memory for its weights; the adapters get theirs on the CPU, in float32.
+        layers: the decoder layers, in which targets are looked for.
+        options: their rank, alpha, and the last names of the targets.
+        seed: of A.
+
+    Raises:
+        ValueError: a target that no decoder layer has.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=options.rank, lora_alpha=options.alpha, target_modules=_targets(model, layers, options.targets)
+    )
+    inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in adapted(model).values():
+        down, up = layer.lora_A[NAME], layer.lora_B[NAME]
+        # as peft and torch draw a linear layer: uniform within 1 / sqrt(inputs)
+        drawn = torch.rand(down.weight.shape, generator=generator)
+        down.weight = torch.nn.Parameter((2 * drawn - 1) / down.in_features**0.5)
+        up.weight = torch.nn.Parameter(torch.zeros(up.weight.shape))
+
+
+def adapted(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the layers that have an adapter, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+@contextmanager
+def without(layers: Iterable[Any]) -> Iterator[None]:
+    """Use the layers without their adapters inside the block.
+
+    peft's own switch would turn off the adapters' ``requires_grad`` too, which FSDP2 reads as it gathers.
+    """
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
+    """Yield full tensors of a model with adapters, merged: ``W + scale B A``, in W's data type.
+
+    Args:
+        tensors: as ``named_parameters`` orders them: of a layer its weight and bias, A, then B.
+        scale: alpha / rank.
+    """
+    held: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if not held and ".base_layer." not in name:
+            yield name, tensor
+            continue
+        held[name] = tensor
+        if ".lora_B." in name:
+            yield from _merge(held, scale)
+            held = {}
+
+
+class Unadapted:
+    """The model that an engine adapts, as it is without its adapter: a reference that takes no memory."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def logprobs(self, *args: Any, **options: Any) -> Any:
+        """``FsdpEngine.logprobs`` with the adapter off."""
+        return self.engine.logprobs(*args, **options, adapter=False)
+
+    def squares(self, *args: Any, **options: Any) -> Any:
+        """``FsdpEngine.squares`` with the adapter off."""
+        return self.engine.squares(*args, **options, adapter=False)
+
+
+def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:
+    """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model."""
+    from safetensors.torch import save_file
+
+    config = model.peft_config[NAME]
+    config.base_model_name_or_path = base
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
+    named = {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": t for name, t in tensors.items()}
+    save_file(named, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _merge(held: Mapping[str, torch.Tensor], scale: float) -> Iterator[Named]:
+    down, up = (next(t for name, t in held.items() if key in name) for key in (".lora_A.", ".lora_B."))
+    for name, tensor in held.items():
+        if name.endswith(".base_layer.weight"):
+            whole = tensor.float() + scale * (up.float() @ down.float())
+            yield base_name(name), whole.to(tensor.dtype)
+        elif not is_adapter(name):
+            yield base_name(name), tensor
+
+
+def _targets(model: Any, layers: Iterable[torch.nn.Module], wanted: str | list[str]) -> list[str]:
+    """Return the full names of the wanted linear layers; in a mixture of experts, attention's alone.
+
+    transformers fuses experts into single tensors, for which peft would rewrite the list.
+    """
+    inside = {id(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)}
+    linear = [name for name, module in model.named_modules() if id(module) in inside]
+    if any(name.endswith(".experts") for name, _ in model.named_modules()):
+        linear = [name for name in linear if ".self_attn." in name]
+    there = sorted({name.rpartition(".")[2] for name in linear})
+    if wanted == "all-linear":
+        return linear
+    if unknown := sorted({*wanted} - {*there}):
+        raise ValueError(
+            f"lora: no decoder layer has a linear {', '.join(unknown)}; there are {', '.join(there)}"
+        )
+    return [name for name in linear if name.rpartition(".")[2] in wanted]

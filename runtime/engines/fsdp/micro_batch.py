@@ -1,0 +1,76 @@
+"""A micro-batch on a device: the tokens of one forward pass, and the places whose scores are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from rlgraph.nodes.support.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A forward pass's inputs, and the places of its results.
+
+    ``input_ids`` ends before the last scored token: nothing asks what follows it. Rows that lie beside each
+    other need no mask: under causal attention no token sees the padding to its right, and without one the
+    fast kernels apply. Packed rows have positions and a mask.
+    """
+
+    columns: dict[str, Any]  # tokens, loss_mask and all other columns, cut to these rows
+    inputs: dict[str, torch.Tensor]  # the model's arguments: input_ids int64 [lanes, width], ...
+    mask: Callable[[], torch.Tensor] | None  # makes the mask of packed rows
+    cells: torch.Tensor  # int64 [scored]: after which of the cells of input_ids the token is scored
+    labels: torch.Tensor  # int64 [scored]
+    places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
+    turns: tuple[torch.Tensor, ...]  # places in ``cells``: the first use of each cell, then the second, ...
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """Return the model's arguments. A mask is made per pass: all of them together would not fit."""
+        return {**self.inputs, "attention_mask": self.mask()} if self.mask else self.inputs
+
+    def scatter(self, scores: torch.Tensor) -> Ragged:
+        """Return scores ``[scored]`` as a column ``[rows, tokens]``, 0 where nothing is scored."""
+        tokens: Ragged = self.columns["tokens"]
+        empty = torch.zeros(len(tokens.values), dtype=scores.dtype, device=scores.device)
+        return tokens.like(empty.index_copy(0, self.places, scores))
+
+    def picked(self, values: torch.Tensor) -> torch.Tensor:
+        """Pick values ``[lanes, width, ...]`` after which a token is scored: ``[scored, ...]``."""
+        return cast(torch.Tensor, _Pick.apply(values.flatten(0, 1), self.cells, *self.turns))
+
+
+class _Pick(torch.autograd.Function):
+    """Picks rows by their numbers, one perhaps several times; gradients are summed in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, cells: torch.Tensor, *turns: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cells, *turns)
+        ctx.shape = values.shape
+        return values[cells]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        cells, *turns = ctx.saved_tensors
+        total = gradient.new_zeros(ctx.shape)
+        for turn in turns:
+            total[cells[turn]] += gradient[turn]
+        return total, None, *(None for _ in turns)
+
+
+def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Group the places in ``cells [k]`` by how often a cell came before: no group has a cell twice.
+
+    The cells are on the host: how many turns there are is a number that a device would be waited for.
+    """
+    ordered, places = cells.sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    count = torch.arange(len(cells))
+    before = count - torch.where(first, count, 0).cummax(0).values if len(cells) else count
+    return tuple(places[before == turn] for turn in range(int(before.max()) + 1 if len(cells) else 0))

@@ -1,0 +1,222 @@
+"""Rows laid end to end, and what rows have in common read once: fewer tokens for the same scores.
+
+The samples of a group begin with the same prompt. Here they make one unit, the prompt and then each sample's
+own tokens, and units fill rows of a common width::
+
+    prompt A | sample 1 | sample 2 | prompt B | sample 3 | ...
+
+Under the mask a token sees the prompt of its unit, its own sample up to itself, and nothing else; its
+position counts as if it stood alone behind the prompt. So every score is what the sample alone would have, up
+to rounding. The mask costs what causal attention would skip, so a batch is packed only where that is less
+work. Packing as in arXiv 2107.02027; a shared prompt as one prefix, arXiv 2506.05433.
+
+Shapes: ``[rows]`` samples, ``[lanes, width]`` what a forward pass reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines import attention
+
+FULL = "full_attention"
+ALIGNED = 8  # what CUDA's kernels want the width of a mask to be a multiple of
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tokens of a row that a pass reads: ``prompt`` that score nothing, then those up to ``end``."""
+
+    row: int
+    prompt: int
+    end: int
+
+    @property
+    def own(self) -> int:
+        """Tokens behind the prompt."""
+        return self.end - self.prompt
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows with one prompt in common, at least one."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of each row behind it."""
+        return self.spans[0].prompt + sum(span.own for span in self.spans)
+
+    def first(self, room: int) -> Unit | None:
+        """Return as many of its rows, from the first on, as have room; None if not one has."""
+        room -= self.spans[0].prompt
+        ends = accumulate(span.own for span in self.spans)
+        count = sum(1 for end in ends if end <= room)
+        return Unit(self.spans[:count]) if count else None
+
+
+PackedLane = Sequence[Unit]  # what one row of the pass holds, from left to right
+
+
+def packs(model: torch.nn.Module) -> bool:
+    """Return whether a model takes positions and a mask of ours: it has full attention in every layer."""
+    config: Any = model.config.get_text_config()  # type: ignore[operator]
+    kinds = getattr(config, "layer_types", None)
+    full = set(kinds) == {FULL} if kinds else not getattr(config, "sliding_window", None)
+    takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
+    stateful: bool = getattr(model, "_is_stateful", False)
+    return (
+        full and takes and not stateful and config._attn_implementation in ("sdpa", "eager", attention.NAME)
+    )
+
+
+def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:
+    """Work of attention for a token and a column that it sees, over that of its decoder's weights.
+
+    Two products, with keys and with values, of as many numbers as the heads have. A token multiplies with
+    those of a mixture's fused experts that it chooses.
+    """
+    config: Any = model.config.get_text_config()  # type: ignore[operator]
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    weights = sum(
+        prod(p.shape) * (chosen / p.shape[0] if ".experts." in f".{name}" else 1)
+        for layer in layers
+        for name, p in layer.named_parameters()
+    )
+    return 2 * len(layers) * heads * size / max(1, weights)
+
+
+def spans_of(wanted: Ragged) -> list[Span]:
+    """Return each row's span, from first to before last scored token: bool ``wanted [rows, tokens]``."""
+    place = wanted.values.nonzero().squeeze(1)
+    row = wanted.row_of[place]
+    place = place - wanted.offsets[row]
+    first = torch.full((len(wanted),), 2**62).scatter_reduce(0, row, place, "amin").tolist()
+    last = torch.zeros(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax").tolist()
+    return [Span(i, f, e) if e else Span(i, 0, 0) for i, (f, e) in enumerate(zip(first, last, strict=True))]
+
+
+def alike(tokens: Ragged, spans: Sequence[Span]) -> list[list[Span]]:
+    """Rows with the same prompt together, the longest first, and the groups with most tokens first."""
+    found: dict[bytes, list[Span]] = {}
+    values, offsets = tokens.values.numpy(), tokens.offsets.tolist()
+    for span in sorted(spans, key=lambda span: -span.own):
+        start = offsets[span.row]
+        found.setdefault(values[start : start + span.prompt].tobytes(), []).append(span)
+    return sorted(found.values(), key=lambda group: -Unit(tuple(group)).length)
+
+
+def lanes_of(groups: Sequence[Sequence[Span]], width: int) -> list[PackedLane]:
+    """Fill lanes of a width with what ``alike`` gives: best fit, and what fits nowhere is split.
+
+    A part of a group carries the prompt once more, so it is split only where that is less than the part has
+    of its own. A row that is longer than ``width`` has a lane alone.
+    """
+    lanes: list[list[Unit]] = []
+    room: list[tuple[int, int]] = []  # of each lane, ascending, with its number
+    for group in groups:
+        rest = Unit(tuple(group))
+        while rest.spans:
+            part, at = _fit(rest, room)
+            if at < 0:
+                part, at = rest.first(width) or Unit(rest.spans[:1]), len(room)
+                room.append((width, len(lanes)))
+                lanes.append([])
+            free, lane = room.pop(at)
+            lanes[lane].append(part)
+            insort(room, (free - part.length, lane))
+            rest = Unit(rest.spans[len(part.spans) :])
+    return [tuple(lane) for lane in lanes]
+
+
+def _fit(unit: Unit, room: Sequence[tuple[int, int]]) -> tuple[Unit, int]:
+    """The part of a unit to place next and the lane for it, by its place in ``room``; -1 for a new one."""
+    at = bisect_left(room, (unit.length, -1))
+    if at < len(room):
+        return unit, at
+    part = unit.first(room[-1][0]) if room else None
+    worth = part is not None and sum(span.own for span in part.spans) > part.spans[0].prompt
+    return (part, len(room) - 1) if part and worth else (unit, -1)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells that a pass reads, and where each of its rows' tokens stands in them.
+
+    A cell is ``lane * width + column``. Tensors are on the host.
+    """
+
+    input_ids: torch.Tensor  # int64 [lanes, width]
+    positions: torch.Tensor  # int64 [lanes, width]
+    unit: torch.Tensor  # int64 [lanes, width]: which unit a cell belongs to, -1 where there is none
+    member: torch.Tensor  # int64 [lanes, width]: which row of the unit, 0 for the prompt
+    prompt_at: torch.Tensor  # int64 [rows]: the cell of the first token of a row's prompt
+    own_at: torch.Tensor  # int64 [rows]: the cell that its first own token has, if it has one
+    prompt: torch.Tensor  # int64 [rows]: tokens of its prompt
+
+    def cell(self, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Return where token ``place [k]`` of ``row [k]`` stands: int64 ``[k]``."""
+        behind = place - self.prompt[row]
+        return torch.where(behind < 0, self.prompt_at[row] + place, self.own_at[row] + behind)
+
+    def mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return what to add to attention scores: ``[lanes, 1, width, width]``, 0 or minus infinity."""
+        unit, member = self.unit.to(device), self.member.to(device)
+        seen = (unit[:, :, None] == unit[:, None, :]).tril_()
+        seen &= (member[:, None, :] == 0) | (member[:, :, None] == member[:, None, :])
+        zeros = torch.zeros(seen.shape, dtype=dtype, device=device)
+        return zeros.masked_fill_(~seen, float("-inf"))[:, None]
+
+
+def cells_of(tokens: Ragged, lanes: Sequence[PackedLane]) -> Cells:
+    """Lay rows out; ``tokens`` has them in the order of ``lanes``, whatever their spans call them."""
+    width = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
+    width = -(-width // ALIGNED) * ALIGNED
+    parts, rows = _parts(lanes, width)
+    row, begin, length, cell, unit, member = torch.tensor(parts, dtype=torch.int64).view(-1, 6).unbind(1)
+    step = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
+    at = cell.repeat_interleave(length) + step
+
+    def filled(values: torch.Tensor, empty: int = 0) -> torch.Tensor:
+        return torch.full((len(lanes) * width,), empty).index_put_((at,), values).view(len(lanes), width)
+
+    source = (tokens.offsets[row] + begin).repeat_interleave(length) + step
+    return Cells(
+        filled(tokens.values[source]),
+        filled(begin.repeat_interleave(length) + step),
+        filled(unit.repeat_interleave(length), -1),
+        filled(member.repeat_interleave(length)),
+        *torch.tensor(rows, dtype=torch.int64).view(-1, 3).unbind(1),
+    )
+
+
+def _parts(
+    lanes: Sequence[PackedLane], width: int
+) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]]]:
+    """Stretches of cells (row, first token, tokens, first cell, unit, member), and fields of ``Cells``."""
+    parts: list[tuple[int, ...]] = []
+    rows: list[tuple[int, int, int]] = []
+    number = 0
+    for index, lane in enumerate(lanes):
+        cell = index * width
+        for unit in lane:
+            prompt, start, number = unit.spans[0].prompt, cell, number + 1
+            parts.append((len(rows), 0, prompt, cell, number, 0))
+            cell += prompt
+            for member, span in enumerate(unit.spans, 1):
+                parts.append((len(rows), prompt, span.own, cell, number, member))
+                rows.append((start, cell, prompt))
+                cell += span.own
+    return parts, rows

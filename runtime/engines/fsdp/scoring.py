@@ -1,0 +1,249 @@
+"""Log-probs, entropies and values of a micro-batch's scored tokens.
+
+Logits exist for one chunk of scored tokens at a time, in the pass without gradients and in the update: what
+is kept for the backward pass is hidden states, from which a chunk's logits are computed again.
+
+Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, hidden]`` the last hidden
+state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from rlgraph.costs import limits
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+
+Entropy = Literal["none", "detached", "differentiable"]
+Scores = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Return what a value head says before each scored token: float32 ``[scored]``."""
+    out: torch.Tensor = model(**batch.given(), use_cache=False).logits
+    return batch.picked(out).squeeze(1).float()
+
+
+def check(model: Any) -> None:
+    """Try, without memory and before weights are read, whether a model's head can run by itself.
+
+    Args:
+        model: with its weights on the meta device.
+
+    Raises:
+        ValueError: its ``forward`` wants more from its decoder than hidden states.
+    """
+    config = model.config.get_text_config()
+    try:
+        with torch.no_grad():
+            logits_of(model, torch.empty(1, config.hidden_size, device="meta", dtype=model.dtype))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{model.config.model_type}: the head of {type(model).__name__} can't run apart from its decoder "
+            f"({error}); models of this type can't be trained"
+        ) from error
+
+
+def prepare(model: FSDPModule) -> None:
+    """Give a sharded language model the functions of this file as methods, with its parameters gathered."""
+    module = cast(Any, model)
+    module.token_scores = partial(token_scores, module)
+    module.token_squares = partial(token_squares, module)
+    for method in ("token_scores", "token_squares"):
+        register_fsdp_forward_method(module, method)
+
+
+def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
+    """Log-prob of each scored token, and the entropy of the distribution that it is drawn from, in nats.
+
+    ``log softmax(logits / temperature)[label]``, at least in float32.
+
+    Args:
+        model: a transformers model with a head over the vocabulary.
+        batch: ``cells`` are the positions whose next token is scored.
+        temperature: what the logits are divided by.
+        entropy: whether to compute it, and whether gradients flow through it.
+
+    Returns:
+        ``[scored]`` each; None for an entropy that was not asked for.
+    """
+    hidden, rows = _hidden(model, batch)
+    weights = _trained_outside(model)
+    return cast(Scores, _Scores.apply(model, rows, temperature, entropy, batch.labels, hidden, *weights))
+
+
+def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of each scored token, and the sum of its distribution's squared probabilities.
+
+    Arguments as of ``token_scores``; ``[scored]`` each, without gradients.
+    """
+    hidden, rows = _hidden(model, batch)
+    chunks = zip(hidden.split(rows), batch.labels.split(rows), strict=True)
+    parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
+
+
+def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
+    """The hidden states ``[scored, hidden]``, and how many of them a chunk has."""
+    hidden = batch.picked(model.base_model(**batch.given(), use_cache=False).last_hidden_state)
+    return hidden, max(1, limits.LOGITS // model.config.get_text_config().vocab_size)
+
+
+def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The model's own logits ``[chunk, vocabulary]`` of hidden states ``[chunk, hidden]``.
+
+    It is the model's ``forward`` that runs, so that what it does behind its head (soft caps, scales) is done;
+    in place of its decoder stands a function that returns the hidden states.
+    """
+    from transformers.modeling_outputs import MoeModelOutputWithPast
+
+    decoder = model.base_model
+    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden[None])
+    try:
+        logits: torch.Tensor = type(model).forward(model, use_cache=False).logits.squeeze(0)
+    finally:
+        del decoder.forward
+    return logits
+
+
+class _Scores(torch.autograd.Function):
+    """Scores chunk by chunk; the backward pass computes a chunk's logits once more, and their gradient.
+
+    With p the softmax and H its entropy, d log p_y / dx = 1_y - p and dH / dx = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        model: Any,
+        rows: int,
+        temperature: float,
+        entropy: Entropy,
+        labels: torch.Tensor,
+        hidden: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> Scores:
+        parts = [
+            _chunk_scores(logits_of(model, h), y, temperature, entropy != "none")
+            for h, y in zip(hidden.split(rows), labels.split(rows), strict=True)
+        ]
+        entropies = torch.cat([h for _, h in parts if h is not None]) if entropy != "none" else None
+        ctx.save_for_backward(labels, hidden)
+        ctx.settings = (model, rows, temperature)
+        ctx.set_materialize_grads(False)
+        if entropy == "detached":
+            ctx.mark_non_differentiable(entropies)
+        return torch.cat([logprobs for logprobs, _ in parts]), entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: torch.Tensor | None, by_entropy: torch.Tensor | None) -> Any:
+        labels, hidden = ctx.saved_tensors
+        if by_logprob is None:
+            by_logprob = torch.zeros_like(labels, dtype=_wide(hidden))
+        model, rows, temperature = ctx.settings
+        by_hidden, by_weights = torch.empty_like(hidden), list[torch.Tensor]()
+        for start in range(0, max(1, len(hidden)), rows):
+            part = slice(start, start + rows)
+            h = None if by_entropy is None else by_entropy[part]
+            by_hidden[part], *terms = _chunk_gradients(
+                model, hidden[part], labels[part], temperature, by_logprob[part], h
+            )
+            if by_weights:
+                by_weights = [_plus(total, term) for total, term in zip(by_weights, terms, strict=True)]
+            else:
+                by_weights = terms
+        weights = _trained_outside(model)
+        rounded = [total.to(w.dtype) for total, w in zip(by_weights, weights, strict=True)]
+        return None, None, None, None, None, by_hidden, *rounded
+
+
+def _chunk_gradients(
+    model: Any,
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    by_logprob: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """The gradient of a chunk's hidden states, and what it adds to those of the head's weights."""
+    with torch.enable_grad():
+        leaf = hidden.detach().requires_grad_()
+        logits = logits_of(model, leaf)
+    slope = _slope(logits.detach(), labels, temperature, by_logprob, by_entropy)
+    return torch.autograd.grad(logits, [leaf, *_trained_outside(model)], slope)
+
+
+def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
+    """A sum over chunks, at least in float32: rounded to the weight's data type only once."""
+    return total.to(_wide(total)).add_(term)
+
+
+def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool) -> Scores:
+    """Scores of one chunk, in the memory of its logits; an entropy takes as much again."""
+    x, chosen = _shifted(logits, labels, temperature)
+    if not entropy:
+        return chosen.sub_(x.exp_().sum(-1).log_()), None
+    exponentials = x.exp()
+    total = exponentials.sum(-1)
+    mean = x.mul_(exponentials).sum(-1) / total
+    return chosen.sub_(total.log()), total.log() - mean
+
+
+def _chunk_squares(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of one chunk, and sums of squared probabilities, in the memory of its logits."""
+    x, chosen = _shifted(logits, labels, temperature)
+    total = x.exp_().sum(-1)
+    return chosen.sub_(total.log()), x.square_().sum(-1).div_(total.square())
+
+
+def _shifted(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits at a temperature less the largest, in place where they are wide; and those of the labels."""
+    x = logits.to(_wide(logits))
+    if temperature != 1.0:
+        x.div_(temperature)
+    x.sub_(x.amax(-1, keepdim=True))
+    return x, x.gather(1, labels[:, None]).squeeze(1)
+
+
+def _slope(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    by_logprob: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradient of a chunk's logits ``[chunk, vocabulary]``, from those of its log-probs and entropies."""
+    x = logits.to(_wide(logits))
+    x = x if temperature == 1.0 else x / temperature
+    if by_entropy is None:
+        p = torch.softmax(x, -1)
+        del x
+        p.mul_(-by_logprob[:, None])
+    else:
+        log_p = torch.log_softmax(x, -1)
+        del x
+        p = log_p.exp()
+        log_p.sub_(torch.linalg.vecdot(p, log_p)[:, None])
+        p.mul_(log_p.mul_(-by_entropy[:, None]).sub_(by_logprob[:, None]))
+    p.scatter_add_(1, labels[:, None], by_logprob[:, None])
+    return p.div_(temperature).to(logits.dtype)
+
+
+def _trained_outside(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that train outside the decoder: the head's, be it tied to the embeddings or not."""
+    outside = [child for child in model.children() if child is not model.base_model]
+    return [p for child in outside for p in child.parameters() if p.requires_grad]
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

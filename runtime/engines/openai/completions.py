@@ -1,0 +1,109 @@
+"""A sample as an OpenAI-compatible completions endpoint is asked for it, and as it answers.
+
+Token ids go in as ``prompt``. That they come out too is an extension, which servers have in two forms:
+
+vLLM, SGLang    `return_token_ids`; ids in `choices[0].token_ids`. vLLM before 0.10.2 knows only
+                `return_tokens_as_token_ids`; ids in `logprobs.tokens`, as `token_id:42`
+TensorRT-LLM    `detokenize: false`; ids in `choices[0].token_ids`. Fields that it lacks are refused
+
+Sources: vllm-project/vllm#22587, sgl-project/sglang#30917, openai_protocol.py in NVIDIA/TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.ops.interfaces import Generation, Request, Sampling
+from rlgraph.runtime.engines.servers.calls import Ask
+from rlgraph.runtime.engines.servers.endpoint import Endpoint
+from rlgraph.runtime.engines.servers.samples import limit
+from rlgraph.runtime.messages.errors import ServerLostError
+
+PREFIX = "token_id:"
+# what a server is asked for token ids by, and a top_k that is off; the first form that it answers is taken
+FORMS: tuple[dict[str, Any], ...] = (
+    {"return_token_ids": True, "return_tokens_as_token_ids": True, "top_k": -1},
+    {"detokenize": False, "include_stop_str_in_output": True, "top_k": 0},
+)
+# fields that come from the graph, or that change what a sample is
+OWNED = {
+    *("prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "logprobs", "n")
+}
+OWNED |= {*("stream", "echo", "best_of"), *(field for form in FORMS for field in form)}
+
+
+class Completions(Endpoint):
+    """An endpoint of frozen weights: version 0, as long as it answers."""
+
+    title, variable, generates = "OpenAI-compatible server", "OPENAI_API_KEY", "v1/completions"
+    busy = (429, 502, 503, 504)
+
+    def version(self) -> str | None:
+        """Return the version of its weights, which never change; None where it does not answer."""
+        return None if self.look("v1/models") is None else "0"
+
+
+def model_of(server: Endpoint, path: str) -> str:
+    """Return the name of the model that a server has: the only one, or the one that is called like ``path``.
+
+    Raises:
+        ServerLostError: the server does not answer.
+        RunError: it has several models, none of that name, or asks for another key.
+    """
+    listed = server.look("v1/models")
+    if not isinstance(listed, dict) or not listed.get("data"):
+        law = f"no OpenAI-compatible server answers at {server.url}/v1/models"
+        raise ServerLostError(f"{law}\n  start it, or mend serve.addresses")
+    names = [str(model["id"]) for model in listed["data"]]
+    if path not in names and len(names) > 1:
+        law = f"the server at {server.url} has several models: {', '.join(names)}"
+        raise RunError(f"{law}\n  choose one: serve.options={{model: {names[0]}}}")
+    return path if path in names else names[0]
+
+
+def body(
+    request: Request, seed: int, *, sampling: Sampling, stops: Sequence[int], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the call for one sample. ``asked`` are the form, the model and the graph's own fields.
+
+    What a server takes from the model's generation_config.json otherwise is said too: ``min_p`` and
+    ``repetition_penalty``.
+    """
+    return {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        **asked,
+        "prompt": list(request.prompt),
+        "max_tokens": limit(request, sampling),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or asked["top_k"],
+        "seed": seed & 0x7FFFFFFF,
+        "stop_token_ids": list(stops),
+        "logprobs": 1,
+    }
+
+
+def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
+    """Return the sample of an answer; of None, where it was aborted, one without tokens.
+
+    Raises:
+        RunError: the answer has no token ids, or not a log-prob for each.
+    """
+    if reply is None:
+        return Generation([], [], "abort")
+    choice = (reply.get("choices") or [{}])[0]
+    found = choice.get("logprobs") or {}
+    logprobs, tokens = found.get("token_logprobs") or [], choice.get("token_ids")
+    if tokens is None:
+        words = found.get("tokens") or []
+        tokens = [int(word.removeprefix(PREFIX)) for word in words if word.startswith(PREFIX)]
+    if len(tokens) != len(logprobs) or None in logprobs or not tokens:
+        law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"
+        raise RunError(f"{law}; as many of both are needed, at least one\n  {REMEDY}")
+    return Generation(tokens, logprobs, choice["finish_reason"] or "abort", [0] * len(tokens))
+
+
+REMEDY = "use a server that returns them: vLLM (0.10.2 or newer), SGLang (0.5.23) or TensorRT-LLM"

@@ -1,0 +1,111 @@
+"""The serve engine ``openai``: any OpenAI-compatible completions endpoint, for frozen models.
+
+Covers judges, teachers and rollouts of frozen models: token ids in, token ids and log-probs out, over servers
+that someone else started. Of an aborted sample nothing comes back: its request ends with its connection.
+
+Not covered: weights. They are the server's own, so nothing is synced, put to sleep or scored. Whether seeds
+are followed, and whether log-probs are of the distribution at the temperature, is the server's to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from transformers import AutoConfig, AutoTokenizer
+
+from rlgraph.errors import RunError
+from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.openai.completions import FORMS, Completions, body, generation, model_of
+from rlgraph.runtime.engines.servers.calls import Ask, Calls
+from rlgraph.runtime.engines.servers.endpoint import UnknownError
+from rlgraph.runtime.engines.servers.groups import in_turn
+from rlgraph.runtime.engines.servers.samples import check_lengths, generate
+from rlgraph.runtime.engines.stop_tokens import stop_ids
+from rlgraph.runtime.messages.errors import ServerLostError
+
+PATIENCE = 60.0  # seconds in which one of several servers has to be back
+PROBE = 120.0  # seconds in which the first token has to come
+
+
+class OpenAIEngine:
+    """Generates with servers that run already and have weights of their own.
+
+    Example:
+        engine = OpenAIEngine("Qwen/Qwen2.5-0.5B-Instruct", addresses=["http://localhost:8000"])
+        engine.generate([Request(prompt=[9707], seeds=[0, 1])], Sampling(max_new_tokens=16))
+
+    Args:
+        path: a model directory or a hub name; configuration and tokenizer are read from it.
+        addresses: of the servers, as ``http://host:8000``; their key is in ``OPENAI_API_KEY``.
+        max_rows: samples of this engine in flight on a server at a time; the others wait here.
+        options: fields of a request's own, such as ``{"model": "judge"}``; they go with every one.
+        pool: the process group of all who send requests to these servers, each beginning at another one.
+
+    Raises:
+        RunError: a server has no such model, or does not return token ids and log-probs.
+        ServerLostError: a server does not answer.
+    """
+
+    overlaps, version = True, 0
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        addresses: Sequence[str],
+        max_rows: int = 1024,
+        options: Mapping[str, Any] | None = None,
+        pool: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path).get_text_config()
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.stops = stop_ids(path, config, self.tokenizer)
+        servers = Completions.at(addresses)
+        self.asked = dict(options or {})
+        self.asked["model"] = self.asked.get("model") or model_of(servers[0], path)
+        self.asked |= self._form(servers)
+        servers = in_turn(pool.rank() if pool else 0, servers)
+        self.calls = Calls(servers, max_rows, PATIENCE, lambda: 0, None)
+
+    def _form(self, servers: Sequence[Completions]) -> dict[str, Any]:
+        """Return the form in which the first server returns token ids, once all have returned one in it."""
+        errors = []
+        for form in FORMS:
+            try:
+                for server in servers:
+                    _probe(server, {**self.asked, **form})
+                return form
+            except (ServerLostError, UnknownError):
+                raise
+            except RunError as error:
+                errors.append(str(error))
+        raise RunError("\n".join(errors))
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Raises:
+            ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
+            RunError: a server refused, or answered without token ids or log-probs.
+            ServerLostError: no server is left.
+        """
+        check_lengths(requests, sampling, self.context)
+        asked = partial(body, sampling=sampling, stops=self.stops, asked=self.asked)
+        return generate(self.calls, requests, 0, asked, generation, enough)
+
+    def close(self) -> None:
+        """End the connections."""
+        self.calls.close()
+
+
+def _probe(server: Completions, asked: Mapping[str, Any]) -> None:
+    """Ask a server for one token, and check that it returns the token's id and log-prob."""
+    # SGLang takes a prompt of zeros for none
+    made = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
+    generation(Ask(made, None), server.post(server.generates, made, PROBE))

@@ -1,0 +1,298 @@
+"""Requests in flight to several servers: sent, sent again where a server is lost, aborted.
+
+They run on an event loop of a thread of their own, so that any thread may send some while others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
+
+from rlgraph.errors import RunError
+from rlgraph.ops.interfaces import Enough
+from rlgraph.runtime.engines.servers.endpoint import REPLY, Doubt, Endpoint
+from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.messages.errors import ServerLostError
+
+BLINK, SWEEP = 0.5, 0.1  # seconds between looks at a lost server, and between rounds of aborts
+SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
+TRIES = 120  # times that a sample is asked for of servers that are busy
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Ask:
+    """A request for one sample.
+
+    Attributes:
+        body: of the call.
+        conversation: the key of what it shares with others, whose server it goes to where that is not full:
+            of a conversation, or in a tuple of the samples of one prompt, which are forgotten with the call.
+        versions: of weights that its tokens may be of.
+        aborted: whether what there is of it is wanted back.
+    """
+
+    body: dict[str, Any]
+    conversation: Hashable
+    versions: set[int] = field(default_factory=set)
+    aborted: bool = False
+
+
+class Flight(NamedTuple):
+    """A sample that was sent: to the server of which number, and what its answer is waited for with."""
+
+    ask: Ask
+    server: int
+    reply: asyncio.Future[tuple[int, str]]
+
+
+class Calls:
+    """Requests in flight between an engine and its servers."""
+
+    def __init__(
+        self,
+        clients: Sequence[Endpoint],
+        limit: int,
+        patience: float,
+        wanted: Callable[[], int],
+        keeper: Doubt | None,
+    ) -> None:
+        """Start with nothing in flight.
+
+        Args:
+            clients: the servers; any of them may answer any request.
+            limit: requests in flight on one of them; the others wait here.
+            patience: seconds in which one of them has to be up again with these weights, once none is.
+            wanted: the version of weights that a server has to have that comes back.
+            keeper: of a server, where this process looks after one.
+        """
+        self.clients, self.patience, self.wanted, self.keeper = clients, patience, wanted, keeper
+        self.router = Router(len(clients), limit)
+        self.asks: set[Ask] = set()
+        self.begun = count()  # numbers of batches of samples
+        self.flying: dict[str, Flight] = {}  # by request id
+        self.error: RunError | None = None
+        self.seeking: set[asyncio.Task[None]] = set()
+        self.found: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
+        self.glances = ThreadPoolExecutor(len(clients))
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self._wait(self._open())
+
+    def run(
+        self, asks: Sequence[Ask], enough: Enough | None = None, requests: Sequence[int] = ()
+    ) -> list[dict[str, Any] | None]:
+        """Send requests and wait for all; of each its reply, or None if it was aborted before it was sent.
+
+        Args:
+            asks: what to send.
+            enough: told of which ``requests`` replies are here; once it says so the others are aborted.
+            requests: the place of each one's request.
+
+        Raises:
+            RunError: a server refused one.
+            ServerLostError: no server is left.
+        """
+        return self._wait(self._all(asks, enough, requests))
+
+    def abort(self) -> None:
+        """End all that is in flight early, and wait until it has come back."""
+        self._wait(self._abort())
+
+    def promise(self, version: int) -> None:
+        """Allow these weights for requests in flight too. A server is left out until it has them."""
+        for ask in list(self.asks):
+            ask.versions.add(version)
+        self._wait(self._leave_out())
+
+    def close(self) -> None:
+        """End the connections and the thread."""
+        if not self.loop.is_closed():
+            self._wait(self._close())
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+            self.glances.shutdown()
+
+    def _wait(self, made: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(made, self.loop).result()
+
+    async def _open(self) -> None:
+        import aiohttp
+
+        self.freed = asyncio.Condition()
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=REPLY)
+        self.session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+    async def _close(self) -> None:
+        for task in self.seeking:
+            task.cancel()
+        await self.session.close()
+
+    async def _all(
+        self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
+    ) -> list[dict[str, Any] | None]:
+        self.asks |= {*asks}
+        made = [asyncio.ensure_future(self._one(ask)) for ask in asks]
+        try:
+            if enough and await self._will_do(dict(zip(made, requests, strict=True)), enough):
+                await self._abort(asks)
+            return await asyncio.gather(*made)
+        finally:
+            for task in made:
+                task.cancel()
+            self.asks -= {*asks}
+            self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
+
+    async def _will_do(self, made: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
+        """Wait until there are enough replies; return False where all are here before, or one failed."""
+        rest = {*made}
+        while rest:
+            done, rest = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.exception() for task in done):
+                return False
+            if enough([made[task] for task in done]):
+                return True
+        return False
+
+    async def _one(self, ask: Ask) -> dict[str, Any] | None:
+        """Return the reply to a request, from the first server that gives one."""
+        tries = 0
+        while (server := await self._place(ask)) is not None:
+            if (found := await self._reply(ask, server)) is None:
+                continue
+            (status, text), client = found, self.clients[server]
+            if status in client.busy and (tries := tries + 1) < TRIES:
+                self._lost(server)
+                continue
+            if status != 200:
+                raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
+            answer: dict[str, Any] = json.loads(text)
+            if (own := client.own_weights(answer)) is None:
+                return answer
+            self._lost(server, own)  # started anew; it has yet to be brought to the promised weights
+        return None
+
+    async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
+        """Status and text of a server's reply; None where the server is lost, or the request was aborted."""
+        import aiohttp
+
+        request, client = uuid4().hex, self.clients[server]
+        reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, ask.body)))
+        self.flying[request] = Flight(ask, server, reply)
+        try:
+            return await reply
+        except (aiohttp.ClientError, OSError):
+            self._lost(server)
+        except asyncio.CancelledError:
+            if not ask.aborted:
+                raise
+        finally:
+            reply.cancel()
+            del self.flying[request]
+            await self._give_back(server)
+        return None
+
+    async def _post(self, server: int, call: str, body: dict[str, Any]) -> tuple[int, str]:
+        client = self.clients[server]
+        async with self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply:
+            return reply.status, await reply.text()
+
+    async def _place(self, ask: Ask) -> int | None:
+        """Return the server that takes a request, once there is one; None if it was aborted before."""
+        async with self.freed:
+            while not ask.aborted:
+                if self.error:
+                    raise self.error
+                server = self.router.take(ask.conversation)
+                if server is not None:
+                    return server
+                await self.freed.wait()
+        return None
+
+    async def _give_back(self, server: int) -> None:
+        self.router.give_back(server)
+        async with self.freed:
+            self.freed.notify()
+
+    async def _all_may_look(self) -> None:
+        async with self.freed:
+            self.freed.notify_all()
+
+    async def _leave_out(self) -> None:
+        up = sorted(self.router.up)
+        for server, has_them in zip(up, await asyncio.gather(*map(self._is_back, up)), strict=True):
+            if not has_them:
+                self._lost(server, self.found.get(server))
+
+    def _lost(self, server: int, version: str | None = None) -> None:
+        """Note that a server does not answer, or has these weights in place of those that are wanted."""
+        self.found[server] = version
+        if self.router.lose(server):
+            task = asyncio.ensure_future(self._seek(server))
+            self.seeking.add(task)
+            task.add_done_callback(self.seeking.discard)
+
+    async def _seek(self, server: int) -> None:
+        """Look for a lost server until it is back with the weights that are wanted, or there is no hope."""
+        end = self.loop.time() + self.patience
+        while not self.error:
+            await asyncio.sleep(BLINK)
+            if await self._is_back(server):
+                self.router.find(server)
+                break
+            if not self.router.up and self.loop.time() > end:
+                self.error = ServerLostError(self._hopeless())
+        await self._all_may_look()
+
+    def _hopeless(self) -> str:
+        """Return the message that no server has the weights that are wanted, and what each has."""
+        law = f"no {self.clients[0].title} answers any more with weights {self.wanted()}, "
+        law += f"after {self.patience:g} s"
+        for server, has in sorted(self.found.items()):
+            law += f"\n  {self.clients[server].url} {f'has weights {has}' if has else 'does not answer'}"
+        return law
+
+    async def _is_back(self, server: int) -> bool:
+        if self.keeper and self.keeper.failed:
+            self.error = self.keeper.failed
+        try:
+            there = await self.loop.run_in_executor(self.glances, self.clients[server].version)
+        except RunError as error:
+            self.error = error
+            return False
+        self.found[server] = there
+        return there == str(self.wanted())
+
+    async def _abort(self, asks: Iterable[Ask] | None = None) -> None:
+        wanted = {*(self.asks if asks is None else asks)}
+        for ask in wanted:
+            ask.aborted = True
+        await self._all_may_look()
+        rounds = count()
+        while sent := [(request, flight) for request, flight in self.flying.items() if flight.ask in wanted]:
+            # repeated: a request on its way is not known to its server yet
+            await asyncio.gather(*(self._stop(request, flight) for request, flight in sent))
+            if next(rounds) > SWEEPS:
+                for _, flight in sent:
+                    flight.reply.cancel()
+            await asyncio.sleep(SWEEP)
+
+    async def _stop(self, request: str, flight: Flight) -> None:
+        import aiohttp
+
+        if (call := self.clients[flight.server].abortion(request)) is None:
+            flight.reply.cancel()
+            return
+        try:
+            await self._post(flight.server, *call)
+        except (aiohttp.ClientError, OSError):
+            self._lost(flight.server)

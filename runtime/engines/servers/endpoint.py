@@ -1,0 +1,121 @@
+"""A server that answers over HTTP: its address, its API key, and calls that any of them takes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.messages.errors import ServerLostError
+
+REPLY, GLANCE = 3600.0, 5.0  # seconds in which a call has to be answered, and a look at the server
+LOST = (OSError, http.client.HTTPException)  # no connection, or one that ended amid an answer
+
+
+class Doubt(Protocol):
+    """Evidence that a server will not come back."""
+
+    failed: RunError | None
+
+
+class UnknownError(RunError):
+    """A server's version does not know a call."""
+
+
+@dataclass(frozen=True)
+class Endpoint(ABC):
+    """A server: its address, and the API key that it asks for."""
+
+    url: str
+    key: str = ""
+
+    title: ClassVar[str] = "server"  # as errors call it
+    variable: ClassVar[str] = ""  # of the environment, which holds the key
+    generates: ClassVar[str] = ""  # the call that makes a sample
+    busy: ClassVar[Collection[int]] = ()  # statuses after which a sample is asked for again
+
+    @classmethod
+    def at(cls, addresses: Sequence[str]) -> list[Self]:
+        """Return servers that run already, with the key that the environment holds."""
+        key = os.environ.get(cls.variable, "")
+        return [cls(address.rstrip("/"), key) for address in addresses]
+
+    @abstractmethod
+    def version(self) -> str | None:
+        """Return the version of its weights, as it was told with them; None where it does not answer."""
+
+    def own_weights(self, answer: dict[str, Any]) -> str | None:
+        """Return the weights that a sample is of, where the server started with these; else None."""
+        return None
+
+    def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a sample's call, which ``abortion`` can name by ``request``."""
+        return body
+
+    def abortion(self, request: str) -> tuple[str, dict[str, Any]] | None:
+        """Return the call that ends a request; None where it ends with its connection."""
+        return None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of every call."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def post(self, call: str, body: dict[str, Any], timeout: float = REPLY) -> Any:
+        """Make a call; return its answer, as JSON where it is some.
+
+        Raises:
+            RunError: the server refused it.
+            UnknownError: its version does not know it.
+            ServerLostError: it did not answer.
+        """
+        headers = self.headers | {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/{call}", json.dumps(body).encode(), headers)
+        try:
+            text = _text(request, timeout)
+        except urllib.error.HTTPError as error:
+            law = f"the {self.title} at {self.url} refused {call}"
+            kind = UnknownError if error.code == 404 else RunError
+            raise kind(f"{law}: {error.code} {error.read().decode()[:500]}") from error
+        except LOST as error:
+            law = f"the {self.title} at {self.url} did not answer {call}: {error}"
+            raise ServerLostError(law) from error
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def look(self, call: str) -> Any:
+        """Return a server's own report; None where it does not answer.
+
+        Raises:
+            RunError: it asks for another API key.
+        """
+        try:
+            request = urllib.request.Request(f"{self.url}/{call}", headers=self.headers)
+            return json.loads(_text(request, GLANCE))
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                law = f"the {self.title} at {self.url} asks for another API key"
+                raise RunError(f"{law}\n  set {self.variable} where the workers start") from error
+            return None
+        except LOST:
+            return None
+
+    def is_healthy(self) -> bool:
+        """Return whether it generates a token; only of a server that is awake."""
+        request = urllib.request.Request(f"{self.url}/health", headers=self.headers)
+        try:
+            _text(request, GLANCE)
+        except LOST:
+            return False
+        return True
+
+
+def _text(request: urllib.request.Request, timeout: float) -> str:
+    with urllib.request.urlopen(request, timeout=timeout) as reply:
+        return str(reply.read().decode())

@@ -1,0 +1,146 @@
+"""A server as a process of this one: launched, awaited, and never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.engines.servers.endpoint import Endpoint
+from rlgraph.runtime.engines.servers.ports import ServerPort
+
+LAST = 30  # lines of a log that an error shows
+END = 60.0  # seconds that a killed server's processes have to be gone, and their memory with them
+PR_SET_PDEATHSIG = 1
+
+
+class Program(Protocol):
+    """The settings of a server's process: the model's path, the command line, the environment."""
+
+    name: str  # of its logs
+    path: str
+    kind: type[Endpoint]
+
+    def arguments(self, host: str, port: int, key: str) -> list[str]:
+        """Return the command line after ``python``."""
+        ...
+
+    def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
+        """Return the server's environment, from that of this process."""
+        ...
+
+
+class Server:
+    """A running server. It ends with this process, however that ends."""
+
+    def __init__(
+        self, launch: Program, logs: Path, devices: Sequence[str], host: str, before: Server | None = None
+    ) -> None:
+        """Start it; ``wait`` says when it answers.
+
+        Args:
+            launch: how it runs.
+            logs: the folder of its log, which takes all that it prints and is named after host and port.
+            devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0,1``.
+            host: the address of the interface that it answers on.
+            before: the server whose place it takes, port and key; a new one unless given.
+        """
+        self.launch, self.closed = launch, False
+        self.port = before.port if before else ServerPort(host, _first_number(devices))
+        url = f"http://{host}:{self.port.number}"
+        self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
+        self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
+        logs.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, *launch.arguments(host, self.port.number, self.client.key)],
+                env=launch.environment(os.environ, devices),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def wait(self, timeout: float) -> None:
+        """Return when it answers.
+
+        Raises:
+            RunError: it ended, or did not answer in time: with its last lines.
+        """
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if not self.is_alive():
+                self.close()
+                raise RunError(f"{self.obituary()}{self.last_lines()}")
+            if self.client.is_healthy():
+                return
+            time.sleep(0.2)
+        self.close()
+        law = f"the {self.client.title} of {self.launch.path} did not answer within {timeout:.0f} s"
+        raise RunError(f"{law}{self.last_lines()}")
+
+    def is_alive(self) -> bool:
+        """Return whether its process runs."""
+        return self.process.poll() is None
+
+    def last_lines(self) -> str:
+        """Return the end of its log, for an error."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST:]
+        return "".join(f"\n    {line}" for line in [f"the end of {self.log}:", *lines])
+
+    def has_lost_its_port(self) -> bool:
+        """Return whether it ended since another program had taken its port."""
+        said = self.log.read_text(encoding="utf-8", errors="replace").lower()
+        return not self.is_alive() and "address already in use" in said
+
+    def close(self) -> None:
+        """End it and all that it started, and wait until that is gone: until then it holds its memory."""
+        if not self.closed:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.closed = True
+        self.process.wait()
+        end = time.monotonic() + END
+        while _running(self.process.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def obituary(self) -> str:
+        """Return how it ended, or that it runs and does not answer."""
+        law = f"the {self.client.title} of {self.launch.path}"
+        try:
+            code = self.process.wait(1.0)  # a killed process may outlive its last answer
+        except subprocess.TimeoutExpired:
+            return f"{law} does not answer any more"
+        return f"{law} ended ({f'exit code {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'})"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _first_number(devices: Sequence[str]) -> int:
+    """Return the number of the first device, or of the first core; 0 of a device without a number."""
+    first = devices[0].partition(",")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def _running(group: int) -> list[int]:
+    """Return the processes of a group that hold memory; a dead one that is not waited for holds none."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, own = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            dead = state in "ZX" and len([*(folder / "task").iterdir()]) <= 1
+            if int(own) == group and not dead:
+                found.append(int(folder.name))
+    return found

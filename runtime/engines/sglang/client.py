@@ -1,0 +1,107 @@
+"""Calls to an SGLang server over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import urllib.parse
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.engines.servers.endpoint import GLANCE, REPLY, Endpoint, UnknownError
+from rlgraph.runtime.messages.errors import ServerLostError
+
+PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
+FIRST = "default"  # SGLang's name for the weights that a server starts with
+
+
+class Client(Endpoint):
+    """An SGLang server."""
+
+    title, variable, generates = "SGLang server", "SGLANG_API_KEY", "generate"
+
+    def post(self, call: str, body: dict[str, Any], timeout: float = REPLY) -> Any:
+        """Make a call, as of any server; SGLang may refuse one in its answer too."""
+        answer = super().post(call, body, timeout)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            law = f"the SGLang server at {self.url} refused {call}"
+            raise RunError(f"{law}: {answer.get('message', answer)}")
+        return answer
+
+    def version(self) -> str | None:
+        """Return the version of its weights, as it was told with them; None where it does not answer."""
+        info = self.look("model_info")
+        return str(info["weight_version"]) if info else None
+
+    def own_weights(self, answer: dict[str, Any]) -> str | None:
+        """Return the weights that a sample is of, where the server started with these; else None."""
+        return FIRST if answer["meta_info"]["weight_version"] == FIRST else None
+
+    def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a sample's call, with the name that ``abortion`` ends it by."""
+        return {"rid": request, **body}
+
+    def abortion(self, request: str) -> tuple[str, dict[str, Any]]:
+        """Return the call that ends a request, which then comes back as far as it is."""
+        return "abort_request", {"rid": request}
+
+    def release(self, parts: Iterable[str]) -> None:
+        """Release the memory of parts, the cache first; nothing may run."""
+        for part in sorted(parts):
+            self.flush()
+            self.post("release_memory_occupation", {"tags": PARTS[part]})
+
+    def retake(self, parts: Iterable[str]) -> None:
+        """Take the memory of parts again, the weights first, so that they can be synced."""
+        for part in sorted(parts, reverse=True):
+            self.post("resume_memory_occupation", {"tags": PARTS[part]})
+
+    def flush(self, paused: bool = False) -> None:
+        """Forget cached keys and values; where it is not paused, once nothing runs.
+
+        What has been answered is still in the scheduler for a moment, so it is waited for. What is paused
+        stays there, and SGLang would wait for it too.
+        """
+        self.post("flush_cache" if paused else "flush_cache?timeout=60", {})
+
+    def pause(self) -> None:
+        """Stop generating; what runs gives up its keys and values, and waits."""
+        self.post("pause_generation", {"mode": "retract"})
+
+    def hold(self) -> None:
+        """Stop generating; what runs comes back as far as it is, what comes waits."""
+        self.post("pause_generation", {"mode": "abort"})
+
+    def resume(self) -> None:
+        """Generate again."""
+        self.post("continue_generation", {})
+
+    def begin_update(self) -> None:
+        """Open a session of weight updates; one that another left open is closed first.
+
+        A version of SGLang without sessions needs none.
+        """
+        try:
+            self.post("begin_weight_update", {})
+        except UnknownError:
+            return
+        except ServerLostError:
+            raise
+        except RunError:
+            self.end_update()
+            self.post("begin_weight_update", {})
+
+    def end_update(self) -> None:
+        """Close the session."""
+        with suppress(UnknownError):
+            self.post("end_weight_update", {})
+
+    def local_address(self) -> str:
+        """Return the address of this host on the way to the server."""
+        parsed = urllib.parse.urlsplit(self.url)
+        try:
+            with socket.create_connection((parsed.hostname or "", parsed.port or 80), GLANCE) as way:
+                return str(way.getsockname()[0])
+        except OSError as error:
+            raise ServerLostError(f"the SGLang server at {self.url} can't be reached: {error}") from error

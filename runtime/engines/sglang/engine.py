@@ -1,0 +1,310 @@
+"""The serve engine ``sglang``: servers of their own, spoken to over HTTP, token ids in and token ids out.
+
+Covers what SGLang serves, over tensor parallelism of one host. One engine a device: the first of a group
+starts its server and looks after it (``supervisor.py``), all of them send requests to all servers of the pool
+(``servers/calls.py``, ``servers/router.py``). What a server refuses in its states is refused here first.
+
+Not covered: seeds. SGLang follows them only where its inference is deterministic, which needs a GPU.
+
+One file: what sleeps, pauses or takes weights changes the state by which all other calls are refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoTokenizer
+
+from rlgraph.engines.registry import SERVERS, SERVING
+from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.memory.release import release
+from rlgraph.runtime.engines.servers.calls import Calls
+from rlgraph.runtime.engines.servers.groups import gathered, meet
+from rlgraph.runtime.engines.servers.samples import check_lengths, generate
+from rlgraph.runtime.engines.servers.supervisor import START
+from rlgraph.runtime.engines.sglang.client import PARTS, Client
+from rlgraph.runtime.engines.sglang.launch import Launch
+from rlgraph.runtime.engines.sglang.samples import body, generation
+from rlgraph.runtime.engines.sglang.supervisor import Keeper, Remotes
+from rlgraph.runtime.engines.sglang.weight_names import check_names
+from rlgraph.runtime.engines.sglang.weights import Team
+from rlgraph.runtime.engines.stop_tokens import stop_ids
+from rlgraph.runtime.engines.weights.pretrained import weights_of
+from rlgraph.runtime.engines.weights.transfer import Named, cast, noted
+
+PATIENCE = 60.0  # seconds in which one of several servers has to be back that this run can't bring back
+
+
+class SglangEngine:
+    """Generates with SGLang servers whose weights arrive by ``load_weights``.
+
+    ``generate`` may run in several threads at a time; meanwhile ``pause``, ``load_weights`` and ``resume``
+    bring new weights to what is in flight, and ``abort`` ends it.
+
+    Example:
+        engine = SglangEngine("Qwen/Qwen2.5-0.5B-Instruct", logs=Path("logs"))
+        engine.load_pretrained()
+        engine.generate([Request(prompt=[9707], seeds=[0, 1])], Sampling(max_new_tokens=16))
+
+    Args:
+        path: a model directory or a hub name.
+        device: ``cpu`` or ``cuda``.
+        dtype: of weights, keys and values.
+        max_rows: samples of this engine in flight on a server at a time; the others wait here.
+        max_cached_tokens: positions that the cache of a server holds.
+        group: devices that a server spans.
+        devices: which: GPUs by number, or cores of a CPU for each member of the group, as ``0,1``.
+        logs: where the server's log goes.
+        restarts: how often a server that is lost is started anew.
+        keeps: whether a copy of the weights stays on the host for that; else they come by the next sync.
+        start_timeout: seconds in which a server has to be up.
+        options: SGLang's own settings, by its names.
+        host: the address of the interface that the server answers on.
+        servers: those that run already, in place of one that this engine starts.
+        leads: whether this engine syncs and moves its servers; another one does where it does not.
+        transport: of weights to servers that run already, as the plan says: ``broadcast`` or ``disk``;
+            "" where another process sends them.
+        sync_folder: of ``disk``, that those servers see.
+        pool: the process group of all who do as this engine does; they wait for one another around what
+            is done to servers that several of them use.
+        team: the workers whose devices one server spans, the first of which leads.
+
+    Raises:
+        RunError: the server does not come up: with its last lines.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self,
+        path: str,
+        device: str = "cpu",
+        dtype: str = "float32",
+        *,
+        max_rows: int = 1024,
+        max_cached_tokens: int = SERVING[SERVERS].cached,
+        group: int = 1,
+        devices: Sequence[str] = ("0",),
+        logs: Path = Path("logs"),
+        restarts: int = 3,
+        keeps: bool = True,
+        start_timeout: float = START,
+        options: Mapping[str, str | float | bool] | None = None,
+        host: str = "127.0.0.1",
+        servers: Sequence[Client] = (),
+        leads: bool = True,
+        transport: str = "broadcast",
+        sync_folder: str | None = None,
+        pool: dist.ProcessGroup | None = None,
+        team: Team | None = None,
+    ) -> None:
+        self.path, self.max_rows, self.pool = path, max_rows, pool
+        self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path).get_text_config()
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.tied = bool(getattr(config, "tie_word_embeddings", False))
+        self.stops = stop_ids(path, config, self.tokenizer)
+        self.version, self.away, self.paused = -1, frozenset[str](), False
+        self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
+        self.keeper: Keeper | Remotes | None = None
+        self.team = team
+        keeps = keeps and restarts > 0
+        self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
+        if leads and servers:
+            self.keeper = Remotes(servers, self.device, transport, sync_folder)
+        elif leads:
+            launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
+            kept: dict[str, Any] = {"keeps": keeps, "start": start_timeout, "team": team}
+            self.keeper = Keeper(launch, logs, devices, host, restarts, **kept)
+            servers, self.notes = [self.keeper.client], self.keeper.notes
+        self.calls: Calls | None = None
+        if servers:
+            self.reach(servers)
+
+    def reach(self, servers: Sequence[Client], patience: float | None = None) -> None:
+        """Generate with these servers from now on.
+
+        Args:
+            servers: all that there are; where several have as little to do, the first takes a request.
+            patience: seconds in which one of them has to be back, once all are lost.
+        """
+        if self.calls:
+            self.calls.close()
+        patience = self.patience if patience is None else patience
+        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, self.keeper)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Samples of one prompt go to one server, as far as all servers get as many: it reads the prompt once.
+        What ``enough`` aborts depends on what the servers end first. What was aborted comes back as far as it
+        is, with the finish ``abort``.
+
+        Raises:
+            RuntimeError: no weights were given yet, or the engine is paused, or parts of it are asleep.
+            ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
+            RunError: a server refused, or answered with other weights than this engine was given.
+            ServerLostError: no server is left.
+        """
+        self._check_awake()
+        check_lengths(requests, sampling, self.context)
+        assert self.calls
+        asked = partial(body, sampling=sampling, stops=self.stops)
+        return generate(self.calls, requests, self.version, asked, generation, enough)
+
+    def _check_awake(self) -> None:
+        if self.away:
+            self._refuse(f"{', '.join(sorted(self.away))} asleep; wake them before generate")
+        if self.paused:
+            self._refuse("paused; resume before generate")
+        if self.version < 0:
+            self._refuse("no weights yet; call load_weights or load_pretrained before generate")
+
+    def abort(self) -> None:
+        """End what is in flight; ``generate`` gives back what there is of it. Waits until it is."""
+        if self.calls:
+            self.calls.abort()
+
+    def pause(self) -> None:
+        """Stop generating: what is in flight waits for ``resume``, and may get new weights until then.
+
+        Raises:
+            RuntimeError: it is paused already, or parts are asleep.
+        """
+        if self.paused or self.away:
+            state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
+            self._refuse(f"{state}; it can't be paused")
+        if self.keeper:
+            self.keeper.pause()
+        meet(self.pool)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Generate again.
+
+        Raises:
+            RuntimeError: it is not paused, or has no weights.
+        """
+        if not self.paused or self.version < 0:
+            self._refuse("no weights yet" if self.paused else "not paused; it can't go on")
+        meet(self.pool)
+        if self.keeper:
+            self.keeper.resume()
+        self.paused = False
+
+    def load_weights(self, named: Iterable[Named], version: int) -> None:
+        """Take every weight by its name in the checkpoint, in buckets. After an error ``version`` is -1.
+
+        So it is, on all of the pool, where a server was lost on the way and no copy is kept: call it again.
+
+        Raises:
+            RuntimeError: the weights are asleep, or something is in flight and not paused.
+            RunError: a server refused them, or would leave some out for their names.
+            ServerLostError: a server is lost, and may not be started anew.
+        """
+        if "weights" in self.away:
+            self._refuse("its weights are asleep; wake them before load_weights")
+        self._check_idle("load_weights")
+        meet(self.pool)
+        self.version = -1
+        sent = list[str]()
+        kept = ((name, t) for name, t in noted(named, sent) if not (self.tied and name == "lm_head.weight"))
+        parameters, arrived = cast(kept, self.dtype), True
+        if self.keeper:
+            arrived = self.keeper.load(parameters, version)
+        elif self.team:
+            self.team.hand_over(parameters)
+        else:
+            deque(parameters, maxlen=0)  # another one sends; here they are only gathered
+        arrived = all(gathered(arrived, self.pool)) if self.pool else arrived
+        check_names(self.path, self.stored, sent)
+        if not arrived:
+            return
+        self.version = version
+        if self.calls:
+            self.calls.promise(version)
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Return the names of the weights in the safetensors files at ``path``."""
+        return frozenset(weights_of(self.path))
+
+    def load_pretrained(self) -> None:
+        """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
+        assert isinstance(self.keeper, Keeper)
+        self._check_idle("load_pretrained")
+        self.keeper.load_pretrained()
+        self.version = 0
+
+    def checksums(self) -> list[Any]:
+        """Return for each server a checksum of every parameter on each of its ranks, as it holds it."""
+        clients = self.calls.clients if self.calls else ()
+        return [client.post("weights_checker", {"action": "checksum"})["ranks"] for client in clients]
+
+    def sleep(self, parts: Sequence[str]) -> None:
+        """Release the memory of ``weights``, ``kv`` or both. Asleep weights come back by a sync alone.
+
+        Raises:
+            RuntimeError: a part is asleep already, or something is in flight, or the engine is paused.
+        """
+        moved = self._moved(parts, asleep=False)
+        self._check_idle("sleep")
+        if self.paused:
+            self._refuse("paused; resume before sleep")
+        self._fence()
+        if self.keeper:
+            self.keeper.sleep(moved)
+        meet(self.pool)
+        if "weights" in moved:
+            self.version = -1
+        self.away |= moved
+
+    def wake(self, parts: Sequence[str]) -> None:
+        """Take the memory of parts again: the weights first, so that they can be synced.
+
+        Raises:
+            RuntimeError: a part is awake.
+        """
+        moved = self._moved(parts, asleep=True)
+        self._fence()
+        if self.keeper:
+            self.keeper.wake(moved)
+        meet(self.pool)
+        self.away -= moved
+
+    def _moved(self, parts: Sequence[str], asleep: bool) -> frozenset[str]:
+        moved = frozenset(parts)
+        unknown = moved - PARTS.keys()
+        wrong = moved - self.away if asleep else moved & self.away
+        if unknown or wrong:
+            state = "no parts of it" if unknown else "awake" if asleep else "asleep already"
+            self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
+        return moved
+
+    def _check_idle(self, call: str) -> None:
+        if self.calls and self.calls.asks and not self.paused:
+            self._refuse(f"{len(self.calls.asks)} samples are in flight; pause or abort them before {call}")
+
+    def _refuse(self, law: str) -> None:
+        raise RuntimeError(f"{self.path}: {law}")
+
+    def _fence(self) -> None:
+        """Give cached memory back, and wait until all of the pool have done so."""
+        release(self.device)
+        meet(self.pool)
+
+    def close(self) -> None:
+        """End the connections, and the server, if this engine started it."""
+        if self.calls:
+            self.calls.close()
+        if self.keeper:
+            self.keeper.close()

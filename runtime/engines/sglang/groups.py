@@ -1,0 +1,75 @@
+"""Starts a server per tensor-parallel group of a pool, or connects to running ones."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rlgraph.runtime.engines.memory.release import release
+from rlgraph.runtime.engines.servers.groups import check_groups, gathered, in_turn, interface, own_device
+from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.supervisor import Remotes
+from rlgraph.runtime.engines.sglang.weights import Team
+from rlgraph.runtime.engines.weights.transfer import FOREVER
+
+
+def sglang_engine(
+    path: str,
+    *,
+    device: str,
+    group: int,
+    pool: dist.ProcessGroup,
+    logs: Path,
+    addresses: Sequence[str] = (),
+    **options: Any,
+) -> SglangEngine:
+    """Return this device's engine, which sends requests to all servers of the pool. Collective.
+
+    Groups are of consecutive devices. The first of each starts a server. Where servers run already, the
+    pool's first device syncs them.
+
+    Args:
+        path: a model directory or a hub name.
+        device: ``cpu`` or ``cuda``.
+        group: devices of one server.
+        pool: the process group of the pool.
+        logs: where the servers' logs go.
+        addresses: of servers that run already.
+        options: as ``SglangEngine`` takes them.
+
+    Raises:
+        RunError: the devices of a group are not on one host, or two of them are the same GPU.
+    """
+    index = pool.rank()
+    options |= {"device": device, "pool": pool}
+    if addresses:
+        return SglangEngine(path, **options, servers=in_turn(index, Client.at(addresses)), leads=index == 0)
+    release(device)  # for the server that starts beside this worker, once all have met
+    members = gathered((socket.gethostname(), own_device(device, index)), pool)
+    check_groups(members, group, device)
+    first = index - index % group
+    options |= {"group": group, "devices": [device for _, device in members[first : first + group]]}
+    options |= {"logs": logs, "host": interface({host for host, _ in members})}
+    engine = SglangEngine(path, **options, leads=index == first, team=_team(pool, first, group))
+    led = gathered(engine.keeper.client if index == first else None, pool)
+    engine.reach(in_turn(index // group, [client for client in led if client]))
+    return engine
+
+
+def sender(addresses: Sequence[str], device: str, transport: str, folder: str | None) -> Remotes:
+    """What brings weights to servers that run already, from a worker that trains; see ``Remotes``."""
+    return Remotes(Client.at(addresses), device, transport, folder)
+
+
+def _team(pool: dist.ProcessGroup, first: int, size: int) -> Team | None:
+    """Return the workers of one server, who meet over their hosts' CPUs; None of one worker alone."""
+    if size == 1:
+        return None
+    ranks = dist.get_process_group_ranks(pool)[first : first + size]
+    # members wait for their leader, who may restart a server
+    return Team(dist.new_group(ranks, timeout=FOREVER, backend="gloo", use_local_synchronization=True))

@@ -1,0 +1,105 @@
+"""The command line and the environment by which an SGLang server is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.sglang.options import words
+
+CPU = Path(__file__).parent / "cpu"  # on PYTHONPATH of a server without a GPU, in place of a CUDA build
+# What a server on CUDA needs of its environment; what is set there already stays. SGLang 0.5.23 reads them
+# by srt/environ.py.
+CUDA_ENVIRONMENT = {
+    # a trainer holds more on some devices of a group than on others
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
+    # its graphs are released with the cache, instead of staying on the device while others train
+    "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "true",
+    # kernels are compiled as they are met, instead of all of them before the server answers
+    "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "false",
+    # seconds: while it idles it gives back what its allocator keeps, as the trainer beside it does
+    "SGLANG_EMPTY_CACHE_INTERVAL": "1",
+}
+# NCCL would hold on to the memory of graphs that are released (fzyzcjy/torch_memory_saver#88)
+SPANNING = {"NCCL_GRAPH_REGISTER": "0"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Settings that decide how a server runs.
+
+    Attributes:
+        path: a Hugging Face directory or name.
+        device: ``cpu`` or ``cuda``.
+        dtype: of weights and computation.
+        group: devices that it spans (tensor parallelism).
+        tokens: positions that its cache holds.
+        max_rows: requests that run at a time.
+        options: settings of SGLang's own, by its names; those in ``sglang_options.OWNED`` are not
+            among them.
+    """
+
+    path: str
+    device: str
+    dtype: str
+    group: int
+    tokens: int
+    max_rows: int
+    options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    name, kind = "sglang", Client  # of its logs, and of what speaks to it
+
+    def settings(self) -> dict[str, object]:
+        """Return SGLang's settings by its own names; true is a flag, false a flag that is left out."""
+        given: dict[str, object] = {
+            "model_path": self.path,
+            "load_format": "dummy",  # random weights until those of the run arrive
+            "device": self.device,
+            "dtype": self.dtype,
+            "tp_size": self.group,
+            "max_total_tokens": self.tokens,
+            "max_running_requests": self.max_rows,
+            "grammar_backend": "none",
+            "log_level": "warning",
+            "sleep_on_idle": True,  # else it keeps a core busy while others train
+        }
+        if self.device != "cpu":
+            # its own share would leave 10 GB free; what the plan leaves free is more than 5 % of a device
+            saved = {
+                "enable_memory_saver": True,
+                "mem_fraction_static": 0.95,
+                # the default, breakable, refuses graphs that are released with the cache
+                "cuda_graph_backend_prefill": "disabled",
+            }
+            return given | saved | self.options
+        own = {
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "mem_fraction_static": 0.1,
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+        }
+        return given | own | self.options
+
+    def arguments(self, host: str, port: int, key: str) -> list[str]:
+        """Return the command line after ``python``."""
+        given = self.settings() | {"host": host, "port": port, "api_key": key, "skip_server_warmup": True}
+        return ["-m", "sglang.launch_server", *words(given)]
+
+    def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
+        """Return the server's environment: its devices, and what a memory saver and a CPU need."""
+        found = dict(given)
+        if self.device == "cpu":
+            found["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
+            found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
+            # a thread a core: more wait for one another at the end of every operation
+            found["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
+        else:
+            # expandable segments break the memory saver
+            for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+                found.pop(name, None)
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+            found = CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | found
+        return found

@@ -1,0 +1,79 @@
+"""Checks settings of SGLang's own against the installed SGLang.
+
+    python -m rlgraph.runtime.engines.sglang.options '{"attention_backend": "fa3"}'
+
+prints what is wrong with each as JSON. It is asked in a process of its own: SGLang's modules change what they
+are imported into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from rlgraph.errors import RunError, nearest
+
+
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as a command line: true is a flag, false a flag that is left out.
+
+    Example:
+        >>> words({"tp_size": 2, "enable_memory_saver": True, "disable_radix_cache": False})
+        ['--tp-size', '2', '--enable-memory-saver']
+    """
+    found = []
+    for name, value in settings.items():
+        if value is not False:
+            found += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return found
+
+
+def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the problems that the installed SGLang finds with settings, by their names.
+
+    Raises:
+        RunError: it can't be asked.
+    """
+    command = [sys.executable, "-m", __name__, json.dumps(dict(settings))]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise RunError(f"SGLang can't be imported to check serve.options:\n{asked.stderr[-2000:].rstrip()}")
+    found: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    """SGLang's command line, which reports problems in place of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _wrong(parser: argparse.ArgumentParser, name: str, value: Any) -> str:
+    """Return the problem with one setting, or nothing."""
+    known = {option.removeprefix("--").replace("-", "_") for option in parser._option_string_actions}
+    if name not in known:
+        return f"SGLang has no such setting; {nearest(name, known) or 'see sglang.launch_server --help'}"
+    try:
+        parser.parse_args(["--model-path", "any", *words({name: value})])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(settings: Mapping[str, Any]) -> None:
+    """Print the problems with settings."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    found = {name: _wrong(parser, name, value) for name, value in settings.items()}
+    print(json.dumps({name: law for name, law in found.items() if law}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,259 @@
+"""Supervision of SGLang servers: of the one that this process started, or of several that run already.
+
+Both bring servers to what an engine wants of them: weights, parts asleep or awake, paused or not. A server
+that this process started and that is lost is started anew and brought there again, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.engines.servers.process import Server
+from rlgraph.runtime.engines.servers.supervisor import START, Supervisor
+from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.sglang.launch import Launch
+from rlgraph.runtime.engines.sglang.weights import Flat, Servers, Team, flat_of, send
+from rlgraph.runtime.engines.weights.transfer import Named, Weights, in_buckets
+from rlgraph.runtime.engines.weights.transports import TRANSPORTS
+from rlgraph.runtime.messages.errors import ServerLostError
+
+LIKE = 0.05  # part of the planned tokens by which those of a server may differ without a word
+HOST = torch.device("cpu")
+
+
+class Moves(ABC):
+    """What an engine wants of its servers beside weights: parts asleep or awake, and to be paused or not."""
+
+    away, paused = frozenset[str](), False
+    lock: AbstractContextManager[Any] = nullcontext()
+
+    @abstractmethod
+    def do(self, action: Callable[[Client], None]) -> None:
+        """Carry out an action on the servers."""
+
+    def sleep(self, parts: frozenset[str]) -> None:
+        """Release the memory of parts."""
+        self._want(lambda client: client.release(parts), away=self.away | parts)
+
+    def wake(self, parts: frozenset[str]) -> None:
+        """Take the memory of parts again."""
+        self._want(lambda client: client.retake(parts), away=self.away - parts)
+
+    def pause(self) -> None:
+        """Stop generating."""
+        self._want(Client.pause, paused=True)
+
+    def resume(self) -> None:
+        """Generate again."""
+        self._want(Client.resume, paused=False)
+
+    def _want(self, action: Callable[[Client], None], **state: Any) -> None:
+        with self.lock:
+            vars(self).update(state)
+            self.do(action)
+
+
+class Keeper(Moves, Supervisor):
+    """Keeps the SGLang server that it started."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        logs: Path,
+        devices: Sequence[str],
+        host: str,
+        restarts: int,
+        *,
+        keeps: bool = True,
+        start: float = START,
+        team: Team | None = None,
+    ) -> None:
+        """Start it and wait until it answers.
+
+        Args:
+            launch: how it runs.
+            logs: the folder of its log.
+            devices: see ``Server``.
+            host: the address of the interface that it answers on.
+            restarts: how often one that is lost is started anew.
+            keeps: whether a copy of its weights stays on the host for that; else they come by the next sync.
+            start: seconds in which it has to be up.
+            team: the workers whose devices it spans; this one leads them.
+
+        Raises:
+            RunError: it does not come up: with its last lines.
+        """
+        self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
+        self.keeps, self.team = keeps and restarts > 0, team or Team()
+        self.kept: list[Flat] = []
+        self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
+        super().__init__(restarts, start)
+
+    def begin(self, before: Server | None = None) -> Server:
+        """Start a server, at the place of one that is lost where there is one."""
+        return Server(self.launch, self.logs, self.devices, self.host, before)
+
+    def shortage(self) -> str:
+        """Return that the server's cache is not of the size that the plan counts, or ""."""
+        counted = self.launch.tokens
+        held = (self.server.client.look("server_info") or {}).get("max_total_num_tokens", counted)
+        if abs(held - counted) <= LIKE * counted:
+            return ""
+        law = f"the SGLang server of {self.launch.path} holds keys and values of {held:,} tokens"
+        why = "others held memory as it started" if held < counted else "see its log"
+        return f"{law}; the plan counts {counted:,} ({why}): set serve.cache_tokens={held}"
+
+    def load(self, parameters: Iterable[Named], version: int) -> bool:
+        """Bring weights to the server, bucket by bucket, as long as they come; see ``SglangEngine``.
+
+        Returns:
+            Whether it has them: not, where it was lost and is started anew without a copy of them.
+        """
+        with self.lock:
+            before, self.kept, self.bring = self.kept, [], None
+            lost = not self.tried(self.client.begin_update)
+            for index, bucket in enumerate(in_buckets(parameters)):
+                earlier = before[index : index + 1]
+                flat = flat_of(bucket, bucket[0][1].device, earlier)
+                handles = self.team.handles(flat)
+                lost = lost or not self.tried(partial(send, self.client, handles, version))
+                self.team.let_go()
+                if self.keeps:
+                    self.kept.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
+            if self.keeps:
+                self.bring = partial(self._replay, version)
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()  # the copies have arrived
+            if lost or not self.tried(self._end_update):
+                self.renew()
+                return self.keeps
+            return True
+
+    def load_pretrained(self) -> None:
+        """Bring the server to the weights at its path, as version 0."""
+
+        with self.lock:
+            self.bring = self._read
+            self.do(lambda _: self._read())
+
+    def do(self, action: Callable[[Client], None]) -> None:
+        """Carry out an action; a new server, in place of a lost one, is brought to all that is wanted."""
+        if not self.tried(lambda: action(self.client)):
+            self.renew()
+
+    def sleep(self, parts: frozenset[str]) -> None:
+        """Release the memory of parts, and the copy of weights that sleep."""
+        with self.lock:
+            if "weights" in parts:
+                self.kept, self.bring = [], None
+            super().sleep(parts)
+
+    def _read(self) -> None:
+        self.client.begin_update()
+        body = {"model_path": self.launch.path, "weight_version": "0", "load_format": "auto"}
+        self.client.post("update_weights_from_disk", body)
+        self._end_update()
+
+    def _end_update(self) -> None:
+        self.client.end_update()
+        if "kv" not in self.away:  # else there is no cache of older weights
+            self.client.flush(self.paused)
+
+    def _replay(self, version: int) -> None:
+        self.client.begin_update()
+        for flat in self.kept:  # on the host, where all ranks can read it
+            send(self.client, [flat.handle() for _ in range(self.team.size)], version)
+        self._end_update()
+
+    def restore(self) -> None:
+        """Bring a new server to the weights, the sleep and the pause that were wanted of the one before."""
+        self.client.hold()  # so that nobody gets tokens of the weights that it started with, or of a mixture
+        paused, self.paused = self.paused, False  # until it has its weights
+        try:
+            if self.bring:
+                self.bring()
+        finally:
+            self.paused = paused
+        self.client.resume()
+        if self.away:
+            self.client.release(self.away)
+        if self.paused:
+            self.client.pause()
+
+
+class Remotes(Moves):
+    """Looks after servers that run already; they are never started or ended here."""
+
+    def __init__(
+        self, clients: Sequence[Client], device: str, transport: str, folder: str | None = None
+    ) -> None:
+        """Nothing is asked of them yet.
+
+        Args:
+            clients: the servers.
+            device: where weights travel from, ``cpu`` or ``cuda``.
+            transport: of weights, as the plan says: ``broadcast`` or ``disk``; "": another process sends.
+            folder: of a disk, that all of them see.
+        """
+        self.clients, self.device, self.transport, self.folder = clients, device, transport, folder or ""
+        self.peers: Servers | None = None
+        self.failed: RunError | None = None
+
+    def load(self, parameters: Iterable[Named], version: int) -> bool:
+        """Bring weights to all that answer, unless another process does, and forget what older ones made."""
+        if self.transport:
+            self.bring(Weights(version, parameters))
+        else:
+            deque(parameters, maxlen=0)
+        if "kv" not in self.away:
+            self.do(lambda client: client.flush(self.paused))
+        return True
+
+    def bring(self, weights: Weights) -> None:
+        """Bring weights to all that answer, bucket by bucket.
+
+        Raises:
+            ServerLostError: none answers, or one was lost on the way.
+            RunError: one holds several copies of the model, or the model in stages.
+        """
+        here = self._here()
+        peers = self._peers(here)
+        for client in here:
+            client.begin_update()
+        TRANSPORTS[self.transport](peers, self.folder).send(weights)
+        for client in here:
+            client.end_update()
+
+    def do(self, action: Callable[[Client], None]) -> None:
+        """Carry out an action on all that answer."""
+        for client in self._here():
+            action(client)
+
+    def close(self) -> None:
+        """Part from the servers; they run on."""
+        if self.peers:
+            self.peers.close()
+            self.peers = None
+
+    def _here(self) -> list[Client]:
+        found = [client for client in self.clients if client.version() is not None]
+        if not found:
+            urls = ", ".join(client.url for client in self.clients)
+            raise ServerLostError(f"no SGLang server answers at {urls}")
+        return found
+
+    def _peers(self, here: Sequence[Client]) -> Servers:
+        """Exactly those servers, as peers."""
+        if self.peers is None or self.peers.clients != tuple(here):
+            self.close()
+            self.peers = Servers(here, self.device)
+        return self.peers

@@ -1,0 +1,255 @@
+"""Ways of weights into servers' memory: mapped by one on this host, or sent to servers that run already.
+
+Flat        a bucket in shared memory (CPU) or of CUDA IPC (GPU), for the server that this process started
+Team        the workers whose devices that server spans: each hands over its own
+Servers     those that run already, as peers of a transport: a process group with all of their ranks, or files
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.engines.memory.allocator import shareable
+from rlgraph.runtime.engines.servers.ports import ServerPort
+from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.weights.broadcast import Header
+from rlgraph.runtime.engines.weights.transfer import Named, in_buckets
+from rlgraph.runtime.messages.errors import ServerLostError
+
+
+class Flat:
+    """One bucket as one flat tensor, which may be sent more than once; on a CPU it is shared memory."""
+
+    def __init__(self, bucket: Sequence[Named], device: torch.device | None = None) -> None:
+        """Take the tensors of a bucket, to a device of its own where one is given."""
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        names, tensors = zip(*bucket, strict=True)
+        dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+        self.device = device or tensors[0].device
+        with shareable(self.device):
+            made = FlattenedTensorBucket.empty(names, dtypes, shapes, self.device)
+        self.flat, self.metadata = made.get_flattened_tensor(), made.get_metadata()
+        if self.device.type == "cpu":  # a server that did not start this process may not open its descriptors
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            self.flat.share_memory_()
+            if tensors[0].is_cuda:
+                _pin(self)
+        self.fill(bucket)
+
+    def fits(self, bucket: Sequence[Named], device: torch.device) -> bool:
+        """Return whether it was made for such a bucket on such a device."""
+        own = [(part.name, part.shape, part.dtype) for part in self.metadata]
+        return device == self.device and own == [(name, t.shape, t.dtype) for name, t in bucket]
+
+    def fill(self, bucket: Sequence[Named]) -> None:
+        """Take the tensors of a bucket that fits; from CUDA to the host they are still on their way then."""
+        for part, (_, tensor) in zip(self.metadata, bucket, strict=True):
+            there = self.flat[part.start_idx : part.end_idx].view(part.dtype)
+            there.copy_(tensor.detach().reshape(-1), non_blocking=True)
+
+    def handle(self) -> str:
+        """Return what one rank of a server on this host opens it by, once."""
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+        if self.device.type == "cuda":  # else a GPU that has another number in the server is not found there
+            monkey_patch_torch_reductions()
+        held = {"flattened_tensor": self.flat, "metadata": self.metadata}
+        return str(MultiprocessingSerializer.serialize(held, output_str=True))
+
+
+def flat_of(bucket: Sequence[Named], device: torch.device, before: Sequence[Flat]) -> Flat:
+    """A bucket on a device, in memory of an earlier sync where it fits: new memory costs as much again."""
+    for flat in before:
+        if flat.fits(bucket, device):
+            flat.fill(bucket)
+            return flat
+    return Flat(bucket, device)
+
+
+def _pin(flat: Flat) -> None:
+    """Lock its memory on the host, which a device then copies to at full speed, until it is given up."""
+    runtime, address = torch.cuda.cudart(), flat.flat.data_ptr()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, flat.flat.nbytes, 0)))
+    weakref.finalize(flat, runtime.cudaHostUnregister, address)
+
+
+class Team:
+    """The workers whose devices one server spans: each hands its own copy of a bucket to its own rank.
+
+    A rank that read the first worker's copy would open a context on that device, which takes half a gigabyte
+    of it for good, and all ranks would read over one device's links.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Those of a process group that carries objects between CPUs; None: this worker alone."""
+        self.group = group
+        self.size = group.size() if group else 1
+        self.leads = group is None or group.rank() == 0
+
+    def handles(self, flat: Flat) -> list[str]:
+        """Return handles of a bucket on each device, one per rank, on the first worker. Collective."""
+        own = flat.handle()
+        if self.group is None:
+            return [own]
+        found = [""] * self.size if self.leads else None
+        dist.gather_object(own, found, group=self.group, group_dst=0)
+        return found or []
+
+    def hand_over(self, parameters: Iterable[Named]) -> None:
+        """Bring weights to this worker's rank of the server; ``Keeper.load`` runs on the first worker."""
+        for bucket in in_buckets(parameters):
+            flat = Flat(bucket)
+            self.handles(flat)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Wait until the server has read the bucket: until then every worker keeps its copy. Collective."""
+        if self.group is not None:
+            dist.barrier(self.group)
+        if torch.cuda.is_initialized():
+            torch.cuda.ipc_collect()  # what the server has closed
+
+
+def send(client: Client, handles: Sequence[str], version: int) -> None:
+    """Bring a bucket into the memory of a server on this host.
+
+    Args:
+        client: the server, in a session of updates.
+        handles: one for each of its ranks, each of which takes its part of the weights.
+        version: of the weights.
+    """
+    body = {
+        "serialized_named_tensors": list(handles),
+        "load_format": "flattened_bucket",
+        "flush_cache": False,
+        "weight_version": str(version),
+    }
+    client.post("update_weights_from_tensor", body)
+
+
+class Servers:
+    """Servers that run already, as peers of this process, which sends: all of their ranks get weights.
+
+    For a broadcast they join a process group with this process, gloo on CPUs and nccl on GPUs.
+    """
+
+    def __init__(self, clients: Sequence[Client], device: str) -> None:
+        """Count their ranks; nothing else is asked of them yet.
+
+        Args:
+            clients: the servers, in a session of updates while weights are sent.
+            device: where weights travel from, ``cpu`` or ``cuda``.
+
+        Raises:
+            ServerLostError: one does not answer.
+            RunError: one holds several copies of the model, or the model in stages.
+        """
+        self.clients, self.device = tuple(clients), device
+        self.ranks = [ranks_of(client) for client in clients]
+        self.pool = ThreadPoolExecutor(len(clients))
+        self.group: dist.ProcessGroup | None = None
+        self.asked: list[Future[Any]] = []
+
+    def tell(self, note: Any) -> None:
+        """Announce the bucket that is broadcast next, or the folder and version of files to read."""
+        if isinstance(note, Header):
+            self._join()
+            body = {
+                "names": note.names,
+                "dtypes": [str(note.dtype).removeprefix("torch.")] * len(note.names),
+                "shapes": [list(shape) for shape in note.shapes],
+                "group_name": self.name,
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+                "weight_version": str(note.version),
+            }
+            self.asked = self._all("update_weights_from_distributed", [body] * len(self.clients))
+        elif isinstance(note, tuple):
+            path, version = note
+            # the format is not that of the start, which may be of random weights
+            body = {"model_path": path, "weight_version": str(version), "load_format": "auto"}
+            body |= {"flush_cache": False}
+            self.asked = self._all("update_weights_from_disk", [body] * len(self.clients))
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Bring a bucket into the memory of all of them."""
+        dist.broadcast(flat, 0, group=self.group)
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when all of them have what was sent.
+
+        Raises:
+            ServerLostError: one of them does not answer.
+            RunError: one of them refused.
+        """
+        for call in self.asked:
+            call.result()
+
+    def _join(self) -> None:
+        if self.group:
+            return
+        from sglang.srt.utils import init_custom_process_group
+
+        self.port, backend = ServerPort(""), "nccl" if self.device == "cuda" else "gloo"
+        port = self.port.number
+        self.name, world = f"rlgraph-{port}", 1 + sum(self.ranks)
+        shared = {"world_size": world, "group_name": self.name, "backend": backend, "master_port": port}
+        bodies = [
+            shared | {"master_address": client.local_address(), "rank_offset": 1 + sum(self.ranks[:index])}
+            for index, client in enumerate(self.clients)
+        ]
+        joined = self._all("init_weights_update_group", bodies)
+        self.group = init_custom_process_group(
+            backend=backend,
+            init_method=f"tcp://127.0.0.1:{port}",
+            world_size=world,
+            rank=0,
+            group_name=self.name,
+        )
+        for call in joined:
+            call.result()
+
+    def _all(self, call: str, bodies: Iterable[dict[str, Any]]) -> list[Future[Any]]:
+        calls = zip(self.clients, bodies, strict=True)
+        return [self.pool.submit(client.post, call, body) for client, body in calls]
+
+    def close(self) -> None:
+        """Part from those that still answer."""
+        if self.group:
+            here = [client for client in self.clients if client.version() is not None]
+            body = {"group_name": self.name}
+            parted = [self.pool.submit(c.post, "destroy_weights_update_group", body) for c in here]
+            dist.destroy_process_group(self.group)
+            for call in parted:
+                call.exception()  # one that is lost has parted too
+            self.port.close()
+        self.pool.shutdown()
+
+
+def ranks_of(client: Client) -> int:
+    """The ranks of a server, each of which receives weights.
+
+    Raises:
+        ServerLostError: it does not answer.
+        RunError: it holds several copies of the model, or the model in stages.
+    """
+    info = client.look("server_info")
+    if info is None:
+        raise ServerLostError(f"the SGLang server at {client.url} does not answer")
+    for name in ("dp_size", "pp_size"):
+        if int(info.get(name, 1)) > 1:
+            law = f"the SGLang server at {client.url} has {name} {info[name]}; weights reach one copy only"
+            raise RunError(
+                f"{law}\n  start it with --tp-size alone, and a server for each copy (serve.addresses)"
+            )
+    return int(info["tp_size"])

@@ -1,0 +1,206 @@
+"""Continuous batching: assigns samples to slots, steps them, and collects their tokens.
+
+A request is prefilled once for its samples. A sample that ends leaves at once: the last live row moves into
+its slot, so that live rows are dense and a forward runs over nothing else. Whole requests enter as soon as
+enough slots are free (Orca, Yu et al., OSDI 2022).
+
+Shapes: rows (slots), live (slots in use), samples (all of the call), vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
+from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
+
+# What is known of each running sample, as rows of one int64 tensor [5, rows]: its newest token and where that
+# stands, its random stream, where its last token may stand, and what added to a position gives its place in
+# the output.
+TOKEN, POSITION, STREAM, END, OUTPUT = range(5)
+
+
+class Decoder(Protocol):
+    """The model's two forwards and their limits, which a batch uses."""
+
+    device: torch.device
+    max_rows: int
+    max_cached_tokens: int
+    prefill_tokens: int
+    attentions: Sequence[str]
+    version: int
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
+        """Return the logits [prompts, vocabulary] behind each prompt, and fill the cache."""
+        ...
+
+    def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
+        """Return the logits [live, vocabulary] behind one more token per live row."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Samples of one request that enter together."""
+
+    prompt: Sequence[int]
+    state: Tensor  # int64 [5, samples]
+
+
+class BatchRun:
+    """One call of ``generate``: the running and the waiting samples, and their tokens."""
+
+    def __init__(
+        self,
+        engine: Decoder,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        limits: Sequence[Sequence[int]],
+        stops: Tensor,
+    ) -> None:
+        self.engine, self.sampling, self.stops = engine, sampling, stops
+        samples, longest = sum(map(len, limits)), max(max(counts, default=0) for counts in limits)
+        length = max(len(r.prompt) + max(c) for r, c in zip(requests, limits, strict=True) if c)
+        self.rows = max(1, min(samples, engine.max_rows, engine.max_cached_tokens // length))
+        self.cache = SlotCache(self.rows, length, [kind == "sliding_attention" for kind in engine.attentions])
+        self.state = torch.zeros(5, self.rows, dtype=torch.int64, device=engine.device)
+        self.slots = torch.arange(self.rows, device=engine.device)
+        self.tokens = torch.full((samples, longest), -1, device=engine.device)  # -1 where unused
+        self.logprobs = torch.zeros(samples, longest, device=engine.device)
+        self.waiting = deque(_pieces(requests, limits, self.rows, longest, engine.device))
+        self.live, self.width, self.aligned = 0, 0, True
+        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # by sample
+        self.ended: list[int] = []  # samples, in the order in which they ended
+
+    def finish(self, enough: Enough | None = None) -> list[Generation]:
+        """Run every sample to its end, or until enough have ended; return them in order."""
+        told = 0
+        while self.live or self.waiting:
+            self._admit()
+            self._step()
+            if enough and len(self.ended) > told:
+                told, new = len(self.ended), self.ended[told:]
+                if enough([self.requests[sample] for sample in new]):
+                    break
+        return self._generations()
+
+    def _admit(self) -> None:
+        """Prefill waiting requests, in order, once an eighth of the slots is free.
+
+        A prefill of one request takes about as long as a token for every live row, so few are better.
+        """
+        free, entering = self.rows - self.live, []
+        if self.live and free < self.rows // 8:
+            return
+        while self.waiting and self.waiting[0].state.shape[1] <= free:
+            entering.append(self.waiting.popleft())
+            free -= entering[-1].state.shape[1]
+        for pieces in _slices(entering, self.engine.prefill_tokens):
+            self._enter(pieces)
+
+    def _enter(self, pieces: Sequence[_Piece]) -> None:
+        sizes = torch.tensor([piece.state.shape[1] for piece in pieces])
+        source = torch.arange(len(pieces)).repeat_interleave(sizes).to(self.engine.device)
+        start, self.live = self.live, self.live + len(source)
+        self.state[:, start : self.live] = torch.cat([piece.state for piece in pieces], 1)
+        self.width = max(self.width, *(len(piece.prompt) for piece in pieces))
+        logits = self.engine.prefill([p.prompt for p in pieces], self.cache.aim(Prefill(start, source)))
+        self._emit(start, logits[source])
+        self._measure()
+
+    def _step(self) -> None:
+        """Generate one more token for every live row."""
+        if not self.live:
+            return
+        positions = self.state[POSITION, : self.live]
+        target = Decode(self.slots[: self.live], positions, self.width, self.aligned)
+        logits = self.engine.decode(self.state[TOKEN, : self.live], target, self.cache)
+        self.width += 1
+        self._emit(0, logits)
+
+    def _emit(self, start: int, logits: Tensor) -> None:
+        """Choose a token for each row from ``start`` on, write it out, and retire rows that it ends."""
+        state = self.state[:, start : self.live]
+        position = state[POSITION] + 1
+        tokens, logprobs = draw(logits, uniform(state[STREAM], position), self.sampling)
+        place = state[OUTPUT] + position
+        self.tokens.view(-1).index_copy_(0, place, tokens)
+        self.logprobs.view(-1).index_copy_(0, place, logprobs)
+        state[TOKEN], state[POSITION] = tokens, position
+        ended = (position >= state[END]) | torch.isin(tokens, self.stops)
+        if ended.any():
+            self.ended += (place[ended] // self.tokens.shape[1]).tolist()
+            self._retire(ended.nonzero()[:, 0] + start)
+
+    def _retire(self, ended: Tensor) -> None:
+        """Free slots ``ended [k]``, ascending: the last live rows move into the holes."""
+        self.live -= len(ended)
+        holes = ended[ended < self.live]
+        if len(holes):
+            stays = torch.ones(len(ended), dtype=torch.bool, device=ended.device)
+            stays[ended[len(holes) :] - self.live] = False
+            movers = stays.nonzero()[:, 0] + self.live
+            self.state[:, holes] = self.state[:, movers]
+            self.cache.move(holes, movers, self.width)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Note the longest live row, its newest token included, and whether all are that long."""
+        if self.live:
+            low, high = torch.stack(self.state[POSITION, : self.live].aminmax()).tolist()
+            self.width, self.aligned = high + 1, low == high
+
+    def _generations(self) -> list[Generation]:
+        """Return the samples' tokens, in order.
+
+        Raises:
+            FloatingPointError: the model's logits are not numbers.
+        """
+        if self.logprobs.isnan().any():
+            raise FloatingPointError(f"the model's logits are NaN at version {self.engine.version}")
+        lengths = (self.tokens >= 0).sum(1)
+        last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
+        stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
+        finishes = [
+            ("stop" if stop else "length") if i in ended else "abort" for i, stop in enumerate(stopped)
+        ]
+        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
+        return [Generation(t[:n], p[:n], finish) for t, p, n, finish in rows]
+
+
+def _pieces(
+    requests: Sequence[Request],
+    limits: Sequence[Sequence[int]],
+    rows: int,
+    longest: int,
+    device: torch.device,
+) -> Iterator[_Piece]:
+    """Yield the requests, in parts of at most ``rows`` samples."""
+    first = 0
+    for request, counts in zip(requests, limits, strict=True):
+        length, samples = len(request.prompt), torch.arange(first, first + len(counts), device=device)
+        first += len(counts)
+        state = torch.zeros(5, len(counts), dtype=torch.int64, device=device)
+        state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
+        state[END], state[OUTPUT] = (
+            length - 1 + torch.tensor(counts, device=device),
+            samples * longest - length,
+        )
+        yield from (_Piece(request.prompt, part) for part in state.split(rows, 1) if part.shape[1])
+
+
+def _slices(pieces: Sequence[_Piece], budget: int) -> Iterator[list[_Piece]]:
+    """Yield pieces of like length together, each slice at most ``budget`` padded tokens or one piece."""
+    ordered, part = deque(sorted(pieces, key=lambda piece: len(piece.prompt))), []
+    while ordered:
+        part.append(ordered.popleft())
+        if not ordered or len(ordered[0].prompt) * (len(part) + 1) > budget:
+            yield part
+            part = []

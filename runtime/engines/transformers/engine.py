@@ -1,0 +1,262 @@
+"""The embedded serve engine: Hugging Face causal language models, in-process, eager, on CPU or CUDA.
+
+Covers: decoder models with full or sliding-window attention whose forward takes ``position_ids``. Each prompt
+is prefilled once for all its samples; finished samples leave the batch at once and waiting ones take their
+slots (continuous batching, as in Orca, Yu et al. 2022).
+
+Not covered: recurrent and linear-attention layers, chunked attention, ALiBi, prefix sharing between requests,
+CUDA graphs, and more than one device.
+
+Shapes: prompts (rows of one prefill), rows (slots), live (running samples), vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlgraph.costs.limits import PREFILL
+from rlgraph.engines.registry import EMBEDDED, SERVING
+from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storages
+from rlgraph.runtime.engines.memory.saver import SavedMemory
+from rlgraph.runtime.engines.stop_tokens import stop_ids
+from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
+from rlgraph.runtime.engines.transformers.fused import fused
+from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
+from rlgraph.runtime.engines.transformers.load import attention_kinds, copy_into, empty_model, named_weights
+from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
+from rlgraph.runtime.engines.weights.pretrained import weights_of
+
+PARTS = frozenset({"weights"})  # what may sleep
+
+
+class TransformersEngine:
+    """Generates with a Hugging Face model whose weights arrive by ``load_weights``.
+
+    Example:
+        engine = TransformersEngine("Qwen/Qwen2.5-0.5B-Instruct")
+        engine.load_pretrained()
+        engine.generate([Request(prompt=[9707], seeds=[0, 1])], Sampling(max_new_tokens=16))
+
+    Args:
+        path: a model directory or a hub name; configuration and tokenizer are read from it, weights are not.
+        device: where the model lives, such as ``cpu`` or ``cuda:0``.
+        dtype: of weights, keys and values, as torch names it.
+        max_rows: samples that run at the same time; the rest wait for a slot.
+        max_cached_tokens: positions that the slots may hold together. Fewer rows run where they are long; one
+            always does.
+        prefill_tokens: padded prompt tokens in one forward; a longer prompt goes alone.
+
+    Raises:
+        ValueError: the model has layers that this engine does not run.
+    """
+
+    overlaps = False
+
+    def __init__(
+        self,
+        path: str,
+        device: str = "cpu",
+        dtype: str = "float32",
+        *,
+        max_rows: int = 1024,
+        max_cached_tokens: int = SERVING[EMBEDDED].cached,
+        prefill_tokens: int = PREFILL,
+    ) -> None:
+        self.path, self.device = path, torch.device(device)
+        self.max_rows, self.max_cached_tokens = max_rows, max_cached_tokens
+        self.prefill_tokens = prefill_tokens
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.model = empty_model(path, self.device, getattr(torch, dtype))
+        self.pieces = pieces_of(self.model, weights_of(path))
+        self.fused = fused(self.model)
+        self.weights = named_weights(self.model)
+        config = self.model.config.get_text_config()
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.attentions = attention_kinds(self.model)
+        self.window: int = getattr(config, "sliding_window", None) or 0
+        self.stops = torch.tensor(
+            stop_ids(path, config, self.tokenizer), dtype=torch.int64, device=self.device
+        )
+        self.version, self.away = -1, frozenset[str]()
+        self._memory = SavedMemory(self.device)
+        self._last: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+
+    def sleep(self, parts: Iterable[str]) -> None:
+        """Free the memory of ``weights``, the only part: keys and values live no longer than ``generate``.
+
+        Raises:
+            RuntimeError: they sleep already.
+            ValueError: a part that there is not.
+        """
+        if chosen_parts(self.path, "sleep", parts, PARTS, self.away, "wake"):
+            self._memory.give(distinct_storages(self.weights.values()))
+            self.version, self.away = -1, PARTS
+
+    def wake(self, parts: Iterable[str]) -> None:
+        """Take memory for ``weights`` again; what stands in it is undefined until ``load_weights``.
+
+        Raises:
+            RuntimeError: they are awake.
+            ValueError: a part that there is not.
+        """
+        if chosen_parts(self.path, "wake", parts, PARTS, PARTS - self.away, "sleep"):
+            self._memory.take()
+            self.away = frozenset()
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take every weight by its name in the checkpoint, a tied one once, and persistent buffers.
+
+        Tensors may come one at a time, on any device and in any dtype. After an error the engine has no
+        usable weights, and ``version`` is -1.
+
+        Raises:
+            RuntimeError: the weights sleep.
+            ValueError: an unknown name, a wrong shape, or weights that were not given.
+        """
+        self._need("load_weights")
+        self.version, waiting = -1, dict(in_pieces(self.weights.items(), self.pieces))
+        known = frozenset(waiting)
+        for name, tensor in named:
+            if name not in waiting:
+                raise ValueError(
+                    f"weight {name!r} " + ("came twice" if name in known else "is not in the model")
+                )
+            copy_into(name, tensor, waiting.pop(name))
+        if waiting:
+            names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
+            raise ValueError(f"{len(waiting)} of {len(known)} weights were not given: {names}")
+        self.version = version
+
+    def load_pretrained(self) -> None:
+        """Take the weights that lie at ``path``, as version 0."""
+        self._need("load_pretrained")
+        dtype = next(self.model.parameters()).dtype
+        held = named_weights(AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype))
+        self.load_weights(in_pieces(held.items(), self.pieces), 0)
+
+    def close(self) -> None:
+        """Nothing runs beside this process."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+    ) -> list[list[Generation]]:
+        """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Samples run token by token beside each other, so what ``enough`` aborts is the same every time.
+
+        Raises:
+            RuntimeError: the weights sleep, or none were given yet.
+            ValueError: an empty prompt, ``max_new_tokens`` below 1, or a prompt that with ``max_new_tokens``
+                exceeds the model's context.
+            FloatingPointError: the model's logits are NaN.
+        """
+        most = sampling.max_new_tokens
+        limits = [[min(r.max_new_tokens or most, most)] * len(r.seeds) for r in requests]
+        return self._generate(requests, sampling, limits, self.stops, enough)
+
+    @torch.inference_mode()
+    def _generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        limits: Sequence[Sequence[int]],
+        stops: Tensor,
+        enough: Enough | None = None,
+    ) -> list[list[Generation]]:
+        """``generate`` with a limit a sample, and with these stop ids ``[stops]``."""
+        self._check(requests, limits)
+        if not any(limits):
+            return [[] for _ in requests]
+        finished = iter(BatchRun(self, requests, sampling, limits, stops).finish(enough))
+        return [[next(finished) for _ in request.seeds] for request in requests]
+
+    def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
+        self._need("generate")
+        if self.version < 0:
+            raise RuntimeError(
+                f"{self.path}: no weights yet; call load_weights or load_pretrained before generate"
+            )
+        for index, (request, counts) in enumerate(zip(requests, limits, strict=True)):
+            prompt, new = len(request.prompt), max(counts, default=1)
+            if not prompt or min(counts, default=1) < 1:
+                raise ValueError(
+                    f"request {index}: {prompt} prompt tokens, {new} new tokens; each must be at least 1"
+                )
+            if self.context is not None and prompt + new > self.context:
+                raise ValueError(
+                    f"request {index}: {prompt} prompt tokens and {new} new tokens make {prompt + new}, "
+                    f"more than the model's context of {self.context}"
+                )
+
+    def _need(self, what: str) -> None:
+        if self.away:
+            raise RuntimeError(
+                f"{self.path}: {what} when weights are asleep; call wake(['weights']) and load_weights first"
+            )
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
+        """Logits ``[prompts, vocabulary]`` after each prompt.
+
+        Padding is on the right, where causal attention never looks: no mask is needed.
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        width = max(map(len, prompts))
+        padded = torch.tensor(
+            [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device
+        )
+        if self.fused:
+            positions = torch.arange(width, device=self.device)[None]
+            return self.fused(padded, positions, None, cache, lengths - 1)
+        self._last = lengths - 1
+        logits = self.model(input_ids=padded, past_key_values=cache, use_cache=True).logits[:, 0]
+        self._last = None
+        return logits
+
+    def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
+        """Logits ``[live, vocabulary]`` after one more token ``[live]`` a row."""
+        tokens, positions, masks = tokens[:, None], target.positions[:, None], self._masks(target)
+        cache.aim(target)
+        if self.fused:
+            return self.fused(tokens, positions, masks, cache)
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, 0]
+
+    def _masks(self, target: Decode) -> Any:
+        """Return what to add to attention scores, ``[live, 1, 1, width]`` for each kind of attention.
+
+        A float mask serves every layer; sdpa would turn a boolean one into it once a layer.
+        """
+        if target.aligned:
+            return None
+        columns, positions = torch.arange(target.width, device=self.device), target.positions[:, None]
+        after, masks = columns > positions, {}
+        for kind in sorted(set(self.attentions)):
+            slides = kind == "sliding_attention"
+            masks[kind] = self._additive(after | (columns <= positions - self.window) if slides else after)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        zeros = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
+        return zeros.masked_fill_(hidden, float("-inf"))[:, None, None]
+
+    def _keep_last(self, head: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        """Keep each prompt's last hidden state alone before the head, in a prefill.
+
+        The logits of whole prompts would take more memory than all the rest.
+        """
+        if self._last is None:
+            return None
+        rows = torch.arange(len(self._last), device=self.device)
+        return (inputs[0][rows, self._last][:, None],)

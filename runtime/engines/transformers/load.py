@@ -1,0 +1,51 @@
+"""Builds a transformers model for an engine: empty weights, their names, its kinds of attention."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from rlgraph.runtime.engines.attention import repeat_shared_heads
+
+ATTENTIONS = ("full_attention", "sliding_attention")
+
+
+def empty_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model with uninitialised weights; buffers that no checkpoint holds are computed."""
+    with device, no_init_weights():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+    model.tie_weights()
+    repeat_shared_heads(model, device, dtype)
+    return model.eval().requires_grad_(False)
+
+
+def attention_kinds(model: PreTrainedModel) -> list[str]:
+    """Return the kind of attention of each layer."""
+    config = model.config.get_text_config()
+    single = ATTENTIONS[1] if getattr(config, "sliding_window", None) else ATTENTIONS[0]
+    kinds = getattr(config, "layer_types", None) or [single] * config.num_hidden_layers
+    unknown = sorted(set(kinds) - set(ATTENTIONS))
+    if unknown or model._is_stateful or "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids, not "
+            f"{type(model).__name__} ({', '.join(unknown) or 'no position_ids'}); serve it with sglang"
+        )
+    return list(kinds)
+
+
+def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return parameters, a tied one once, and buffers that a checkpoint holds, by name."""
+    parameters = dict(model.named_parameters())
+    saved = model.state_dict()
+    return parameters | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+@torch.no_grad()
+def copy_into(name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
+        raise ValueError(f"weight {name!r} is {list(tensor.shape)}; the model's is {list(target.shape)}")
+    target.copy_(tensor)

@@ -1,0 +1,87 @@
+"""Sampling that a seed decides: a sample does not depend on who shares its batch, nor on its row in it.
+
+Randomness is counted, not streamed: the uniform number behind a token is a hash of the sample's seed and of
+the token's position, and the token is the inverse of the cumulative distribution at that number. So it is as
+far as the distribution is the same: on CUDA the rounding of logits depends on the batch.
+
+Shapes: rows (running samples), vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlgraph.ops.interfaces import Sampling
+
+WEYL = 0x9E3779B97F4A7C15
+
+
+def streams(seeds: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Return one stream per seed, int64 ``[rows]``; seeds are any integers, taken modulo 2**64."""
+    return _mix(torch.tensor([_signed(seed + WEYL) for seed in seeds], dtype=torch.int64, device=device))
+
+
+def uniform(stream: Tensor, position: Tensor) -> Tensor:
+    """Return numbers in [0, 1), float64 ``[rows]``, for streams and positions int64 ``[rows]``.
+
+    SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2714064.2660195) at counter ``position``.
+    """
+    return _shift(_mix(stream + (position + 1) * _signed(WEYL)), 11).to(torch.float64) * 2.0**-53
+
+
+def draw(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Choose one token per row.
+
+    Args:
+        logits: ``[rows, vocabulary]``.
+        numbers: float64 ``[rows]`` in [0, 1), as from ``uniform``.
+        sampling: temperature, then the ``top_k`` cut, then ``top_p`` of what that left.
+
+    Returns:
+        Tokens, int64 ``[rows]``, and their log-probs, float32 ``[rows]``, before any cut; at temperature 1
+        where the choice is greedy.
+    """
+    logprobs = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), -1)
+    if sampling.temperature == 0:
+        tokens = logprobs.argmax(-1, keepdim=True)
+    else:
+        probs = _cut(logprobs.exp(), sampling.top_k, sampling.top_p)
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        # right=True: the first entry above the number, so a token of probability 0 is never chosen. Only NaN
+        # finds none; it comes back as a log-prob of NaN.
+        tokens = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)
+        tokens.clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Zero what the cuts drop; the result ``[rows, vocabulary]`` need not sum to 1."""
+    k = min(top_k or probs.shape[-1], probs.shape[-1])
+    if k == probs.shape[-1] and top_p >= 1:
+        return probs
+    # Tokens keep their places: order by id does not flip when rounding swaps two equal probabilities.
+    kept, tokens = probs.topk(k) if k < probs.shape[-1] else probs.sort(-1, descending=True)
+    if top_p < 1:
+        before = kept.cumsum(-1, dtype=torch.float64) - kept
+        kept = kept.where(before < top_p * kept.sum(-1, keepdim=True, dtype=torch.float64), 0.0)
+        kept[:, 0] = probs.gather(-1, tokens[:, :1])[:, 0]
+    return torch.zeros_like(probs).scatter(-1, tokens, kept)
+
+
+def _mix(state: Tensor) -> Tensor:
+    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    """Shift right, filling with zeros; torch's own shift fills with the sign."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 with the same low 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,245 @@
+"""Reads a Hugging Face directory into a sharded model: each rank reads the rows that it owns, and no others.
+
+    shape_of        the model without memory for its weights
+    weights_of      what its safetensors files hold
+    reads_by_rows   whether the files hold every piece of every parameter (``naming``)
+    fill            after sharding: memory for this rank's rows, and the rows
+
+Of a mixture's fused experts a rank reads those whose rows it owns. What else transformers converts on its
+way in (names without the model's prefix, quantized weights, files that aren't safetensors) is left to it, and
+it then loads the whole model (``load_model``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rlgraph.runtime.engines.weights.naming import Piece, Pieces, base_name
+
+NEW_HEAD = ("score", "classifier")  # transformers' names for a value head
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The file of a weight, and its shape."""
+
+    file: str
+    shape: list[int]
+
+
+StoredWeights = Mapping[str, Stored]  # stored weights by name
+
+
+def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """Return the model with its parameters on the meta device, and its buffers computed, on the CPU.
+
+    Args:
+        path: a directory or a name on the Hub.
+        auto: the transformers class that chooses the model's, such as ``AutoModelForCausalLM``.
+        options: what is changed in the config.
+        dtype: of the parameters.
+    """
+    from transformers import AutoConfig, GenerationConfig
+    from transformers.initialization import no_init_weights
+    from transformers.utils import cached_file
+
+    config = AutoConfig.from_pretrained(path, **options)
+    by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
+    with torch.device("meta"), no_init_weights():
+        model = auto.from_config(config, dtype=dtype, attn_implementation="sdpa" if by_sdpa else "eager")
+    model.tie_weights()
+    if model.can_generate() and cached_file(path, "generation_config.json", **_OPTIONAL):
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return model
+
+
+def weights_of(path: str) -> StoredWeights:
+    """Return the weights in a directory's or Hub name's safetensors files; nothing where there are none."""
+    from safetensors import safe_open
+
+    stored: dict[str, Stored] = {}
+    for name in _safetensors(path):
+        with safe_open(name, "pt") as file:
+            stored |= {weight: Stored(name, file.get_slice(weight).get_shape()) for weight in file.keys()}  # noqa: SIM118
+    return stored
+
+
+def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
+    """Return whether the files hold each weight once, as pieces of the model's own parameters.
+
+    Args:
+        model: as ``shape_of`` returns it.
+        pieces: of its parameters and buffers.
+        files: as ``weights_of`` gives them.
+        new: how the names of weights start that the files may lack.
+    """
+    strict = model._keep_in_fp32_modules_strict or ()
+    odd = (
+        getattr(model.config, "quantization_config", None)
+        or getattr(model.config, "transformers_weights", None)
+        or [name for name, _ in model.named_parameters() if any(key in name for key in strict)]
+    )
+    if odd or not files:
+        return False
+    found = {names[0]: [n for n in names if _stored(pieces[n], files)] for names in _tied(model)}
+    # of two copies of a tied weight, transformers would compare both
+    return all(len(held) == 1 or (not held and name.startswith(new)) for name, held in found.items())
+
+
+def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
+    """Refuse files that hold some pieces of a parameter but not all.
+
+    Raises:
+        ValueError: experts lack, or one of their weights.
+    """
+    begun = [parts for parts in pieces.values() if any(piece.name in files for piece in parts)]
+    if lacking := [piece.name for parts in begun for piece in parts if piece.name not in files]:
+        raise ValueError(f"{path} holds no weights for {listed(lacking)}")
+
+
+def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int) -> None:
+    """Draw the weights that the files lack, and compute buffers: on the CPU, as ``from_pretrained`` does."""
+    tied = [names for names in _tied(model) if not any(_stored(pieces[name], files) for name in names)]
+    lacking = {name for names in tied for name in names}
+    strict = model._keep_in_fp32_modules_strict or ()
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(prefix, recurse=False)):
+            if name in lacking:
+                empty = torch.empty_like(parameter, device="cpu")
+                setattr(module, name.rpartition(".")[2], torch.nn.Parameter(empty))
+            else:
+                parameter._is_hf_initialized = True  # makes transformers leave it as it is
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            dtype = torch.float32 if any(key in f"{prefix}.{name}" for key in strict) else buffer.dtype
+            setattr(module, name, torch.empty_like(buffer, device="cpu", dtype=dtype))
+    torch.default_generator.manual_seed(seed)
+    model.initialize_weights()
+
+
+def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> None:
+    """Check the files against the model.
+
+    Raises:
+        ValueError: weights of another shape than the model's.
+    """
+    shapes = {piece.name: list(piece.shape) for parts in pieces.values() for piece in parts}
+    wrong = [
+        f"{name} is {files[name].shape}, the model's is {shape}"
+        for name, shape in shapes.items()
+        if name in files and files[name].shape != shape
+    ]
+    if wrong:
+        raise ValueError(f"{path}: {listed(wrong)}")
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    extra = [name for name in files if name not in shapes and not any(re.search(p, name) for p in ignored)]
+    report_unexpected(path, model, extra, new)
+
+
+def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[str, ...]) -> None:
+    """Warn of weights that the model has no place for. A model with a new head has none for the old one."""
+    base = f"{model.base_model_prefix}."
+    if extra := [name for name in sorted(names) if not new or name.startswith(base)]:
+        warnings.warn(f"{path}: the model has no place for {listed(extra)}; left out", stacklevel=2)
+
+
+def fill(model: torch.nn.Module, pieces: Pieces, files: StoredWeights, device: torch.device) -> None:
+    """Give a model memory for its parameters, or for this rank's shards, and read them from the files.
+
+    Tied parameters stay one. What has memory already, such as a new head, is left as it is.
+    """
+    held: dict[int, torch.Tensor] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        parts = pieces.get(base_name(name), [])
+        if _stored(parts, files):
+            held[id(tensor)] = _read(tensor, parts, files, device)
+    model.load_state_dict({name: held.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
+
+
+def listed(names: list[str], most: int = 5) -> str:
+    """Return the first few, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+@torch.no_grad()
+def _read(
+    tensor: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights, device: torch.device
+) -> torch.Tensor:
+    """Read a buffer in place, or a parameter as a new one, of a sharded one this rank's rows."""
+    if not tensor.is_meta and not isinstance(tensor, DTensor):
+        _copy_pieces(tensor, 0, tensor, pieces, files)
+        return tensor
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    rows = torch.empty(local.shape, dtype=local.dtype, device=device)
+    first = 0
+    if isinstance(tensor, DTensor):
+        first = tensor.device_mesh.get_local_rank() * -(-tensor.shape[0] // tensor.device_mesh.size())
+    _copy_pieces(rows, first, tensor, pieces, files)
+    if isinstance(tensor, DTensor):
+        rows = DTensor.from_local(
+            rows, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+        )
+    return torch.nn.Parameter(rows, requires_grad=tensor.requires_grad)
+
+
+def _copy_pieces(
+    rows: torch.Tensor, first: int, whole: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights
+) -> None:
+    """Fill rows of a parameter from the files, of which nothing else is read.
+
+    A file is opened anew for each parameter: closed, it no longer counts as this process's memory.
+
+    Args:
+        rows: to fill, contiguous.
+        first: the number of the first of them.
+        whole: the parameter's shape and strides.
+        pieces: of the parameter.
+    """
+    from safetensors import safe_open
+
+    width = math.prod(whole.shape[1:])
+    parts = [(piece, piece.rows_of(rows, first, width)) for piece in pieces]
+    here = [(files[piece.name].file, piece.name, part) for piece, part in parts if part]
+    for file, group in groupby(here, key=lambda part: part[0]):
+        with safe_open(file, "pt") as weights:
+            for _, name, (there, view) in group:
+                view.copy_(weights.get_slice(name)[there] if view.dim() else weights.get_tensor(name))
+
+
+def _stored(pieces: Sequence[Piece], files: StoredWeights) -> bool:
+    """Return whether the files hold all pieces of a parameter."""
+    return bool(pieces) and all(piece.name in files for piece in pieces)
+
+
+def _tied(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of each weight: of a tied one all, the model's own first."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return list(names.values())
+
+
+def _safetensors(path: str) -> list[str]:
+    """Return the safetensors files, where transformers looks for them: one, or those of an index."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+    if whole := cached_file(path, SAFE_WEIGHTS_NAME, **_OPTIONAL):
+        return [whole]
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **_OPTIONAL)
+    parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
+    return [str(cached_file(path, part)) for part in sorted({*parts})]
+
+
+_OPTIONAL: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}

@@ -1,0 +1,121 @@
+"""Weights on their way from a train engine to a serve engine: their version, their buckets, and peers.
+
+A transport has two ends, ``send`` on the worker that trains and ``receive`` on each one that serves; which
+one carries a model's weights is the plan's choice (``transports.TRANSPORTS``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from rlgraph.costs.limits import buckets
+from rlgraph.errors import RunError
+
+# corrections of a router (arXiv 2408.15664) stay in float32: rounded, they would choose other experts
+WIDE = ("e_score_correction_bias", "expert_bias")
+FOREVER = timedelta(days=7)
+
+Named = tuple[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one version of a model; each tensor is good until the next is asked for."""
+
+    version: int
+    tensors: Iterable[Named]
+
+
+class Transport(Protocol):
+    """One end of a way for weights."""
+
+    def send(self, weights: Weights) -> None:
+        """Send every tensor; ``receive`` runs on all others at the same time."""
+
+    def receive(self, version: int) -> Weights:
+        """Return the weights that are sent, as they come.
+
+        Raises:
+            RunError: they are of another version than this one.
+        """
+
+
+class Peers(Protocol):
+    """Those between whom weights travel, as the one that sends sees them."""
+
+    device: str  # that tensors travel from and to
+
+    def tell(self, note: Any) -> Any:
+        """Return the sender's note, on all of them."""
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Fill a tensor with the sender's, on all of them."""
+
+    def wait(self) -> None:
+        """Return when all of them have what was sent."""
+
+
+class Ranks:
+    """Workers of a process group, one of which sends."""
+
+    def __init__(self, group: dist.ProcessGroup, sender: int, device: str) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            group: the sender and the receivers.
+            sender: its global rank.
+            device: ``cpu`` or ``cuda``.
+        """
+        self.group, self.sender, self.device = group, sender, device
+
+    def tell(self, note: Any) -> Any:
+        """Return the sender's note, on all of them."""
+        held = [note]
+        dist.broadcast_object_list(held, self.sender, self.group)
+        return held[0]
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Fill a tensor with the sender's, on all of them."""
+        dist.broadcast(flat, self.sender, self.group)
+
+    def wait(self) -> None:
+        """Return when all of them are here."""
+        dist.barrier(self.group)
+
+
+def check_version(came: int, wanted: int) -> None:
+    """Hold the version that came with weights to the one that their reader was promised.
+
+    Raises:
+        RunError: it is another one.
+    """
+    if came != wanted:
+        raise RunError(
+            f"weights of version {came} came where version {wanted} was promised\n"
+            f"  the workers do not run one plan: start the run anew"
+        )
+
+
+def cast(named: Iterable[Named], dtype: torch.dtype) -> Iterator[Named]:
+    """Floating-point weights in the data type that they are served in, but for those that stay wide."""
+    for name, tensor in named:
+        keeps = not tensor.is_floating_point() or name.endswith(WIDE)
+        yield name, tensor if keeps else tensor.to(dtype)
+
+
+def noted(named: Iterable[Named], names: list[str]) -> Iterator[Named]:
+    """Yield the same weights; their names are added to ``names`` as they pass."""
+    for name, tensor in named:
+        names.append(name)
+        yield name, tensor
+
+
+def in_buckets(named: Iterable[Named]) -> Iterator[list[Named]]:
+    """Tensors of one dtype, in the buckets that the plan counts."""
+    return buckets(named, lambda one: one[1].nbytes, lambda one: one[1].dtype)

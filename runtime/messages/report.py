@@ -1,0 +1,50 @@
+"""Messages about a step: the scope that a worker gets, and the report of its share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Resources that one device's share of a step used. Memory is in bytes."""
+
+    memory: int = 0  # on CUDA the peak of tensors in the step; on a CPU, of the process since it began
+    gpu: str = ""  # name of the GPU, empty on a CPU
+    tokens: float = 0.0  # tokens that a train engine went through
+    squares: float = 0.0  # the sum of the squared lengths of its sequences
+    reserved: int = 0  # on CUDA the most that torch reserved in the step, free blocks included
+    device: int = 0  # on CUDA the driver's count at the step's end, for all processes
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The scope of a worker's share: where in the run the step stands, and the rows of the share."""
+
+    phase: str
+    iteration: int
+    rows: Any = ()  # int64 row numbers: of the rows read, or of a source's none
+    total_rows: int = 0
+    position: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+    adapted: Mapping[str, float] = field(default_factory=dict)  # the op's attributes that follow a metric
+    asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
+    resumes: bool = False  # whether an op's unfinished rows are taken up again
+    begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
+
+
+@dataclass(frozen=True)
+class Report:
+    """A worker's report of its share of a step: when it ran, its metrics, and the rows that it made."""
+
+    start: float
+    end: float
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
+    kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
+    used: Usage = field(default_factory=Usage)
+    whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
+    beside: bool = False  # whether it ran beside the device
+    notes: Sequence[str] = ()  # what a user may want to change: a setup's is other than the plan counts

@@ -1,0 +1,267 @@
+"""A run directory holds the composed graph, plan, metrics, timeline, samples, checkpoints and models.
+
+runs/demo/
+  graph.yaml  plan.txt  plan.json        what was run
+  environment.json                       by which versions, on which devices
+  metrics.jsonl                          one object an iteration, and one for step 0
+  timeline.json                          Chrome trace events: open it at ui.perfetto.dev
+  tensorboard/                           the same metrics: tensorboard --logdir runs
+  wandb/  mlflow.db                      the same, of services that `--track` names, while they are offline
+  profile/step-000003/main-0.json.gz     what a worker computed, of iterations that `--profile` names
+  samples/step-000100.jsonl              what the model wrote
+  checkpoints/step-000100/               all that a resumed run needs
+  checkpoints/restart-000101/            the same, until the next: of a run with `schedule.restarts`
+  models/policy/                         the trained model, as transformers loads it
+  logs/worker-0.log                      what the workers printed
+  logs/main-0.task                       which task of its call a worker is at, for when it is lost
+  recorded/step-000001/                  columns, of a run with `schedule.record_every`
+  restarts.jsonl                         when and why the run began anew
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.runtime.driver.iteration import Ran
+from rlgraph.runtime.driver.segments import State
+from rlgraph.runtime.rundir.environment import environment
+from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
+
+WRITING = "writing"  # the name of a folder that is not complete
+
+
+class RunDir:
+    """Writes and reads the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.graph = ""
+        self.track: Sequence[str] = ()  # services that take the metrics too
+        self.profile: frozenset[int] = frozenset()  # iterations, counted from 1, that workers trace
+        self.trackers: list[Tracker] = []  # opened with the first metrics
+
+    def close(self) -> None:
+        """Close open files, and drop those left half-written."""
+        failed = sys.exc_info()[0] is not None  # closing on the way out of an error
+        for tracker in self.trackers:
+            tracker.close(failed)
+        self.trackers = []
+        for inside in ("checkpoints", FOLDER, ""):
+            shutil.rmtree(self.path / inside / WRITING, ignore_errors=True)
+
+    @staticmethod
+    def fresh(path: Path | None, graph: str) -> RunDir:
+        """Return a new run directory: ``path``, or the first of runs/GRAPH, runs/GRAPH-2, ... that is free.
+
+        Raises:
+            RunError: ``path`` holds a run already.
+        """
+        if path is None:
+            path, count = Path("runs") / graph, 1
+            while path.exists():
+                count += 1
+                path = Path("runs") / f"{graph}-{count}"
+        elif path.exists() and any(path.iterdir()):
+            raise RunError(
+                f"{path} holds files already\n  continue that run with --resume, or name another --run-dir"
+            )
+        for folder in ("samples", "checkpoints", "logs"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        return RunDir(path)
+
+    @staticmethod
+    def existing(path: Path) -> RunDir:
+        """Return the directory of an earlier run.
+
+        Raises:
+            RunError: it holds no run.
+        """
+        if not (path / "plan.json").is_file():
+            raise RunError(
+                f"{path} holds no run to resume (no plan.json)\n  leave out --resume to start one there"
+            )
+        return RunDir(path)
+
+    def describe(self, plan: Plan, graph: str) -> None:
+        """Write the graph and the plan that will run."""
+        self.graph = plan.graph
+        (self.path / "graph.yaml").write_text(graph, encoding="utf-8")
+        (self.path / "plan.txt").write_text(plan_text(plan), encoding="utf-8")
+        (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
+
+    def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
+        """Write the run's environment; those of earlier starts stay under it.
+
+        Args:
+            devices: the device of each worker.
+        """
+        path = self.path / "environment.json"
+        before = [json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+        found = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    def check_same(self, plan: Plan) -> None:
+        """Check that a run was made from this graph.
+
+        Raises:
+            RunError: it was not.
+        """
+        made = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        if made["digest"] != plan.digest:
+            if made["device"] != plan.device:
+                law = f"{self.path} was planned for {made['device']} devices, and this is for {plan.device}"
+                remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
+                raise RunError(f"{law}\n  {remedy} in another --run-dir")
+            law = f"{self.path} was made from another graph, or with other settings"
+            raise RunError(
+                f"{law}\n  compare its graph.yaml and plan.txt with yours, or start anew in another --run-dir"
+            )
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Append one line, and give the same to the trackers."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        step = values["step"]
+        if not self.trackers:
+            self.trackers = open_trackers(self.track, self.path, self.graph, step)
+        numbers = {name: value for name, value in values.items() if name != "step"}
+        for tracker in self.trackers:
+            tracker.log(numbers, step)
+
+    def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
+        """Append the steps of an iteration as trace events: pools are processes, devices threads.
+
+        What ran beside a device has a thread of its own.
+        """
+        path = self.path / "timeline.json"
+        with path.open("a", encoding="utf-8") as file:
+            if not file.tell():
+                file.write("[\n")  # the format allows the closing bracket to be missing
+            for item in ran:
+                for (pool, device), report in item.reports.items():
+                    event = {
+                        "name": item.step.node,
+                        "cat": item.step.kind,
+                        "ph": "X",
+                        "ts": round(report.start * 1e6),
+                        "dur": round((report.end - report.start) * 1e6),
+                        "pid": pool,
+                        "tid": f"{device} beside" if report.beside else device,
+                        "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
+                    }
+                    file.write(json.dumps(event) + ",\n")
+
+    def samples(self, iteration: int, phase: str) -> str:
+        """Return the file for samples of an iteration, as an absolute path: a worker writes it."""
+        suffix = "-eval" if phase == "eval" else ""
+        return str((self.path / "samples" / f"step-{iteration:06d}{suffix}.jsonl").resolve())
+
+    def trace(self, iteration: int) -> str:
+        """Return the folder for the workers' traces of an iteration, as an absolute path."""
+        return str((self.path / "profile" / f"step-{iteration:06d}").resolve())
+
+    def checkpoints(self) -> list[Path]:
+        """Return complete checkpoints, oldest first."""
+        found = (self.path / "checkpoints").glob("*-*")
+        return sorted((path for path in found if (path / "state.json").is_file()), key=iteration_of)
+
+    def saved(self) -> int:
+        """Return the iteration of the last checkpoint, -1 without one."""
+        found = self.checkpoints()
+        return iteration_of(found[-1]) if found else -1
+
+    def begin(self, inside: str = "") -> Path:
+        """Return an empty folder to write into; its content counts only once it is committed."""
+        folder = (self.path / inside / WRITING).resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit_checkpoint(self, folder: Path, state: State, keep: int, lasting: bool) -> None:
+        """Make a written checkpoint the last one, in one rename.
+
+        ``keep`` lasting ones stay. One that is not is there for a restart, until the next one comes.
+        """
+        final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
+        with (folder / "state.json").open("w", encoding="utf-8") as file:
+            json.dump(state.record(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(final, folder)
+        *before, _ = self.checkpoints()
+        steps = [path for path in before if path.name.startswith("step-")]
+        kept = steps[-keep:] if not lasting else steps[len(steps) - keep + 1 :]
+        for old in set(before) - set(kept):
+            shutil.rmtree(old)
+
+    def commit_recorded(self, folder: Path, iteration: int) -> None:
+        """Commit written columns as those of an iteration."""
+        _replace(step_folder(self.path, iteration), folder)
+
+    def commit_models(self, folder: Path) -> None:
+        """Commit the exported models."""
+        _replace(self.path / "models", folder)
+
+    def restarted(self, number: int, of: int, reason: str) -> None:
+        """Note that the run begins anew, and why."""
+        line = {"restart": number, "of": of, "time": time.time(), "after": max(self.saved(), 0)}
+        with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "reason": reason}) + "\n")
+
+    def restore(self) -> tuple[dict[str, Any], Path | None]:
+        """Return the state of the last checkpoint, and its folder; without one, nothing.
+
+        Later metrics are dropped.
+        """
+        found = self.checkpoints()
+        record = json.loads((found[-1] / "state.json").read_text(encoding="utf-8")) if found else {}
+        self._truncate(record["iteration"] if found else -1)
+        return record, found[-1].resolve() if found else None
+
+    def _truncate(self, iteration: int) -> None:
+        """Drop the lines of later iterations, which come again."""
+        for name, step in (("metrics.jsonl", _step), ("timeline.json", _traced)):
+            path = self.path / name
+            if path.is_file():
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = [line for line in lines if step(line) <= iteration]
+                path.write_text("".join(kept), encoding="utf-8")
+        for later in (path for step, path in steps_of(self.path).items() if step > iteration):
+            shutil.rmtree(later)
+
+
+def _replace(folder: Path, written: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    written.rename(folder)
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """Return the number of iterations after which a checkpoint was written."""
+    return int(checkpoint.name.partition("-")[2])
+
+
+def _step(line: str) -> float:
+    """Return the step of a metrics line; a line cut short by a crash is after everything."""
+    try:
+        return float(json.loads(line)["step"])
+    except ValueError:
+        return float("inf")
+
+
+def _traced(line: str) -> float:
+    """Return the iteration of a line of the timeline; its opening bracket is before everything."""
+    try:
+        return float(json.loads(line.rstrip().rstrip(","))["args"]["iteration"])
+    except ValueError:
+        return -2 if line == "[\n" else float("inf")

@@ -1,0 +1,209 @@
+"""The engines of one worker: those of its pool, their versions, and where their parts are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
+from rlgraph.engines.registry import TRAINING, serving
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
+from rlgraph.ir.steps import MOVES, Kind, complete
+from rlgraph.runtime.engines.fsdp.lora import Unadapted
+from rlgraph.runtime.engines.memory.release import release
+from rlgraph.runtime.engines.weights.afar import Afar
+from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
+from rlgraph.runtime.engines.weights.transports import HANDED
+from rlgraph.runtime.worker.process_groups import Groups
+
+METHODS = complete(  # of the engine that each kind of step moves parts of
+    {Kind.OFFLOAD: "offload", Kind.LOAD: "reload", Kind.SLEEP: "sleep", Kind.WAKE: "wake"}, MOVES
+)
+
+
+class Engines:
+    """The train and serve engines that a plan puts on a pool. Collective within the pool."""
+
+    def __init__(self, plan: Plan, pool: str, device: str, groups: Groups, logs: Path) -> None:
+        """Load them one after the other, each into the state in which an iteration begins.
+
+        Train engines come first, and what of them leaves the device at some time is away while servers start:
+        a server takes its cache at once, and less of it where it finds less memory than while it generates.
+        """
+        self.plan, self.pool, self.device, self.groups, self.logs = plan, pool, device, groups, logs
+        self.train: dict[str, Any] = {}
+        self.serve: dict[str, Any] = {}
+        self.versions: dict[str, int] = {}  # of train engines
+        for name, model in plan.models.items():
+            self._load_trainer(name, model)
+        room = self._make_room()
+        for name, model in plan.models.items():
+            self._load_server(name, model)
+        for name, parts in room.items():
+            self.move(Kind.LOAD, name, parts)
+
+        for name, model in plan.models.items():
+            if model.shares in self.train:
+                held = self.train[model.shares]
+                self.train[name] = held if plan.models[model.shares].frozen else Unadapted(held)
+
+    def _load_trainer(self, name: str, model: ModelPlan) -> None:
+        if model.train and model.train.pool == self.pool:
+            self.versions[name] = 0
+            if not model.shares:
+                self.train[name] = self._trainer(model, model.train)
+                self._put_away(Kind.OFFLOAD, name)
+
+    def _make_room(self) -> dict[str, tuple[str, ...]]:
+        """Put away what the plan ever puts away, where servers are to start; what is then to come back."""
+        if not any(self._starts_server(model) for model in self.plan.models.values()):
+            return {}
+        steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
+        room = {}
+        for name in self.train:
+            parts = {part for step in steps if name in step.models for part in step.parts}
+            stays = tuple(sorted(parts - {*self.plan.away.get(f"{name}.train", ())}))
+            if stays:
+                self.move(Kind.OFFLOAD, name, stays)
+                room[name] = stays
+        return room
+
+    def _starts_server(self, model: ModelPlan) -> bool:
+        serve = model.serve
+        return bool(serve and serving(serve).own_servers and serve.pool == self.pool)
+
+    def _load_server(self, name: str, model: ModelPlan) -> None:
+        if model.serve and model.serve.pool == self.pool:
+            self.serve[name] = self._served(name, model.path, model.serve)
+            self._put_away(Kind.SLEEP, name)
+
+    def _trainer(self, model: ModelPlan, spec: TrainPlan) -> Any:
+        """The train engine of one model."""
+        engine = TRAINING[spec.engine]
+        return resolve_name(engine.builder)(
+            model.path,
+            head=model.head,
+            frozen=model.optimizer is None,
+            optimizer=model.optimizer and model.optimizer.model_dump(),
+            seed=self.plan.seed,
+            device=self.device,
+            mesh=self.groups.mesh,
+            **spec.model_dump(include={*engine.options}),
+        )
+
+    def _served(self, name: str, path: str, spec: ServePlan) -> Any:
+        """The serve engine of one model."""
+        engine = serving(spec)
+        offered = {
+            "device": self.device,
+            "pool": self.groups.mesh.get_group(),
+            "logs": self.logs,
+            "keeps": not (self.device == "cuda" and name in self.train),  # else the train engine has them
+            "transport": ""
+            if isinstance(self.groups.links.get(name), Afar)
+            else self.groups.paths.get(name, ""),
+        }
+        given = spec.model_dump(include={*engine.options}, exclude_none=True)
+        own = {engine.options[key]: value for key, value in given.items()}
+        return resolve_name(engine.builder)(path, **{key: offered[key] for key in engine.offered}, **own)
+
+    def _put_away(self, kind: Kind, model: str) -> None:
+        """Move off the device what the plan says is off it between iterations."""
+        if parts := self.plan.away.get(f"{model}.{kind.facts.engines[0]}"):
+            self.move(kind, model, parts)
+
+    def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
+        """Carry out an offload, load, sleep or wake."""
+        held = self.train if "train" in kind.facts.engines else self.serve
+        getattr(held[model], METHODS[kind])(tuple(parts))
+
+    def at(self, model: str, engine: str, promised: int, reader: str) -> Any:
+        """A model's train or serve engine, which must be at the version that the plan promised a reader."""
+        held = self.versions[model] if engine == "train" else self.serve[model].version
+        assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
+        return self.train[model] if engine == "train" else self.serve[model]
+
+    def sync(self, model: str, version: int) -> None:
+        """Bring a serve engine to the weights of the train engine beside it, unless it holds them."""
+        source = self.at(model, "train", version, "the sync")
+        while self.serve[model].version != version:  # again where a server was lost meanwhile
+            self.groups.links[model].send(Weights(version, source.weights(self._precision(model))))
+            self._take(model, version)
+        self.release()
+
+    def release(self) -> None:
+        """Give cached memory back where servers share the device: they can't use it."""
+        if any(serving(self.plan.models[name].serve).own_servers for name in self.serve):
+            release(self.device)
+
+    def send(self, model: str, version: int) -> None:
+        """Gather a train engine's weights and send them to the pool that serves the model."""
+        source = self.at(model, "train", version, "the sync")
+        link, precision = self.groups.links.get(model), self._precision(model)
+        weights: Iterable[Named] = source.weights(precision)
+        if self.groups.paths[model] not in HANDED:  # else who takes them casts them
+            weights = cast(weights, getattr(torch, precision))
+        if link:
+            link.send(Weights(version, weights))
+        else:
+            deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
+
+    def _precision(self, model: str) -> str:
+        """The data type that a model is served in."""
+        serve = self.plan.models[model].serve
+        assert serve
+        return serve.dtype
+
+    def receive(self, model: str, version: int) -> None:
+        """Load the weights that are sent, which must be of this version."""
+        self._take(model, version)
+        self.release()
+
+    def _take(self, model: str, version: int) -> None:
+        weights = self.groups.links[model].receive(version)
+        self.serve[model].load_weights(weights.tensors, weights.version)
+
+    def begin_save(self, folder: str) -> None:
+        """Copy this rank's shards of every model that changes, and write them in the background."""
+        for name, engine in self._changing():
+            engine.begin_save(f"{folder}/{name}")
+
+    def finish_save(self) -> None:
+        """Wait until they are written."""
+        for _, engine in self._changing():
+            engine.finish_save()
+
+    def load(self, folder: str, versions: Mapping[str, int]) -> None:
+        """Read what ``save`` wrote, on any number of ranks."""
+        for name, engine in self._changing():
+            engine.load(f"{folder}/{name}")
+            self.versions[name] = versions[name]
+
+    def export(self, folder: str) -> None:
+        """Write every trained model as a Hugging Face directory."""
+        for name, engine in self._trained():
+            engine.export(f"{folder}/{name}")
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what of the serve engines is other than the plan counts."""
+        return tuple(note for engine in self.serve.values() for note in getattr(engine, "notes", ()))
+
+    def close(self) -> None:
+        """End what serve engines started."""
+        for link in self.groups.links.values():
+            if isinstance(link, Afar):
+                link.close()
+        for engine in self.serve.values():
+            engine.close()
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
+
+    def _changing(self) -> list[tuple[str, Any]]:
+        """Those that train, and frozen ones that weights are copied onto."""
+        copied = {step.updated for step in self.plan.steps if step.copied}
+        return [*self._trained(), *((name, self.train[name]) for name in copied & self.train.keys())]

@@ -1,0 +1,123 @@
+"""One op on the rows of one worker: its arguments from columns, hooks and engines, and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlgraph.ir.plan import Function, Plan
+from rlgraph.ops import registry
+from rlgraph.ops.interfaces import Context
+from rlgraph.runtime.columns.part import Part, empty, pack, unpack
+from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.report import Scope
+from rlgraph.runtime.worker.engine_host import Engines
+from rlgraph.runtime.worker.nan_guard import FiniteEngine
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """An op, and what a worker has for it.
+
+    Attributes:
+        node: of the plan.
+        function: with the attributes that it has in this iteration.
+        scope: where in the run it stands.
+        at: the worker's place.
+        engines: of the worker; None where it has none.
+        tokenizer: gives that of a model.
+        dumps: the folder for what is not finite.
+    """
+
+    plan: Plan
+    node: str
+    function: Function
+    scope: Scope
+    at: Place
+    engines: Engines | None
+    tokenizer: Callable[[str], Any]
+    dumps: Path
+
+    def __call__(self, columns: Mapping[str, Part], context: Context) -> Any:
+        """Return what the op returns for columns by their names; None where there are no rows."""
+        function = self.function
+        op = registry.load(function.target)
+        if columns and op.engine is None and not len(context.rows):
+            return None  # no rows, nothing to compute
+        arguments: dict[str, Any] = dict(function.attributes)
+        arguments |= {} if self.scope.asks is None else {function.roles["rows"]: self.scope.asks}
+        for path, hook in function.hooks.items():
+            name, _, key = path.partition(".")
+            made = self._hook(op.hooks[name], hook, columns, op.engine)
+            arguments[name] = {**arguments.get(name, {}), key: made} if key else made
+        for parameter, handle in function.handles.items():
+            model = function.of if parameter == "of" else function.model
+            arguments[parameter] = self._handle(handle, model, context)
+        for port in op.inputs:
+            column = function.ins.get(port.name)
+            arguments[port.name] = self._read(columns[column], op.engine) if column else None
+        result = op.body(**arguments)
+        if op.declared.updates and function.model:
+            assert self.engines
+            self.engines.versions[function.model] += 1
+        return result
+
+    def _hook(self, kind: Any, hook: Function, columns: Mapping[str, Part], engine: str | None) -> Any:
+        function = self.function
+        declared = registry.load(hook.target, kind=kind)
+        ports = {port.name for port in declared.inputs if kind.reads} & function.ins.keys()
+        read = {port: self._read(columns[function.ins[port]], engine) for port in ports - {*kind.provides}}
+        return kind(declared.body, hook.attributes, read)
+
+    def _read(self, part: Part, engine: str | None) -> Any:
+        """A column as the body sees it: on the device, if it lies there, for a train engine alone."""
+        return unpack(part if engine == "train" else part.near())
+
+    def _handle(self, handle: str, model: str | None, context: Context) -> Any:
+        function, scope = self.function, self.scope
+        if handle == "context":
+            return context
+        if handle == "tokenizer":
+            assert function.tokenizer
+            return self.tokenizer(function.tokenizer)
+        assert model and self.engines
+        engine = self.engines.at(model, handle, scope.versions[model], context.node)
+        if (rate := self.plan.models[model].rate) and registry.load(function.target).declared.updates:
+            engine.set_rate(rate.at(scope.iteration + 1))
+        on_nan = self.plan.schedule.on_nan
+        if on_nan == "skip" or function.of or not registry.load(function.target).declared.updates:
+            return engine
+        pool, device = self.at
+        name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
+        return FiniteEngine(engine, context.node, on_nan, self.dumps / name)
+
+    def outputs(self, result: Any) -> list[Part]:
+        """Return a part for each column that the op writes, from what it returned."""
+        node, function, columns = self.node, self.function, self.plan.columns[self.scope.phase]
+        if result is None:
+            return [empty(columns[column].type) for column in function.outs.values()]
+        values = (
+            [result] if list(function.outs) == [""] else [getattr(result, name) for name in function.outs]
+        )
+        return [
+            pack(value, columns[column].type.dtype, f"column `{column}` of node `{node}`")
+            for value, column in zip(values, function.outs.values(), strict=True)
+        ]
+
+
+def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
+    """Return what a report says of the rows that an op wrote: their lengths, and which a filter keeps."""
+    if not outputs:
+        return {}
+    ragged = next((part for part in outputs if part.offsets is not None), outputs[0])
+    filters = registry.load(function.target).declared.filters
+    return {"lengths": ragged.lengths, "kept": np.flatnonzero(outputs[0].near().values) if filters else None}
+
+
+def columns_read(function: Function) -> list[str]:
+    """Columns in the order in which the plan's step lists them."""
+    return list(dict.fromkeys(function.ins.values()))

@@ -1,0 +1,114 @@
+"""The process groups of a run: one world over all workers, a part of it for each pool, and links for weights.
+
+A link is for a model that trains on one pool and serves on another, here a policy:
+
+    pools {train: 2, gen: 2}      world          0 1 2 3
+                                  mesh of train  0 1
+                                  mesh of gen        2 3
+                                  link           0   2 3
+
+On CUDA tensors of the device travel over NCCL, and everything that is on the host over gloo: objects, counts
+and barriers. Of NCCL a barrier would be a kernel that spins on the device until the last worker comes, beside
+the server that generates there. torch takes gloo for them where a group has both and is bound to no device;
+so groups are made without a ``device_id``.
+
+A collective waits for as long as it takes: how long a step may be silent is for the driver to judge
+(``schedule.timeout``), which then ends the workers. A rollout of an hour keeps other workers in a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pkgutil import resolve_name
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlgraph.engines.registry import serving
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.runtime.engines.weights.afar import Afar
+from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
+from rlgraph.runtime.engines.weights.transports import TRANSPORTS, syncs
+
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # by device; elsewhere gloo
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of one worker: its pool's mesh, and the links that it sends or receives over."""
+
+    mesh: DeviceMesh
+    links: Mapping[str, Transport]  # by model
+    paths: Mapping[str, str]  # by model, what the plan says of its weights' way
+
+
+def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
+    """The global ranks of each pool's devices.
+
+    Example:
+        >>> ranks({"train": 2, "gen": 1})
+        {'train': [0, 1], 'gen': [2]}
+    """
+    found: dict[str, list[int]] = {}
+    for pool, devices in pools.items():
+        first = sum(map(len, found.values()))
+        found[pool] = [*range(first, first + devices)]
+    return found
+
+
+def meet(
+    plan: Plan, place: tuple[str, int], meeting: str, device: str, desk: dict[str, Handover] | None
+) -> Groups:
+    """Wait for all workers, and make the groups.
+
+    Args:
+        plan: whose pools and models they are for.
+        place: pool and device of this worker.
+        meeting: where all meet, ``tcp://host:port``.
+        device: ``cpu`` or ``cuda``.
+        desk: of workers that share one process, where they hand over weights; they are one rank together.
+
+    Raises:
+        RunError: not all workers came, or weights can't go the way that the plan says.
+    """
+    members = ranks(plan.pools) if desk is None else {pool: [0] for pool in plan.pools}
+    timeout = timedelta(seconds=plan.schedule.timeout)
+    rank = members[place[0]][place[1]]
+    if not dist.is_initialized():
+        world = 1 + max(max(own) for own in members.values())
+        try:
+            backend = BACKENDS.get(device, "gloo")
+            dist.init_process_group(
+                backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout
+            )
+        except dist.DistStoreError as error:
+            waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
+            raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
+    # every rank makes every group, in the same order: torch asks for that
+    groups = {pool: dist.new_group(own, timeout=FOREVER) for pool, own in members.items()}
+    mesh = DeviceMesh.from_group(groups[place[0]], device)
+    links: dict[str, Transport] = {}
+    chosen = syncs(plan, desk is not None)
+    for model, step in chosen.items():
+        if desk is not None:
+            links[model] = desk.setdefault(model, Handover())
+        elif not step.source:
+            links[model] = Handover()
+        else:
+            linked = [members[step.source][0], *members[step.pool]]
+            group = dist.new_group(linked, timeout=FOREVER)
+            serve = plan.models[model].serve
+            assert serve
+            if rank in linked:
+                peers, folder = Ranks(group, linked[0], device), serve.sync_folder or ""
+                make, to = serving(serve).sender, (serve.addresses, device, step.path, folder)
+                links[model] = (
+                    Afar(peers, resolve_name(make)(*to) if rank == linked[0] else None)
+                    if serve.addresses
+                    else TRANSPORTS[step.path](peers, folder)
+                )
+    return Groups(mesh, links, {model: step.path for model, step in chosen.items()})

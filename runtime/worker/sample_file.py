@@ -1,0 +1,71 @@
+"""Write the samples file of an iteration: its first rows, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlgraph.runtime.columns.part import Part, gathered, unpack
+from rlgraph.runtime.messages.excerpts import Excerpt
+
+TOKENS = 2**14  # tokens of rows that are written token by token
+DIGITS = 4
+
+
+def write_samples(path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: Sequence[Part]) -> None:
+    """Write a file of JSON lines.
+
+    Args:
+        path: of the file.
+        tokenizer: that says what a token id is.
+        columns: the token ids first.
+        parts: those of the first column, then those of the second.
+    """
+    picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
+    values = gathered(picks, counts, parts)
+    lines = _lines(tokenizer, columns, values)
+    aside = Path(f"{path}.writing")
+    text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)  # a worker that is killed here leaves no half of it
+
+
+def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:
+    ids = unpack(values[0]).tolist()
+    lines = [{"tokens": tokenizer.decode(row)} for row in ids]
+    room = np.cumsum([len(row) for row in ids]) <= TOKENS
+    room[:1] = True
+    for column, part in [*zip(columns, values, strict=True)][1:]:
+        if part.offsets is None:
+            _put(lines, column, part.values)
+    spelled = {token: tokenizer.decode([token]) for row in ids for token in row}
+    for line, row, fits in zip(lines, ids, room, strict=True):
+        line.update({"pieces": [spelled[token] for token in row]} if fits else {})
+    for column, part in [*zip(columns, values, strict=True)][1:]:
+        if part.offsets is not None:
+            _put([line for line, fits in zip(lines, room, strict=True) if fits], column, _rounded(part))
+    return lines
+
+
+def _put(lines: Sequence[dict[str, Any]], column: Excerpt, values: Any) -> None:
+    """Write each row's value on its line, null on a line that has none."""
+    for line in lines:
+        line[column.column] = None
+    for number, value in zip(sorted(column.lines), values, strict=True):
+        if number < len(lines):
+            lines[number][column.column] = value
+
+
+def _rounded(part: Part) -> Iterator[list[Any]]:
+    """Yield each row as a list; JSON has no number that is not finite."""
+    for row in unpack(part).tolist():
+        yield [_short(value) if isinstance(value, float) else value for value in row]
+
+
+def _short(value: float) -> float | None:
+    return round(value, DIGITS) if math.isfinite(value) else None

@@ -1,0 +1,287 @@
+"""One process on one device: it holds the engines placed there and carries out its share of each step."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.record_file import About
+from rlgraph.nodes.support.record_file import write as write_recorded
+from rlgraph.ops import registry
+from rlgraph.ops.interfaces import Context
+from rlgraph.runtime.columns.part import Part, concat, gathered, load, packed, save, take, unpack
+from rlgraph.runtime.columns.shared_memory import read
+from rlgraph.runtime.columns.store import Store
+from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
+from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.messages.column_ref import ColumnRef
+from rlgraph.runtime.messages.errors import AwayError
+from rlgraph.runtime.messages.excerpts import Excerpt
+from rlgraph.runtime.messages.report import Report, Scope
+from rlgraph.runtime.messages.tasks import Task, Trail
+from rlgraph.runtime.worker import profiling
+from rlgraph.runtime.worker.engine_host import Engines
+from rlgraph.runtime.worker.op_call import OpCall, columns_read, rows_made
+from rlgraph.runtime.worker.own_gpu import see_own_gpu
+from rlgraph.runtime.worker.process import Process, redirect
+from rlgraph.runtime.worker.process_groups import meet
+from rlgraph.runtime.worker.sample_file import write_samples
+from rlgraph.runtime.worker.usage import begin, held, work
+
+
+class Worker(Process):
+    """Hosts the engines of one device; a method that uses a model is called on all workers of its pool."""
+
+    def __init__(
+        self,
+        threads: int = 0,
+        log: str | None = None,
+        desk: dict[str, Handover] | None = None,
+        beside: bool = False,
+        device: str | None = None,
+        session: str = "",
+    ) -> None:
+        """Create the worker of this process, or one of several that share it.
+
+        Args:
+            threads: that torch computes with; 0 for its default.
+            log: a file that takes this process's output.
+            desk: of workers of several pools in one process, where they hand over weights.
+            beside: whether it is on no device, and has no engines: see ``beside.py``.
+            device: ``cuda`` or ``cpu``, as the cluster has given it; by default the one that torch finds.
+            session: what names of its shared memory begin with.
+        """
+        if log:
+            redirect(log)
+        if threads:
+            torch.set_num_threads(threads)
+        self.beside = beside
+        self.device = device or ("cuda" if not beside and torch.cuda.is_available() else "cpu")
+        if device == "cuda":
+            see_own_gpu()
+        if self.device == "cpu":
+            keep_freed_memory()
+        self.desk, self.folder = desk, ""
+        self.tokenizers: dict[str, Any] = {}
+        self.store = Store(session or f"rlgraph-{uuid4().hex[:8]}")
+        self.logs = Path(log).parent if log else None
+        self.trail: Trail | None = None  # counts tasks, in a process of its own
+
+    def offer(self) -> tuple[ColumnRef | None, int]:
+        """A number in shared memory, for others to try to read; nothing where there is no room for one."""
+        sample = np.random.default_rng().integers(2**62, size=1)
+        return self.store.share("sample", Part(sample, np.arange(2))), int(sample[0])
+
+    def can_read(self, offers: Sequence[tuple[ColumnRef | None, int]]) -> bool:
+        """Return whether this worker can read the shared memory of those: hosts and containers may differ."""
+        try:
+            return all(ref and read(ref.name, ref.location)[0] == number for ref, number in offers)
+        except AwayError:
+            return False
+
+    def join(self, folder: str) -> None:
+        """Take a run's directory, which every worker writes to.
+
+        Raises:
+            RunError: this host does not see it.
+        """
+        if not Path(folder, "checkpoints").is_dir():
+            law = f"{folder} is not there on host {socket.gethostname()}, and every worker writes to it"
+            raise RunError(f"{law}\n  give a --run-dir on a disk that all hosts share")
+        self.folder = folder
+
+    def setup(self, plan: Plan, meeting: str, pool: str, device: int) -> Report:
+        """Join the process groups and load the models of this worker's pool.
+
+        Args:
+            plan: what will run.
+            meeting: where all workers meet, ``tcp://host:port``.
+            pool: that this worker belongs to.
+            device: its number there.
+
+        Raises:
+            RunError: not all workers came.
+        """
+        start = time.time()
+        self.plan, self.at = plan, (pool, device)
+        if self.logs:
+            self.trail = Trail(self.logs, pool, device)
+            self.trail.begin()
+        groups = meet(plan, (pool, device), meeting, self.device, self.desk)
+        self.engines = Engines(plan, pool, self.device, groups, Path(self.folder, "logs"))
+        return Report(start, time.time(), notes=self.engines.notes())
+
+    def tokenizer(self, model: str) -> Any:
+        """Return the tokenizer that lies with a model's weights."""
+        if model not in self.tokenizers:
+            from transformers import AutoTokenizer
+
+            self.tokenizers[model] = AutoTokenizer.from_pretrained(self.plan.models[model].path)
+        return self.tokenizers[model]
+
+    def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:
+        """Carry out tasks, one after the other; return their reports, then the parts that do not stay.
+
+        What one of them raises has its number among them as the attribute ``task``.
+
+        Args:
+            tasks: to carry out.
+            over: names of parts in shared memory, which nobody reads any more.
+            parts: that the tasks are given, or where they lie.
+        """
+        self.store.drop(over)
+        reports, returned = [], []
+        for number, task in enumerate(tasks):
+            if self.trail:
+                self.trail.step()
+            try:
+                report, made = self._perform(task, parts)
+            except Exception as error:
+                error.task = number  # type: ignore[attr-defined]
+                raise
+            self.store.settle()
+            reports.append(report)
+            returned += made
+        return _flat(reports, returned)
+
+    def _perform(
+        self, task: Task, parts: Sequence[Part | ColumnRef]
+    ) -> tuple[Report, list[Part | ColumnRef]]:
+        """Return a task's report, with the memory that it took, and its values."""
+        begin(self.device)
+        result = getattr(self, task.method)(*task.args, *self.store.given(task, parts))
+        report, *made = result if isinstance(result, tuple) else (result,)
+        returned = self.store.put(task, made)
+        return replace(report, used=held(report.used, self.device), notes=self.store.notes()), returned
+
+    def run(self, node: str, scope: Scope, *parts: Part) -> Any:
+        """Run an op on this worker's rows; return its report, then a ``Part`` per column that it writes."""
+        start = time.time()
+        # an evaluation uses the schedules of the iteration before it
+        iteration = scope.iteration + (scope.phase == "train")
+        function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
+        reads = columns_read(function)
+        columns = dict(zip(reads, parts[: len(reads)], strict=True))
+        begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
+        context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
+        context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
+        for name, value in function.varying.items():
+            context.record(name, value, count=1)
+        engines, dumps = getattr(self, "engines", None), Path(self.folder, "dumps")
+        call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
+        outputs = call.outputs(call(columns, context))
+        if begun and not reads:  # rows of a source that come again, first
+            outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
+        named = {port: columns[column] for port, column in function.ins.items()}
+        engine = registry.load(function.target).engine
+        used = work(engine, named)
+        if engine == "train":
+            self.engines.release()
+        rows = {**rows_made(function, outputs), "whole": context.whole}
+        report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
+        return _flat(report, [*outputs, *map(packed, context.left)])
+
+    def engine(self, method: str, *args: Any) -> Report:
+        """Sync a model's weights, or move parts of its engines: a method of ``Engines``."""
+        start = time.time()
+        getattr(self.engines, method)(*args)
+        return Report(start, time.time())
+
+    def stay(self, *sync: Any) -> Report:
+        """Do nothing instead of a send or receive: the pool that serves the model has that version."""
+        return Report(time.time(), time.time())
+
+    def repeat(self, times: int, part: Part) -> Any:
+        """Repeat each row ``times`` times: a prompt's value for each of its samples."""
+        start = time.time()
+        return Report(start, time.time()), take(part, np.repeat(np.arange(len(part)), times))
+
+    def select(self, rows: Any, part: Part) -> Any:
+        """Return the rows of a part that a filter kept, by their places in it."""
+        start = time.time()
+        return Report(start, time.time()), take(part, rows)
+
+    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
+        """Return rows of this worker's new layout, out of the parts that hold them.
+
+        Args:
+            picks: for each column, an index into its parts' rows laid end to end.
+            counts: for each column, how many of ``parts`` are its own.
+            parts: first the parts of the first column, then of the second.
+        """
+        start = time.time()
+        outputs = gathered(picks, counts, parts)
+        return _flat(Report(start, time.time()), outputs)
+
+    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> None:
+        """Write to a file the rows that ``repartition`` would return."""
+        save(path, gathered(picks, counts, parts))
+
+    def read_rows(self, path: str) -> Any:
+        """Return the columns that ``write_rows`` wrote."""
+        start = time.time()
+        return _flat(Report(start, time.time()), load(path))
+
+    def mean(self, *parts: Part) -> tuple[float, int]:
+        """Return sum and count of a column's values."""
+        return sum(float(part.values.sum()) for part in parts), sum(len(part.values) for part in parts)
+
+    def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> None:
+        """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next."""
+        model = next(name for name, model in self.plan.models.items() if model.head == "lm")
+        write_samples(path, self.tokenizer(model), columns, parts)
+
+    def write_recorded(
+        self, path: str, about: About, picks: Sequence[Any], counts: Sequence[int], *parts: Part
+    ) -> None:
+        """Write the columns of one domain, with the rows that ``repartition`` would return."""
+        write_recorded(Path(path), about, dict(zip(about.types, gathered(picks, counts, parts), strict=True)))
+
+    def begin_save(self, folder: str) -> None:
+        """Copy this rank's shards of every trained model, and write them in the background."""
+        self.engines.begin_save(folder)
+
+    def finish_save(self) -> None:
+        """Wait until they are written."""
+        self.engines.finish_save()
+
+    def load(self, folder: str, versions: Mapping[str, int]) -> None:
+        """Read what ``save`` wrote, on any number of ranks."""
+        self.engines.load(folder, versions)
+
+    def export(self, folder: str) -> None:
+        """Write every trained model as a Hugging Face directory."""
+        self.engines.export(folder)
+
+    def begin_profile(self, pool: str, device: int) -> None:
+        """Record what is computed from now on."""
+        profiling.begin(f"{pool}-{device}")
+
+    def end_profile(self, folder: str, pool: str, device: int) -> None:
+        """Write what was recorded to a file of this worker's own."""
+        profiling.end(f"{pool}-{device}", f"{folder}/{pool}-{device}.json.gz")
+
+    def close(self) -> None:
+        """End what the engines started, and leave the process group."""
+        self.store.close()
+        if self.trail:
+            self.trail.close()
+        if hasattr(self, "engines"):
+            self.engines.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _flat(report: Any, outputs: Sequence[Part]) -> Any:
+    return (report, *outputs) if outputs else report

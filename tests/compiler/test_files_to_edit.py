@@ -1,0 +1,52 @@
+"""What a further op, loss or pass takes: each is named in as few files as docs/contributing.md says.
+
+Kinds of steps, layouts and domains are in test_steps.py, serving engines in test_engines.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlgraph.passes import PASSES
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = [  # by hand; what is generated from declarations is left out, and so are graphs and their pages
+    path
+    for folder in ("rlgraph", "nodes", "runtime")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".js") and "vendor" not in path.parts
+]
+
+
+def named(pattern: str) -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in WRITTEN if re.search(pattern, path.read_text("utf-8"))}
+
+
+@pytest.mark.parametrize(
+    ("op", "function", "file"),
+    [
+        ("filter.widest", "widest", "nodes/select/filter.py"),
+        ("advantage.opo", "opo", "nodes/advantage/group.py"),
+        ("reward.f1", "f1", "nodes/reward/f1.py"),
+    ],
+)
+def test_an_op_is_its_file_and_a_line_of_the_catalog(op: str, function: str, file: str) -> None:
+    """The third file, docs/reference.md, is generated."""
+    assert named(rf"[\"'`:.]{re.escape(op)}\b|\bdef {function}\(|:{function}\"") == {
+        file,
+        "nodes/__init__.py",
+    }
+
+
+def test_a_loss_is_its_file_and_a_line_of_the_catalog() -> None:
+    """The third file, docs/reference.md, is generated."""
+    assert named(r"\bsapo\b") == {"nodes/loss/policy.py", "nodes/__init__.py"}
+
+
+@pytest.mark.parametrize("function", [function.__name__ for function in PASSES])
+def test_a_pass_is_its_file_and_a_line_of_the_table(function: str) -> None:
+    (module,) = {f.__module__ for f in PASSES if f.__name__ == function}
+    assert named(rf"\bfrom {re.escape(module)} import .*\b{function}\b") == {"rlgraph/passes/__init__.py"}

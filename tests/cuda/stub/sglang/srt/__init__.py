@@ -1,0 +1,1 @@
+"""Names as SGLang has them."""

@@ -1,0 +1,55 @@
+"""Several ranks of a test, each in a process of its own, and the process group that ranks meet in."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch.distributed as dist
+
+LIMIT = 400  # seconds that only what hangs takes, also where machines are slow and shared
+
+
+@contextmanager
+def process_group(folder: Path, rank: int = 0, ranks: int = 1) -> Iterator[None]:
+    """A group over gloo of the ranks that name the same folder: of this process alone, unless given."""
+    store, limit = dist.FileStore(str(folder / "store"), ranks), timedelta(seconds=LIMIT)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, store=store, timeout=limit)
+    yield
+    dist.destroy_process_group()
+
+
+def launch(script: str, root: Path, *more: str) -> None:
+    """Run a file of tests as a script that forks ranks, each of them on one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, script, str(root), *more], env=environment, check=True, timeout=LIMIT)
+
+
+def forked(main: Callable[..., None], ranks: int) -> NoReturn:
+    """Run ``main(rank, root, *more)`` on every rank in a process group, and exit with the worst exit code.
+
+    The root and more are the script's arguments. It is one import and then a fork per rank, from a script
+    that has started nothing yet.
+    """
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_in_group, args=(main, rank, ranks)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+
+
+def _in_group(main: Callable[..., None], rank: int, ranks: int) -> None:
+    root, more = Path(sys.argv[1]), sys.argv[2:]
+    with process_group(root, rank, ranks):
+        main(rank, root, *more)
+        dist.barrier()
+    os._exit(0)  # torch's threads now and then abort a process that is torn down

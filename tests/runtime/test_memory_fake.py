@@ -1,0 +1,61 @@
+"""The planner's peaks against what the train engine holds on fake tensors (benchmarks/memory_fake.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import fake_engine
+import memory_fake
+from fake_engine import Setting
+
+EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(EIGHT, world=64),
+        Setting(EIGHT, tokens=16384, recompute=False, packed=True),
+        Setting(EIGHT, tokens=4096, recompute=False, lora=32),
+        Setting(EIGHT, world=64, step="logprobs", tokens=4096),
+        Setting(EIGHT, step="sync", lora=32),
+        Setting(MIXTURE, world=512, step="logprobs"),
+        Setting(MIXTURE, tokens=4096, recompute=False),
+        Setting(MIXTURE, step="sync"),
+    ],
+    ids=memory_fake.name_of,
+)
+def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
+    held, (counted, _) = fake_engine.measured(setting), memory_fake.predicted(setting)
+    assert memory_fake.LOW <= counted.total() / held.total() <= memory_fake.HIGH
+    for part in counted | held:
+        assert counted[part] == pytest.approx(held[part], abs=0.02 * held.total()), part
+
+
+def test_a_few_layers_say_what_all_of_them_hold(tmp_path: Path) -> None:
+    setting = Setting(small(tmp_path, layers=9, vocabulary=200_000), world=64, tokens=4096)
+    few, whole = (fake_engine.measured(setting, whole) for whole in (False, True))
+    assert few.total() == pytest.approx(whole.total(), rel=1e-3)
+
+
+def test_a_small_model_is_gathered_whole(tmp_path: Path) -> None:
+    update = Setting(small(tmp_path, layers=4, vocabulary=64_000), recompute=False)
+    for setting in (update, replace(update, step="logprobs"), replace(update, step="sync")):
+        held, (counted, _) = fake_engine.measured(setting), memory_fake.predicted(setting)
+        assert memory_fake.LOW <= counted.total() / held.total() <= memory_fake.HIGH, setting.step
+
+
+def small(folder: Path, layers: int, vocabulary: int) -> str:
+    """A folder with the configuration of a model; 2**26 parameters are the most that are gathered whole."""
+    widths = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": vocabulary}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    more = {"num_hidden_layers": layers, "tie_word_embeddings": True, **heads}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", **widths, **more}))
+    return str(folder)

@@ -1,0 +1,99 @@
+"""A run on devices that it was not planned for is refused; servers start where the plan has room for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlgraph.compiler import compile_graph, compose_and_plan
+from rlgraph.errors import GraphError, RunError
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.runtime.preflight import preflight
+from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.worker.engine_host import Engines
+
+H100 = Target("h100-8")
+PREFLIGHT = "rlgraph.runtime.engines.sglang.preflight"
+MODEL = "models.policy.path=demo_files/model"
+FLOAT32 = "models.policy.serve.dtype=float32"
+
+
+@pytest.mark.parametrize(("settings", "refused"), [([FLOAT32], True), ([], False)])
+def test_sglang_in_float32_is_refused_on_cuda(
+    demo_files: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], refused: bool
+) -> None:
+    monkeypatch.chdir(demo_files)
+    monkeypatch.setattr(f"{PREFLIGHT}.find_spec", lambda name: name)  # as if it were installed
+    tree, plan = compose_and_plan("demo", [MODEL, *settings], target=H100)
+    if not refused:
+        preflight(plan, tree)
+        return
+    with pytest.raises(GraphError) as caught:
+        preflight(plan, tree)
+    assert [problem.kind for problem in caught.value.problems] == ["wrong-dtype"]
+    assert "take no float32" in str(caught.value) and "serve.dtype=bfloat16" in str(caught.value)
+
+
+def test_without_sglang_a_run_on_cuda_says_what_to_do(
+    demo_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(demo_files)
+    monkeypatch.setattr(f"{PREFLIGHT}.find_spec", lambda name: None)
+    tree, plan = compose_and_plan("demo", [MODEL], target=H100)
+    with pytest.raises(GraphError, match=r"pip install 'rlgraph-compiler\[sglang\]'.*engine=transformers"):
+        preflight(plan, tree)
+
+
+def test_a_run_goes_on_where_it_began(tmp_path: Path) -> None:
+    began, again = (compile_graph("grpo", target=target) for target in (None, H100))
+    folder = RunDir.fresh(tmp_path / "run", "grpo")
+    folder.describe(began, "")
+    folder.check_same(began)
+    with pytest.raises(RunError, match="planned for cpu devices, and this is for cuda"):
+        folder.check_same(again)
+
+
+class Recorder:
+    """An engine that says which of its parts are away."""
+
+    def __init__(self) -> None:
+        self.away: set[str] = set()
+
+    def offload(self, parts: tuple[str, ...]) -> None:
+        assert not self.away & {*parts}
+        self.away |= {*parts}
+
+    sleep = offload
+
+    def reload(self, parts: tuple[str, ...]) -> None:
+        assert self.away >= {*parts}
+        self.away -= {*parts}
+
+
+def test_what_leaves_at_some_time_is_away_while_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server would find less memory than the plan has for it while it generates."""
+    long = ("models.policy.path=Qwen/Qwen2.5-14B", "rollout.max_new_tokens=16384")
+    plan = compile_graph("grpo", long, target=H100)
+    leaves = moved(plan, "policy")
+    assert leaves - {*plan.away.get("policy.train", ())}, "some part leaves that is there between iterations"
+    started: list[set[str]] = []
+
+    def served(engines: Engines, *_: Any) -> Recorder:
+        started.append(set(engines.train["policy"].away))
+        return Recorder()
+
+    monkeypatch.setattr(Engines, "_trainer", lambda *_: Recorder())
+    monkeypatch.setattr(Engines, "_served", served)
+    groups: Any = None
+    engines = Engines(plan, "main", "cuda", groups, Path("logs"))
+    assert started == [leaves]
+    for name, engine in engines.train.items():
+        assert engine.away == {*plan.away.get(f"{name}.train", ())}
+
+
+def moved(plan: Plan, model: str) -> set[str]:
+    """What leaves the devices of a model's train engine in an iteration."""
+    steps = [step for step in plan.steps if step.facts.moves == "off" and step.engine == "train"]
+    return {part for step in steps if model in step.models for part in step.parts}

@@ -1,0 +1,81 @@
+"""A mixture of experts on a real SGLang: what trains arrives, and log-probs agree before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_train_engine import TEMPERATURE, generated, objective
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def mixture(path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen3-MoE of four experts, with the tokenizer of the other tests."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
+
+    folder = tmp_path_factory.mktemp("mixture")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+    ids = {"max_position_embeddings": 4096, "eos_token_id": 1, "bos_token_id": None}
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes, **heads, **experts, **ids))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def served(mixture: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    made = SglangEngine(mixture, logs=tmp_path_factory.mktemp("logs"), max_rows=4)
+    yield made
+    made.close()
+
+
+def test_experts_arrive(served: SglangEngine, mixture: str) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train = FsdpEngine(mixture, optimizer={"lr": 1e-2})
+    seen: list[dict[str, str]] = []
+    for version in range(3):
+        served.load_weights(train.weights(), version)
+        batch, own = generated(served)
+        found = train.logprobs(batch["tokens"], batch["loss_mask"], TEMPERATURE).values
+        assert (found - own).abs().max() < 1e-4
+        seen.append(served.checksums()[0][0]["checksums"])
+        rows = torch.arange(len(batch["tokens"].lengths))
+        train.update(batch, objective, rows, len(rows))
+    dist.destroy_process_group()
+    for before, after in pairwise(seen):
+        experts = [name for name in before if ".experts." in name]
+        assert experts and all(before[name] != after[name] for name in experts)
+
+
+def test_names_that_the_server_would_leave_out_are_refused(served: SglangEngine, mixture: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    fused = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32).named_parameters()
+    before = served.checksums()
+    with pytest.raises(RunError, match=r"a sync sent model\.layers\.0\.mlp\.experts\.down_proj, "):
+        served.load_weights(((name, tensor + 1) for name, tensor in fused), 9)
+    assert served.version == -1
+    held, now = (found[0][0]["checksums"] for found in (before, served.checksums()))
+    assert {name for name in held if held[name] == now[name]} == {
+        name for name in held if ".experts." in name
+    }

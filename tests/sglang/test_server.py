@@ -1,0 +1,115 @@
+"""How a server is started and ended, as far as none is needed for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlgraph.compiler import compose_and_plan
+from rlgraph.engines.sglang_options import OWNED
+from rlgraph.runtime.engines.servers import process as module
+from rlgraph.runtime.engines.servers.ports import OWN, PORTS, ServerPort
+from rlgraph.runtime.engines.servers.process import Server, _running
+from rlgraph.runtime.engines.sglang.launch import CUDA_ENVIRONMENT, Launch
+from rlgraph.runtime.engines.sglang.options import wrong
+from rlgraph.runtime.preflight import Preflight
+
+pytestmark = pytest.mark.filterwarnings("default")
+CUDA = Launch("some/model", "cuda", "bfloat16", 2, 300_000, 256, {"attention_backend": "fa3", "ep_size": 8})
+
+
+def test_the_installed_sglang_takes_all_settings_and_has_all_that_are_owned() -> None:
+    flags = {"host": "127.0.0.1", "port": 30000, "api_key": "a key", "skip_server_warmup": True}
+    found = wrong(dict.fromkeys(OWNED, "1"))
+    assert not {name: law for name, law in found.items() if "no such setting" in law}
+    assert not wrong(CUDA.settings() | flags)
+    # the other way of capturing prompts refuses graphs that are released with the cache
+    assert CUDA_ENVIRONMENT["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "true"
+    assert CUDA.settings()["cuda_graph_backend_prefill"] in ("disabled", "full")
+
+
+def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Path) -> None:
+    options = "{atention_backend: fa3, sampling_backend: fast, ep_size: many, disable_radix_cache: true}"
+    (tmp_path / "graph.yaml").write_text(
+        "extends: grpo\n"
+        "edits:\n"
+        "- set:\n"
+        "    models.policy.serve.engine: sglang\n"
+        f"    models.policy.serve.options: {options}\n"
+    )
+    tree, plan = compose_and_plan(str(tmp_path / "graph.yaml"))
+    check = Preflight(plan, tree)
+    check._engines()
+    said = [problem.render() for problem in check.problems]
+    assert len(said) == 3
+    for text, law in zip(
+        said,
+        (
+            "no such setting; did you mean `attention_backend`?",
+            "invalid choice: 'fast'",
+            "invalid int value: 'many'",
+        ),
+        strict=True,
+    ):
+        assert law in text and "graph.yaml:5:" in text and "models.policy.serve.options." in text
+
+
+def test_the_installed_sglang_reads_the_environment_that_a_server_is_given() -> None:
+    from sglang.srt import environ
+    from sglang.srt.arg_groups import parallel_hook
+
+    found = CUDA.environment({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, ["4", "5"])
+    assert found["CUDA_VISIBLE_DEVICES"] == "4,5" and "PYTORCH_CUDA_ALLOC_CONF" not in found
+    assert found["NCCL_GRAPH_REGISTER"] == "0"
+    assert 'setdefault("NCCL_GRAPH_REGISTER", "0")' in Path(str(parallel_hook.__file__)).read_text()
+    for name, value in CUDA_ENVIRONMENT.items():
+        assert hasattr(environ.Envs, name) and found[name] == value
+    own = CUDA.environment(dict.fromkeys(CUDA_ENVIRONMENT, "own"), ["4", "5"])
+    assert {own[name] for name in CUDA_ENVIRONMENT} == {"own"}
+
+
+def test_a_devices_ports_are_its_own_and_claimed() -> None:
+    first, second, other = ServerPort("127.0.0.1", 3), ServerPort("127.0.0.1", 3), ServerPort("127.0.0.1", 4)
+    own = PORTS[3 * OWN : 4 * OWN]
+    assert first.number in own and second.number in own and first.number != second.number
+    assert other.number in PORTS[4 * OWN : 5 * OWN]
+
+
+def test_a_port_that_is_held_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        held = holder.getsockname()[1]
+        free = ServerPort("127.0.0.1").number
+        claimed = ServerPort("127.0.0.1")
+        candidates = [held, claimed.number, free + 1 if free + 1 != claimed.number else free + 2]
+        monkeypatch.setattr("rlgraph.runtime.engines.servers.ports._candidates", lambda _: candidates)
+        assert ServerPort("127.0.0.1").number == candidates[2]
+
+
+def test_a_process_group_is_there_until_its_last_process_is_gone() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    outer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
+    while len(_running(outer.pid)) < 2:
+        os.sched_yield()
+    outer.kill()
+    outer.wait()
+    assert len(_running(outer.pid)) == 1
+    assert outer.stdin
+    outer.stdin.close()  # which ends the one that is left
+    while _running(outer.pid):
+        os.sched_yield()
+
+
+def test_a_servers_memory_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launch, "arguments", lambda *_: ["-c", "input()"])
+    server = Server(Launch("some/model", "cpu", "float32", 1, 1, 1), tmp_path, ["0"], "127.0.0.1")
+    left = [[7], [7], []]
+    monkeypatch.setattr(module, "_running", lambda group: left.pop(0))
+    server.close()
+    assert not left
