@@ -18,7 +18,7 @@ from rlgraph.runtime.cluster import cpu_tasks, ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.columns.shared_memory import Sweeper
-from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.place import Place
 from rlgraph.runtime.messages.tasks import Task
 from rlgraph.runtime.worker.worker import Worker

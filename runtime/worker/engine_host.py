@@ -14,10 +14,9 @@ from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.runtime.engines.fsdp.lora import Unadapted
-from rlgraph.runtime.engines.memory.release import release
-from rlgraph.runtime.engines.weights.afar import Afar
+from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
-from rlgraph.runtime.engines.weights.transports import HANDED
+from rlgraph.runtime.engines.weights.transports import HANDED, Afar
 from rlgraph.runtime.worker.process_groups import Groups
 
 METHODS = complete(  # of the engine that each kind of step moves parts of

@@ -29,10 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
-from rlgraph.runtime.engines.weights.afar import Afar
-from rlgraph.runtime.engines.weights.memory import Handover
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
-from rlgraph.runtime.engines.weights.transports import TRANSPORTS, syncs
+from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Afar, Handover, syncs
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # by device; elsewhere gloo
 

@@ -24,7 +24,7 @@ from rlgraph.runtime.columns.part import Part, concat, gathered, load, packed, s
 from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
-from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.column_ref import ColumnRef
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.excerpts import Excerpt

@@ -20,7 +20,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.passes.lower import in_one_process
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.weights import disk, transfer
+from rlgraph.runtime.engines.weights import transfer, transports
 from rlgraph.runtime.engines.weights.transfer import Named, Ranks, Weights, cast
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, syncs
 
@@ -80,7 +80,7 @@ def over(
 ) -> tuple[int, int]:
     """The bytes that rank 1 receives from rank 0 by a path, and in how many broadcasts or files."""
     sizes: list[int] = []
-    plain, read = dist.broadcast, disk.load_file
+    plain, read = dist.broadcast, transports.load_file
 
     def counted(flat: torch.Tensor, *where: Any) -> None:
         if flat.dtype == torch.uint8:
@@ -93,7 +93,10 @@ def over(
         return tensors
 
     link = TRANSPORTS[path](Ranks(group, 0, "cpu"), str(root / "files"))
-    with patch.object(transfer.dist, "broadcast", counted), patch.object(disk, "load_file", counted_file):
+    with (
+        patch.object(transfer.dist, "broadcast", counted),
+        patch.object(transports, "load_file", counted_file),
+    ):
         if rank == 0:
             link.send(Weights(3, cast(list(weights), getattr(torch, dtype))))
         else:

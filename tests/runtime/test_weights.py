@@ -15,10 +15,8 @@ from ranks import LIMIT, forked, launch
 from rlgraph.costs import limits
 from rlgraph.costs.limits import buckets
 from rlgraph.errors import RunError
-from rlgraph.runtime.engines.weights.disk import Disk
-from rlgraph.runtime.engines.weights.memory import Handover
 from rlgraph.runtime.engines.weights.transfer import Named, Ranks, Transport, Weights, cast
-from rlgraph.runtime.engines.weights.transports import TRANSPORTS
+from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Disk, Handover
 from rlgraph.runtime.worker.process_groups import ranks
 
 SENDER, RANKS = 1, 3

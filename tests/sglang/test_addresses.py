@@ -25,9 +25,9 @@ from rlgraph.runtime.engines.sglang import supervisor, weights
 from rlgraph.runtime.engines.sglang.client import FIRST
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.groups import sender
-from rlgraph.runtime.engines.weights import disk
-from rlgraph.runtime.engines.weights.afar import Afar
+from rlgraph.runtime.engines.weights import transports
 from rlgraph.runtime.engines.weights.transfer import Weights
+from rlgraph.runtime.engines.weights.transports import Afar
 from rlgraph.runtime.messages.errors import ServerLostError
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -270,7 +270,7 @@ def test_servers_get_the_bytes_of_the_plan(
     plan = compile_graph("grpo", chosen, 1, target=Target("h100-8"))
     (step,) = (step for step in plan.steps if step.kind == "sync")
     sizes: list[int] = []
-    flat_of, broadcast, save = supervisor.flat_of, weights.dist.broadcast, disk.save_file
+    flat_of, broadcast, save = supervisor.flat_of, weights.dist.broadcast, transports.save_file
 
     def mapped(bucket: Any, *where: Any) -> Any:
         sizes.append(flat_of(bucket, *where).flat.nbytes)
@@ -286,7 +286,7 @@ def test_servers_get_the_bytes_of_the_plan(
 
     monkeypatch.setattr(supervisor, "flat_of", mapped)
     monkeypatch.setattr(weights.dist, "broadcast", sent)
-    monkeypatch.setattr(disk, "save_file", written)
+    monkeypatch.setattr(transports, "save_file", written)
     far = [
         SglangEngine(
             path, dtype=dtype, servers=[awake.keeper.client], transport=way, sync_folder=str(tmp_path)

@@ -25,7 +25,7 @@ from rlgraph.runtime.engines.sglang import engine as module
 from rlgraph.runtime.engines.sglang import groups
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
-from rlgraph.runtime.engines.weights.memory import Handover
+from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.worker import engine_host
 from rlgraph.runtime.worker.process_groups import Groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -51,6 +52,17 @@ def shareable(device: torch.device) -> AbstractContextManager[None]:
 def user_lets_grow() -> bool:
     """Return whether the user settled that segments grow."""
     return any("expandable_segments:True" in os.environ.get(name, "") for name in CHOSEN)
+
+
+def release(device: str) -> None:
+    """Give the memory that torch keeps on a CUDA device for its next tensors back to the driver.
+
+    A server beside the worker can't use it, and ends itself where it does not get what it takes back as it
+    wakes (torch_memory_saver exits where CUDA has no room). A CPU has nothing to give.
+    """
+    if device == "cuda":
+        gc.collect()  # frees tensors that only a cycle of references holds
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from rlgraph.engines.registry import SERVERS, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
-from rlgraph.runtime.engines.memory.release import release
+from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate

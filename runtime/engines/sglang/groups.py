@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlgraph.runtime.engines.memory.release import release
+from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.servers.groups import check_groups, gathered, in_turn, interface, own_device
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine

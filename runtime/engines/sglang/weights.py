@@ -19,8 +19,8 @@ from rlgraph.errors import RunError
 from rlgraph.runtime.engines.memory.allocator import shareable
 from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.sglang.client import Client
-from rlgraph.runtime.engines.weights.broadcast import Header
 from rlgraph.runtime.engines.weights.transfer import Named, in_buckets
+from rlgraph.runtime.engines.weights.transports import Header
 from rlgraph.runtime.messages.errors import ServerLostError
 
 

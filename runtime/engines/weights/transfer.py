@@ -62,39 +62,25 @@ class Peers(Protocol):
 
 
 class Ranks:
-    """Workers of a process group, one of which sends."""
+    """``Peers`` that are workers of a process group, one of which sends: ``sender`` is its global rank."""
 
     def __init__(self, group: dist.ProcessGroup, sender: int, device: str) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            group: the sender and the receivers.
-            sender: its global rank.
-            device: ``cpu`` or ``cuda``.
-        """
         self.group, self.sender, self.device = group, sender, device
 
     def tell(self, note: Any) -> Any:
-        """Return the sender's note, on all of them."""
         held = [note]
         dist.broadcast_object_list(held, self.sender, self.group)
         return held[0]
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        """Fill a tensor with the sender's, on all of them."""
         dist.broadcast(flat, self.sender, self.group)
 
     def wait(self) -> None:
-        """Return when all of them are here."""
         dist.barrier(self.group)
 
 
 def check_version(came: int, wanted: int) -> None:
-    """Hold the version that came with weights to the one that their reader was promised.
-
-    Raises:
-        RunError: it is another one.
-    """
+    """Check that weights came with the version that their reader was promised; RunError otherwise."""
     if came != wanted:
         raise RunError(
             f"weights of version {came} came where version {wanted} was promised\n"
@@ -103,7 +89,7 @@ def check_version(came: int, wanted: int) -> None:
 
 
 def cast(named: Iterable[Named], dtype: torch.dtype) -> Iterator[Named]:
-    """Floating-point weights in the data type that they are served in, but for those that stay wide."""
+    """Yield weights, floating-point ones in the data type that they are served in, but for ``WIDE``."""
     for name, tensor in named:
         keeps = not tensor.is_floating_point() or name.endswith(WIDE)
         yield name, tensor if keeps else tensor.to(dtype)
@@ -117,5 +103,5 @@ def noted(named: Iterable[Named], names: list[str]) -> Iterator[Named]:
 
 
 def in_buckets(named: Iterable[Named]) -> Iterator[list[Named]]:
-    """Tensors of one dtype, in the buckets that the plan counts."""
+    """Yield tensors of one dtype together, in the buckets that the plan counts."""
     return buckets(named, lambda one: one[1].nbytes, lambda one: one[1].dtype)

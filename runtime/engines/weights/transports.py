@@ -2,15 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, ServePlan, Step
-from rlgraph.runtime.engines.weights.broadcast import Broadcast
-from rlgraph.runtime.engines.weights.disk import Disk
-from rlgraph.runtime.engines.weights.memory import Handover
-from rlgraph.runtime.engines.weights.transfer import Peers, Transport
+from rlgraph.runtime.engines.weights.transfer import (
+    Named,
+    Peers,
+    Transport,
+    Weights,
+    check_version,
+    in_buckets,
+    noted,
+)
+
+INDEX = "model.safetensors.index.json"  # the name that transformers gives it
+
+
+class Handover:
+    """A transport between two engines of one process: the tensors themselves are handed over."""
+
+    def __init__(self) -> None:
+        self.weights: Weights | None = None
+
+    def send(self, weights: Weights) -> None:
+        """Lay the weights down for ``receive``, which follows before they change."""
+        self.weights = weights
+
+    def receive(self, version: int) -> Weights:
+        """Take the weights that were laid down, once."""
+        weights, self.weights = self.weights, None
+        assert weights, "nothing was sent"
+        check_version(weights.version, version)
+        return weights
+
+
+@dataclass(frozen=True)
+class Header:
+    """A note of what the next bucket holds; its tensors are of one dtype."""
+
+    version: int
+    names: list[str]
+    shapes: list[torch.Size]
+    dtype: torch.dtype
+
+
+class Broadcast:
+    """A transport from one device to all of its peers, a bucket at a time."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+
+    def send(self, weights: Weights) -> None:
+        for bucket in in_buckets(weights.tensors):
+            names, tensors = zip(*bucket, strict=True)
+            shapes = [tensor.shape for tensor in tensors]
+            self.peers.tell(Header(weights.version, list(names), shapes, tensors[0].dtype))
+            flat = torch.cat([tensor.flatten() for tensor in tensors]).to(self.peers.device)
+            self.peers.broadcast(flat.view(torch.uint8))
+        self.peers.tell(weights.version)  # the last one is over
+
+    def receive(self, version: int) -> Weights:
+        return Weights(version, self._tensors(version))
+
+    def _tensors(self, version: int) -> Iterator[Named]:
+        while isinstance(header := self.peers.tell(None), Header):
+            check_version(header.version, version)
+            sizes = [shape.numel() for shape in header.shapes]
+            flat = torch.empty(sum(sizes), dtype=header.dtype, device=self.peers.device)
+            self.peers.broadcast(flat.view(torch.uint8))
+            for name, shape, part in zip(header.names, header.shapes, flat.split(sizes), strict=True):
+                yield name, part.view(shape)
+        check_version(header, version)
+
+
+class Disk:
+    """A transport through safetensors files, one per bucket, in a folder that the sender and its peers see.
+
+    The peers read them at once; then they are removed.
+    """
+
+    def __init__(self, peers: Peers, folder: str) -> None:
+        self.peers, self.folder = peers, Path(folder)
+
+    def send(self, weights: Weights) -> None:
+        """Write every tensor, and wait until all have read them."""
+        path = self.folder / f"weights-{os.getpid()}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        try:
+            index = {}
+            for number, bucket in enumerate(in_buckets(weights.tensors)):
+                name = f"model-{number:05d}.safetensors"
+                save_file({key: tensor.detach().cpu().contiguous() for key, tensor in bucket}, path / name)
+                index |= {key: name for key, _ in bucket}
+            whole = {"metadata": {"version": weights.version}, "weight_map": index}
+            (path / INDEX).write_text(json.dumps(whole), encoding="utf-8")
+            self.peers.tell((str(path), weights.version))
+            self.peers.wait()
+        finally:
+            shutil.rmtree(path)
+
+    def receive(self, version: int) -> Weights:
+        return Weights(version, self._tensors(version))
+
+    def _tensors(self, version: int) -> Iterator[Named]:
+        path, came = self.peers.tell(None)
+        check_version(came, version)
+        index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
+        check_version(index["metadata"]["version"], version)
+        for name in dict.fromkeys(index["weight_map"].values()):
+            yield from load_file(Path(path, name)).items()
+        self.peers.wait()
+
+
+class Sender(Protocol):
+    """A worker's way to servers that run already, by which it brings them weights."""
+
+    def bring(self, weights: Weights) -> None:
+        """Bring them to all servers."""
+
+    def close(self) -> None:
+        """Part from the servers."""
+
+
+class Afar:
+    """A transport to servers that no worker started.
+
+    The worker that trains sends to them (``sender``); its peers, who generate with them, only learn names.
+    """
+
+    def __init__(self, peers: Peers, sender: Sender | None) -> None:
+        self.peers, self.sender = peers, sender
+
+    def send(self, weights: Weights) -> None:
+        """Send every tensor to the servers, once all who use them are ready, and tell those."""
+        assert self.sender
+        names = list[str]()
+        self.peers.wait()
+        self.sender.bring(Weights(weights.version, noted(weights.tensors, names)))
+        self.peers.tell((weights.version, names))
+
+    def receive(self, version: int) -> Weights:
+        """Return the names of what the servers were sent, each with an empty tensor."""
+        return Weights(version, self._names(version))
+
+    def _names(self, version: int) -> Iterator[Named]:
+        self.peers.wait()
+        came, names = self.peers.tell(None)
+        check_version(came, version)
+        yield from ((name, torch.empty(0)) for name in names)
+
+    def close(self) -> None:
+        if self.sender:
+            self.sender.close()
+
 
 # an engine that maps what it is given into its server gets it within the process too
 HANDED = ("memory", "ipc")
