@@ -231,7 +231,7 @@ def _sync(made: engine.FsdpEngine) -> None:
 
 def _score(made: engine.FsdpEngine, batch: MicroBatch) -> None:
     with torch.no_grad(), engine.gathered(made.shards):
-        made._found(batch, 1.0, squares=False)
+        made._stacked(batch, 1.0, squares=False)
 
 
 def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:
@@ -260,7 +260,7 @@ def _batch(setting: Setting) -> MicroBatch:
     if not setting.packed:
         return batching.micro_batches(columns, batching.Budget(setting.tokens), device)[0]
     width = max(setting.row, min(8 * setting.row, setting.tokens, MASK // setting.tokens))
-    lanes = batching.lanes_of(batching.alike(tokens, batching.spans_of(batching.scored(wanted))), width)
+    lanes = batching.lanes_of(batching.alike(tokens, batching.scored(wanted)), width)
     return batching._packed_batch(columns, lanes, getattr(torch, setting.dtype), device)
 
 

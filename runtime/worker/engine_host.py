@@ -13,7 +13,7 @@ import torch
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
-from rlgraph.runtime.engines.fsdp.lora import Unadapted
+from rlgraph.runtime.engines.fsdp.lora import unadapted
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, Afar
@@ -48,7 +48,7 @@ class Engines:
         for name, model in plan.models.items():
             if model.shares in self.train:
                 held = self.train[model.shares]
-                self.train[name] = held if plan.models[model.shares].frozen else Unadapted(held)
+                self.train[name] = held if plan.models[model.shares].frozen else unadapted(held)
 
     def _load_trainer(self, name: str, model: ModelPlan) -> None:
         if model.train and model.train.pool == self.pool:

@@ -73,7 +73,7 @@ def test_columns_of_every_kind_are_cut_to_the_rows() -> None:
     assert [b.columns["answer"] for b in batches] == [["b"], ["c"]]
     assert [b.columns["rewards"].tolist() for b in batches] == [[2.0], [3.0]]
     assert [b.columns["tokens"].tolist() for b in batches] == [[[1, 2, 3]], [[4]]]
-    assert cut(TOKENS, torch.tensor([2])).tolist() == [[4]]
+    assert cut({"tokens": TOKENS}, torch.tensor([2]))["tokens"].tolist() == [[4]]
 
 
 def test_rows_without_tokens_pass() -> None:

@@ -54,7 +54,7 @@ def held(engine: FsdpEngine) -> dict[str, torch.Tensor]:
 
 
 def checkpoint_full(engine: FsdpEngine, tensors: dict[str, torch.Tensor]) -> Iterator[Any]:
-    from rlgraph.runtime.engines.fsdp.gather import gather_full
+    from rlgraph.runtime.engines.fsdp.shards import gather_full
 
     named = ((name, tensor.detach()) for name, tensor in tensors.items())
     return ((name, tensor.clone()) for name, tensor in gather_full(named, engine.group))

@@ -23,7 +23,7 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches, scored
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
-from rlgraph.runtime.engines.fsdp.packing import alike, lanes_of, packs, spans_of
+from rlgraph.runtime.engines.fsdp.packing import alike, lanes_of, packs
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -61,8 +61,7 @@ GROUPS = columns([(k // 4, 5, [True] * (2 + k % 3)) for k in range(16)])
 @given(ROWS, st.integers(1, 40))
 def test_every_row_is_in_one_lane_once(drawn: Any, width: int) -> None:
     found = columns(drawn)
-    spans = spans_of(scored(found["loss_mask"]))
-    lanes = lanes_of(alike(found["tokens"], spans), width)
+    lanes = lanes_of(alike(found["tokens"], scored(found["loss_mask"])), width)
     assert sorted(span.row for lane in lanes for unit in lane for span in unit.spans) == list(
         range(len(drawn))
     )

@@ -13,22 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from rlgraph.costs.limits import MASK
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.interfaces import Totals
 from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
-from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, uses_in_turn
-from rlgraph.runtime.engines.fsdp.packing import (
-    ALIGNED,
-    PackedLane,
-    Span,
-    Unit,
-    alike,
-    cells_of,
-    lanes_of,
-    spans_of,
-)
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
+from rlgraph.runtime.engines.fsdp.packing import ALIGNED, PackedLane, Unit, alike, cells_of, lanes_of
 
 
 @dataclass(frozen=True)
@@ -62,20 +54,15 @@ def scored(loss_mask: Ragged) -> Ragged:
 
 def columns_read(wanted: Ragged) -> torch.Tensor:
     """Return the tokens per row that a pass must read to score those ``wanted``: int64 ``[rows]``, >= 1."""
-    row, place = wanted.row_of[wanted.values], wanted.values.nonzero().squeeze(1)
-    last = torch.ones(len(wanted), dtype=torch.int64)
-    return last.scatter_reduce(0, row, place - wanted.offsets[row], "amax")
+    _, row, place = places_of(wanted)
+    return torch.ones(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax")
 
 
 def micro_batch_rows(lengths: torch.Tensor, budget: int) -> list[torch.Tensor]:
-    """Group rows so that rows times the longest stays within a budget, longest rows first.
+    """Group rows so that rows times the longest stays within a budget of tokens, longest rows first.
 
-    Args:
-        lengths: int64 ``[rows]``, tokens of each row.
-        budget: tokens of a micro-batch, padding included; a row longer than it goes alone.
-
-    Returns:
-        Row indices of each micro-batch, int64 ``[rows of the micro-batch]``.
+    ``lengths`` is int64 ``[rows]``; of each micro-batch the indices of its rows are returned. A row longer
+    than the budget goes alone.
 
     Example:
         >>> [rows.tolist() for rows in micro_batch_rows(torch.tensor([2, 8, 3]), 8)]
@@ -91,33 +78,31 @@ def micro_batch_rows(lengths: torch.Tensor, budget: int) -> list[torch.Tensor]:
 
 
 def minibatch_rows(rows: torch.Tensor, total_rows: int, minibatches: int) -> list[torch.Tensor]:
-    """Return which of this rank's rows are in each mini-batch.
+    """Return for each mini-batch which of this rank's rows are in it, as indices into ``rows``.
 
-    Args:
-        rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
-        total_rows: R; row r belongs to mini-batch ``r * minibatches // R``.
-        minibatches: how many.
-
-    Returns:
-        For each mini-batch, indices into ``rows``.
+    ``rows``, int64 ``[rows]``, are their numbers in the whole batch of ``total_rows``, R: row r belongs to
+    mini-batch ``r * minibatches // R``.
     """
     owner = rows * minibatches // max(1, total_rows)
     return [(owner == minibatch).nonzero().squeeze(1) for minibatch in range(minibatches)]
 
 
-def cut(column: Any, rows: torch.Tensor) -> Any:
-    """The given rows of a column: ``Ragged``, a tensor ``[rows, ...]`` or a list."""
-    if isinstance(column, Ragged):
-        return column.take(rows)
-    return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
+def cut(columns: Mapping[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+    """Return the given rows of columns, each a ``Ragged``, a tensor ``[rows, ...]`` or a list."""
+
+    def taken(column: Any) -> Any:
+        if isinstance(column, Ragged):
+            return column.take(rows)
+        return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
+
+    return {name: taken(column) for name, column in columns.items()}
 
 
 def micro_batches(
     columns: Mapping[str, Any], budget: Budget, device: torch.device, subset: torch.Tensor | None = None
 ) -> list[MicroBatch]:
-    """Micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
-    if subset is not None:
-        columns = {name: cut(column, subset) for name, column in columns.items()}
+    """Return micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
+    columns = columns if subset is None else cut(columns, subset)
     wanted = scored(columns["loss_mask"])
     lengths = columns_read(wanted)
     beside = micro_batch_rows(lengths, budget.tokens)
@@ -125,28 +110,26 @@ def micro_batches(
     work = sum(budget.work(len(r) * w, w / 2) for r, w in zip(beside, longest, strict=True))
     if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
         return [_packed_batch(columns, lanes, budget.dtype, device) for lanes in packed]
-    return [_micro_batch({k: cut(column, rows) for k, column in columns.items()}, device) for rows in beside]
+    return [_micro_batch(cut(columns, rows), device) for rows in beside]
 
 
 def _packed(
     tokens: Ragged, wanted: Ragged, budget: Budget, work: float, longest: int
 ) -> list[list[PackedLane]]:
-    """The lanes of each micro-batch, of the width with the least work; none if that is not below ``work``."""
+    """Return each micro-batch's lanes, of the width with least work; none if that is not below ``work``."""
     best: list[list[PackedLane]] = []
-    if budget.share is None:
-        return best
-    groups = alike(tokens, spans_of(wanted))
-    for width in _widths(groups, longest, budget.tokens):
-        lanes = lanes_of(groups, width)
+    units = alike(tokens, wanted) if budget.share is not None else []
+    for width in _widths(units, longest, budget.tokens):
+        lanes = lanes_of(units, width)
         if (needed := budget.work(len(lanes) * width, width)) < work:
             count = max(1, budget.tokens // width)
             best, work = [lanes[i : i + count] for i in range(0, len(lanes), count)], needed
     return best
 
 
-def _widths(groups: Sequence[Sequence[Span]], longest: int, tokens: int) -> list[int]:
-    """Widths of lanes to try: some times the longest row, and less so far as lanes would not be full."""
-    total = sum(Unit(tuple(group)).length for group in groups)
+def _widths(units: Sequence[Unit], longest: int, tokens: int) -> list[int]:
+    """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
+    total = sum(unit.length for unit in units)
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
     even = {max(longest, -(-total // -(-total // width))) for width in near if total}
     widths = {-(-width // ALIGNED) * ALIGNED for width in even}
@@ -162,15 +145,10 @@ def mini_batches(
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> list[MiniBatch]:
-    """This rank's part of each mini-batch, with counts over all ranks. A collective.
+    """Return this rank's part of each mini-batch, with counts over all ranks. A collective.
 
-    Args:
-        columns: of this rank's rows.
-        rows: int64 ``[rows]``, their numbers in the whole batch of ``total_rows``.
-        total_rows: see ``minibatch_rows``, as ``minibatches``.
-        budget: of a micro-batch.
-        device: where the micro-batches are placed.
-        group: the ranks.
+    ``columns`` are of this rank's rows; for ``rows``, ``total_rows`` and ``minibatches`` see
+    ``minibatch_rows``.
     """
     mine = minibatch_rows(rows, total_rows, minibatches)
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
@@ -194,44 +172,33 @@ def placeholder(device: torch.device) -> MicroBatch:
 
 
 def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
-    """Rows beside each other, padded on the right."""
-    tokens, wanted = columns["tokens"], scored(columns["loss_mask"])
-    width = int(columns_read(wanted).max())
-    input_ids = torch.zeros(len(tokens), width, dtype=torch.int64)
-    read = tokens.padded()[:, :width]
-    input_ids[:, : read.shape[1]] = read
-    flat, row, place = _scored_places(wanted)
-    return _placed(columns, {"input_ids": input_ids}, None, flat, row * width + place - 1, device)
+    """Lay rows beside each other, padded on the right."""
+    width, rows = int(columns_read(scored(columns["loss_mask"])).max()), columns["tokens"].padded()
+    inputs = {"input_ids": pad(rows, (0, width - rows.shape[1]))}
+    return _placed(columns, inputs, None, lambda row, place: row * width + place, device)
 
 
 def _packed_batch(
     columns: Mapping[str, Any], lanes: Sequence[PackedLane], dtype: torch.dtype, device: torch.device
 ) -> MicroBatch:
-    """Rows end to end; the batch has them in the order in which they lie."""
+    """Lay rows end to end; the batch has them in the order in which they lie."""
     rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
-    columns = {name: cut(column, rows) for name, column in columns.items()}
+    columns = cut(columns, rows)
     cells = cells_of(columns["tokens"], lanes)
-    flat, row, place = _scored_places(scored(columns["loss_mask"]))
     inputs = {"input_ids": cells.input_ids, "position_ids": cells.positions}
-    mask = partial(cells.mask, dtype, device)
-    return _placed(columns, inputs, mask, flat, cells.cell(row, place - 1), device)
-
-
-def _scored_places(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each scored token's place in the flat tokens, its row and place there: int64 ``[scored]``."""
-    flat = wanted.values.nonzero().squeeze(1)
-    row = wanted.row_of[flat]
-    return flat, row, flat - wanted.offsets[row]
+    return _placed(columns, inputs, partial(cells.mask, dtype, device), cells.cell, device)
 
 
 def _placed(
     columns: dict[str, Any],
     inputs: dict[str, torch.Tensor],
     mask: Callable[[], torch.Tensor] | None,
-    places: torch.Tensor,
-    cells: torch.Tensor,
+    cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     device: torch.device,
 ) -> MicroBatch:
+    """Return a micro-batch on a device; ``cell`` says where a row's token stands in the inputs."""
+    places, row, place = places_of(scored(columns["loss_mask"]))
+    cells = cell(row, place - 1)  # the token before says what follows
     labels = columns["tokens"].values[places]
     moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}

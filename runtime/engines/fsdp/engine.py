@@ -21,18 +21,17 @@ from rlgraph.ops.interfaces import Batch, Objective
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
-from rlgraph.runtime.engines.fsdp.gather import apart, gather_full
 from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
 from rlgraph.runtime.engines.fsdp.metric_sums import Tally, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
 from rlgraph.runtime.engines.fsdp.packing import attention_share, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
-from rlgraph.runtime.engines.fsdp.shards import gathered, reduce_with_the_last
+from rlgraph.runtime.engines.fsdp.shards import apart, gather_full, gathered, reduce_with_the_last
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.weights.naming import in_pieces
-from rlgraph.runtime.engines.weights.transfer import WIDE
+from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
 
 
@@ -90,22 +89,10 @@ class FsdpEngine:
         self.device = torch.device(device)
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        how = Loading(
-            path=path,
-            head=head,
-            seed=seed,
-            frozen=frozen,
-            compute=compute,
-            mesh=self.mesh,
-            reshard=reshard,
-            recompute=recompute,
-            adapter=self.lora,
-            compiled=compile,
-        )
+        how = Loading(path, head, seed, frozen, compute, self.mesh, reshard, recompute, self.lora, compile)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
-        share = (
-            attention_share(self.model, decoder_layers(self.model)) if packing and packs(self.model) else None
-        )
+        layers = decoder_layers(self.model)
+        share = attention_share(self.model, layers) if packing and packs(self.model) else None
         self.budget = Budget(micro_tokens, share, compute)
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -149,32 +136,25 @@ class FsdpEngine:
     def logprobs(
         self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
     ) -> Ragged:
-        """Log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
+        """Return the log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
 
         Without its ``adapter``, a model that trains one is the model it started from.
         """
         assert self.head == "lm", "a value head has no log-probs"
-        self.residency.need(["parameters"], "logprobs")
-        with adapters.without([] if adapter else self.adapted.values()):
-            (scores,) = self._score(tokens, loss_mask, temperature)
-        return scores
+        return self._score("logprobs", tokens, loss_mask, temperature, adapter)[0]
 
     def squares(
         self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
     ) -> tuple[Ragged, Ragged]:
-        """``logprobs``, and of each token's distribution the sum of squared probabilities, in one pass."""
+        """Return ``logprobs``, and the sum of squared probabilities of each token's distribution."""
         assert self.head == "lm", "a value head has no probabilities"
-        self.residency.need(["parameters"], "squares")
-        with adapters.without([] if adapter else self.adapted.values()):
-            scores, squares = self._score(tokens, loss_mask, temperature, squares=True)
+        scores, squares = self._score("squares", tokens, loss_mask, temperature, adapter)
         return scores, squares
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
-        """The value before each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false."""
+        """Return the value before each token: float32 ``[samples, tokens]``, 0 where not in ``loss_mask``."""
         assert self.head == "value", "a language-model head has no values"
-        self.residency.need(["parameters"], "values")
-        (scores,) = self._score(tokens, loss_mask, 1.0)
-        return scores
+        return self._score("values", tokens, loss_mask)[0]
 
     def update(
         self,
@@ -197,8 +177,7 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         tally = Tally()
-        where = (self.budget, self.device, self.group)
-        plan = mini_batches(columns, rows, total_rows, minibatches, *where)
+        plan = mini_batches(columns, rows, total_rows, minibatches, self.budget, self.device, self.group)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
                 self._accumulate(minibatch, objective, temperature, entropy, tally)
@@ -210,7 +189,7 @@ class FsdpEngine:
         set_rate(self.scheduler, rate)
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight in full, named and shaped as in the checkpoint, tied ones once; then its buffers.
+        """Yield every weight in full, named and shaped as in the checkpoint, tied ones once; then buffers.
 
         Those of a mixture's experts are views of fused parameters. Adapters are merged into their weights.
         Collective: every rank must take all of them.
@@ -226,20 +205,16 @@ class FsdpEngine:
         return in_pieces(self._full(dtype), self.pieces)
 
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """``weights`` as the model's own parameters."""
+        """Return ``weights`` as the model's own parameters."""
         self.residency.need(["parameters"], "weights")
         parameters = ((name, apart(p)) for name, p in self.model.named_parameters())
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
-        if self.lora:
-            full = gather_full(chain(parameters, buffers), self.group)
-            return adapters.merged(full, self.lora.alpha / self.lora.rank)
-        narrow = self._narrowed(getattr(torch, dtype)) if dtype else {}
-        return gather_full(
-            chain(parameters, buffers), self.group, lambda name, tensor: narrow.get(name, tensor.dtype)
-        )
+        narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
+        full = gather_full(chain(parameters, buffers), self.group, narrow)
+        return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
 
     def _narrowed(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
-        """The parameters that a reader of ``dtype`` loses nothing of if they are cast before a gather."""
+        """Return what a reader of ``dtype`` loses nothing of where it is cast before it is gathered."""
         wider = (name for name, p in self.model.named_parameters() if dtype.itemsize < p.dtype.itemsize)
         return {name: dtype for name in wider if not any(p.name.endswith(WIDE) for p in self.pieces[name])}
 
@@ -277,7 +252,7 @@ class FsdpEngine:
         self.saves.finish()
 
     def save(self, directory: str) -> None:
-        """``begin_save`` and ``finish_save``: any number of ranks can load it once it has returned on all."""
+        """Save at once: any number of ranks can load it when this has returned on all."""
         self.begin_save(directory)
         self.finish_save()
 
@@ -303,10 +278,9 @@ class FsdpEngine:
         first = self.group.rank() == 0
         dtype = checkpoint.stored_dtype(self.path)
         with self.residency.back():
+            typed = cast(self.weights(), dtype) if dtype else self.weights()
             # copied one by one: what shares memory, transformers would copy once more
-            fixed = ((n, t, n.endswith(WIDE) or not t.is_floating_point()) for n, t in self.weights())
-            kinds = ((n, t, t.dtype if own else dtype or t.dtype) for n, t, own in fixed)
-            weights = {n: t.to("cpu", kind, copy=True) for n, t, kind in kinds if first}
+            weights = {name: tensor.to("cpu", copy=True) for name, tensor in typed if first}
             own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
             adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.group) if first}
         if first:
@@ -316,24 +290,27 @@ class FsdpEngine:
         dist.barrier(self.group)
 
     def _score(
-        self, tokens: Ragged, loss_mask: Ragged, temperature: float, squares: bool = False
+        self, what: str, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
     ) -> list[Ragged]:
+        """Return the columns ``[samples, tokens]`` that a method of this name returns."""
+        self.residency.need(["parameters"], what)
+        squares, off = what == "squares", [] if adapter else self.adapted.values()
         place = tokens.like(torch.arange(len(tokens.values)))
         columns = {"tokens": tokens, "loss_mask": loss_mask, "place": place}
         batches = micro_batches(columns, self.budget, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
-        with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
-            found = [self._found(batch, temperature, squares) for batch in batches]
+        with torch.no_grad(), expandable_segments(self.device), gathered(self.shards), adapters.without(off):
+            scores = [self._stacked(batch, temperature, squares) for batch in batches]
             for _ in range(passes - len(batches)):
-                self._found(placeholder(self.device), temperature, squares)
+                self._stacked(placeholder(self.device), temperature, squares)
         out = torch.zeros(1 + squares, len(tokens.values), device=self.device)
         if batches:
             places = [batch.columns["place"].values[batch.places] for batch in batches]
-            out[:, torch.cat(places)] = torch.cat(found, 1)
+            out[:, torch.cat(places)] = torch.cat(scores, 1)
         return [tokens.like(row) for row in out]
 
-    def _found(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
-        """``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
+    def _stacked(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
+        """Return scores ``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
         if squares:
             return torch.stack(self.model.token_squares(batch, temperature))
         return self._scores(batch, temperature, "none")[0][None]

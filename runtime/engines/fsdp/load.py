@@ -28,30 +28,17 @@ GRAPHS = 64  # most compiled graphs of a decoder layer: 2 x 2 x 2 per model that
 
 @dataclass(frozen=True)
 class Loading:
-    """The settings by which a model is read and sharded.
-
-    Args:
-        path: a directory as ``save_pretrained`` writes it, or a name on the Hub.
-        head: ``lm``, or ``value`` for one number per token; a value head that is not there is drawn anew.
-        seed: what it is drawn from; the same seed gives the same head on every rank.
-        frozen: whether parameters take no gradients, and are held in ``compute``; else in float32.
-        compute: dtype of the gathered parameters.
-        mesh: one dimension, the ranks.
-        reshard: see ``shard_model``; None: where the model has more than ``SMALL`` parameters.
-        recompute: whether ``recompute_layers``, unless frozen.
-        adapter: train only low-rank adapters, and a value head; the rest is held in ``compute``.
-        compiled: whether ``compile_layers``.
-    """
+    """The settings by which a model is read and sharded; see ``FsdpEngine``."""
 
     path: str
     head: Head
-    seed: int
-    frozen: bool
-    compute: torch.dtype
+    seed: int  # gives the same new value head on every rank
+    frozen: bool  # parameters take no gradients, and are held in ``compute``; else in float32
+    compute: torch.dtype  # of the gathered parameters
     mesh: DeviceMesh
-    reshard: bool | None
+    reshard: bool | None  # None: where the model has more than ``SMALL`` parameters
     recompute: bool
-    adapter: Lora | None
+    adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
     compiled: bool
 
     @property
@@ -143,9 +130,9 @@ def _classes(head: Head) -> tuple[Any, dict[str, Any]]:
     """Return the transformers class that makes a model with this head, and its changes to the config."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    return (
-        (AutoModelForCausalLM, {}) if head == "lm" else (AutoModelForTokenClassification, {"num_labels": 1})
-    )
+    if head == "lm":
+        return AutoModelForCausalLM, {}
+    return AutoModelForTokenClassification, {"num_labels": 1}
 
 
 def _own_logits(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
@@ -174,14 +161,10 @@ def quiet() -> Iterator[None]:
 def shard_model(
     model: torch.nn.Module, mesh: DeviceMesh, *, reshard: bool, compute: torch.dtype
 ) -> list[FSDPModule]:
-    """Shard a model's parameters over a mesh, in place.
+    """Shard a whole model, equal on all ranks of a mesh, in place; gradients are reduced in float32.
 
-    Args:
-        model: the whole model, equal on all ranks.
-        mesh: one dimension, the ranks.
-        reshard: gather one decoder layer at a time and free it after use; else gather the whole model at once
-            and keep it for the length of a call.
-        compute: dtype of the gathered parameters; gradients are reduced in float32.
+    To ``reshard`` is to gather one decoder layer at a time, in ``compute``, and free it after use; else the
+    whole model is gathered at once and kept for the length of a call.
 
     Returns:
         The modules that gather their parameters together, the root last.
@@ -190,10 +173,8 @@ def shard_model(
     policy = MixedPrecisionPolicy(param_dtype=None if as_held else compute, reduce_dtype=torch.float32)
     groups = [*(decoder_layers(model) if reshard else []), model]
     # None frees all but the root, whose embeddings and head the backward pass wants at once.
-    after_forward = None if reshard else False
-    sharded = [
-        fully_shard(g, mesh=mesh, mp_policy=policy, reshard_after_forward=after_forward) for g in groups
-    ]
+    options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": None if reshard else False}
+    sharded = [fully_shard(module, **options) for module in groups]
     for module in sharded:
         # Sum gradients over ranks: an objective divides by the totals of all ranks itself.
         module.set_gradient_divide_factor(1.0)

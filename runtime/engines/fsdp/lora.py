@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,11 +25,8 @@ NAME = "default"  # the name of the one adapter, in peft
 def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, seed: int) -> None:
     """Freeze a model but for a new head, and give linear layers of its decoder adapters, in place.
 
-    Args:
-        model: with or without memory for its weights; the adapters get theirs on the CPU, in float32.
-        layers: the decoder layers, in which targets are looked for.
-        options: their rank, alpha, and the last names of the targets.
-        seed: of A.
+    The model may have no memory for its weights; the adapters get theirs on the CPU, in float32. Targets are
+    looked for in ``layers``, those of the decoder; A is drawn from ``seed``.
 
     Raises:
         ValueError: a target that no decoder layer has.
@@ -76,9 +75,8 @@ def is_adapter(name: str) -> bool:
 def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
     """Yield full tensors of a model with adapters, merged: ``W + scale B A``, in W's data type.
 
-    Args:
-        tensors: as ``named_parameters`` orders them: of a layer its weight and bias, A, then B.
-        scale: alpha / rank.
+    They come as ``named_parameters`` orders them: of a layer its weight and bias, A, then B. ``scale`` is
+    alpha / rank.
     """
     held: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
@@ -91,19 +89,10 @@ def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
             held = {}
 
 
-class Unadapted:
-    """The model that an engine adapts, as it is without its adapter: a reference that takes no memory."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-
-    def logprobs(self, *args: Any, **options: Any) -> Any:
-        """``FsdpEngine.logprobs`` with the adapter off."""
-        return self.engine.logprobs(*args, **options, adapter=False)
-
-    def squares(self, *args: Any, **options: Any) -> Any:
-        """``FsdpEngine.squares`` with the adapter off."""
-        return self.engine.squares(*args, **options, adapter=False)
+def unadapted(engine: Any) -> SimpleNamespace:
+    """Return what scores with the model that an engine adapts, without its adapter: it takes no memory."""
+    methods = {name: partial(getattr(engine, name), adapter=False) for name in ("logprobs", "squares")}
+    return SimpleNamespace(**methods)
 
 
 def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:

@@ -12,10 +12,7 @@ import torch.distributed as dist
 
 @dataclass
 class Tally:
-    """Sums of one update on this rank.
-
-    ``shared`` is the same on every rank already; the rest is summed over ranks.
-    """
+    """Sums of one update on this rank; ``shared`` is the same on every rank already."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
     metrics: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> (sum, count)
@@ -37,19 +34,12 @@ class Tally:
 
     def means(self, group: dist.ProcessGroup) -> dict[str, float]:
         """Return the metrics over all ranks, alike on each: a collective. The host waits for the device."""
-        loss, own, largest = self._on_host()
-        ranks: list[Any] = [(loss, own, largest)]
-        if group.size() > 1:
-            ranks = [None] * group.size()
-            dist.all_gather_object(ranks, (loss, own, largest), group=group)
+        ranks = _of_ranks(self._on_host(), group)
         names = sorted({name for _, metrics, _ in ranks for name in metrics})
         sums = {name: [metrics.get(name, (0.0, 0.0)) for _, metrics, _ in ranks] for name in names}
         peaks = sorted({name for *_, most in ranks for name in most})
         return {
-            **{
-                name: sum(s for s, _ in pairs) / (sum(c for _, c in pairs) or 1.0)
-                for name, pairs in sums.items()
-            },
+            **{n: sum(s for s, _ in pairs) / (sum(c for _, c in pairs) or 1.0) for n, pairs in sums.items()},
             **{name: max(most[name] for *_, most in ranks if name in most) for name in peaks},
             "loss": sum(loss for loss, *_ in ranks) / max(1, self.steps),
             **{name: sum(values) / max(1, len(values)) for name, values in self.shared.items()},
@@ -67,18 +57,22 @@ class Tally:
 
 def over_ranks(counts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return every rank's counts, which are on the host: ``[ranks, ...]``. A collective."""
-    if group.size() == 1:
-        return counts[None]
-    ranks: list[Any] = [None] * group.size()
-    dist.all_gather_object(ranks, counts.tolist(), group=group)
-    return torch.tensor(ranks)
+    return torch.tensor(_of_ranks(counts.tolist(), group))
+
+
+def _of_ranks(item: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return the items of all ranks. A collective."""
+    ranks: list[Any] = [item] * group.size()
+    if len(ranks) > 1:
+        dist.all_gather_object(ranks, item, group=group)
+    return ranks
 
 
 def _numbers(values: list[Any]) -> list[float]:
     """Return numbers and scalars of one device as numbers: the host waits for the device once."""
     scalars = [value.double() for value in values if isinstance(value, torch.Tensor)]
-    found = iter(torch.stack(scalars).tolist() if scalars else ())
-    return [next(found) if isinstance(value, torch.Tensor) else float(value) for value in values]
+    copied = iter(torch.stack(scalars).tolist() if scalars else ())
+    return [next(copied) if isinstance(value, torch.Tensor) else float(value) for value in values]
 
 
 def _larger(one: Any, other: Any) -> Any:

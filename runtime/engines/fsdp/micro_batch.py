@@ -63,6 +63,13 @@ class _Pick(torch.autograd.Function):
         return total, None, *(None for _ in turns)
 
 
+def places_of(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return each wanted token's place in the flat tokens, its row, and its place there: int64 ``[k]``."""
+    flat = wanted.values.nonzero().squeeze(1)
+    row = wanted.row_of[flat]
+    return flat, row, flat - wanted.offsets[row]
+
+
 def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Group the places in ``cells [k]`` by how often a cell came before: no group has a cell twice.
 

@@ -27,6 +27,7 @@ import torch
 
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines import attention
+from rlgraph.runtime.engines.fsdp.micro_batch import places_of
 
 FULL = "full_attention"
 ALIGNED = 8  # what CUDA's kernels want the width of a mask to be a multiple of
@@ -74,10 +75,8 @@ def packs(model: torch.nn.Module) -> bool:
     kinds = getattr(config, "layer_types", None)
     full = set(kinds) == {FULL} if kinds else not getattr(config, "sliding_window", None)
     takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
-    stateful: bool = getattr(model, "_is_stateful", False)
-    return (
-        full and takes and not stateful and config._attn_implementation in ("sdpa", "eager", attention.NAME)
-    )
+    known = config._attn_implementation in ("sdpa", "eager", attention.NAME)
+    return full and takes and known and not getattr(model, "_is_stateful", False)
 
 
 def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:
@@ -98,36 +97,36 @@ def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -
     return 2 * len(layers) * heads * size / max(1, weights)
 
 
-def spans_of(wanted: Ragged) -> list[Span]:
+def _spans_of(wanted: Ragged) -> list[Span]:
     """Return each row's span, from first to before last scored token: bool ``wanted [rows, tokens]``."""
-    place = wanted.values.nonzero().squeeze(1)
-    row = wanted.row_of[place]
-    place = place - wanted.offsets[row]
+    _, row, place = places_of(wanted)
     first = torch.full((len(wanted),), 2**62).scatter_reduce(0, row, place, "amin").tolist()
     last = torch.zeros(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax").tolist()
     return [Span(i, f, e) if e else Span(i, 0, 0) for i, (f, e) in enumerate(zip(first, last, strict=True))]
 
 
-def alike(tokens: Ragged, spans: Sequence[Span]) -> list[list[Span]]:
-    """Rows with the same prompt together, the longest first, and the groups with most tokens first."""
-    found: dict[bytes, list[Span]] = {}
+def alike(tokens: Ragged, wanted: Ragged) -> list[Unit]:
+    """Return rows with the same prompt together, the longest first, and units with most tokens first.
+
+    What is ``wanted``, bool ``[rows, tokens]``, has scores; before it is the prompt.
+    """
+    groups: dict[bytes, list[Span]] = {}
     values, offsets = tokens.values.numpy(), tokens.offsets.tolist()
-    for span in sorted(spans, key=lambda span: -span.own):
+    for span in sorted(_spans_of(wanted), key=lambda span: -span.own):
         start = offsets[span.row]
-        found.setdefault(values[start : start + span.prompt].tobytes(), []).append(span)
-    return sorted(found.values(), key=lambda group: -Unit(tuple(group)).length)
+        groups.setdefault(values[start : start + span.prompt].tobytes(), []).append(span)
+    return sorted((Unit(tuple(group)) for group in groups.values()), key=lambda unit: -unit.length)
 
 
-def lanes_of(groups: Sequence[Sequence[Span]], width: int) -> list[PackedLane]:
+def lanes_of(units: Sequence[Unit], width: int) -> list[PackedLane]:
     """Fill lanes of a width with what ``alike`` gives: best fit, and what fits nowhere is split.
 
-    A part of a group carries the prompt once more, so it is split only where that is less than the part has
+    A part of a unit carries the prompt once more, so it is split only where that is less than the part has
     of its own. A row that is longer than ``width`` has a lane alone.
     """
     lanes: list[list[Unit]] = []
     room: list[tuple[int, int]] = []  # of each lane, ascending, with its number
-    for group in groups:
-        rest = Unit(tuple(group))
+    for rest in units:
         while rest.spans:
             part, at = _fit(rest, room)
             if at < 0:
@@ -142,7 +141,7 @@ def lanes_of(groups: Sequence[Sequence[Span]], width: int) -> list[PackedLane]:
 
 
 def _fit(unit: Unit, room: Sequence[tuple[int, int]]) -> tuple[Unit, int]:
-    """The part of a unit to place next and the lane for it, by its place in ``room``; -1 for a new one."""
+    """Return the part of a unit to place next, and its lane's place in ``room``; -1 for a new lane."""
     at = bisect_left(room, (unit.length, -1))
     if at < len(room):
         return unit, at
@@ -182,8 +181,8 @@ class Cells:
 
 def cells_of(tokens: Ragged, lanes: Sequence[PackedLane]) -> Cells:
     """Lay rows out; ``tokens`` has them in the order of ``lanes``, whatever their spans call them."""
-    width = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
-    width = -(-width // ALIGNED) * ALIGNED
+    longest = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
+    width = -(-longest // ALIGNED) * ALIGNED
     parts, rows = _parts(lanes, width)
     row, begin, length, cell, unit, member = torch.tensor(parts, dtype=torch.int64).view(-1, 6).unbind(1)
     step = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
@@ -202,13 +201,9 @@ def cells_of(tokens: Ragged, lanes: Sequence[PackedLane]) -> Cells:
     )
 
 
-def _parts(
-    lanes: Sequence[PackedLane], width: int
-) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]]]:
-    """Stretches of cells (row, first token, tokens, first cell, unit, member), and fields of ``Cells``."""
-    parts: list[tuple[int, ...]] = []
-    rows: list[tuple[int, int, int]] = []
-    number = 0
+def _parts(lanes: Sequence[PackedLane], width: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return stretches of cells (row, first token, tokens, first cell, unit, member), and ``Cells``' rows."""
+    parts, rows, number = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
     for index, lane in enumerate(lanes):
         cell = index * width
         for unit in lane:

@@ -1,18 +1,69 @@
-"""Shards of a model: a rank's part, when modules gather parameters, and when they reduce gradients."""
+"""Shards of a model: a rank's part, parameters in full, and when modules gather and reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+from rlgraph.costs.limits import buckets
+from rlgraph.runtime.engines.weights.transfer import Named
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_full(
+    tensors: Iterable[Named], group: dist.ProcessGroup, narrow: Mapping[str, torch.dtype] | None = None
+) -> Iterator[Named]:
+    """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``. Collective.
+
+    ``DTensor.full_tensor`` pays one collective and its dispatch for each; here the tensors of a bucket share
+    one. Those in ``narrow`` are cast to its data type before they are gathered.
+    """
+    typed = ((name, tensor, (narrow or {}).get(name, tensor.dtype)) for name, tensor in tensors)
+    for part in buckets(typed, lambda one: one[1].numel() * one[2].itemsize, lambda one: one[2]):
+        names, own, (dtype, *_) = zip(*part, strict=True)
+        yield from zip(names, _gather(own, group, dtype), strict=True)  # a name for them would keep them
+
+
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a shard as it is, since it is gathered into new memory, and a copy of what is whole."""
+    return tensor if isinstance(tensor, DTensor) else tensor.detach().clone()
+
+
+@torch.no_grad()
+def _gather(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Return a bucket of tensors in full, in one dtype. Plain tensors are on every rank already."""
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    if not sharded:
+        return [tensor.to(dtype) for tensor in tensors]
+    sizes = [_largest_shard(tensor, group.size()) for tensor in sharded]
+    own = local(sharded[0]).new_empty(sum(sizes), dtype=dtype)
+    for room, tensor in zip(own.split(sizes), sharded, strict=True):
+        shard = local(tensor).flatten()
+        room[: len(shard)].copy_(shard)  # cast on the way; what is left stands for no rows
+    ranks = own.new_empty(group.size(), len(own))
+    dist.all_gather(list(ranks.unbind(0)), own, group=group)
+    parts = iter(ranks.split(sizes, dim=1))
+    return [
+        next(parts).reshape(-1, *t.shape[1:])[: t.shape[0]] if isinstance(t, DTensor) else t.to(dtype)
+        for t in tensors
+    ]
+
+
+def _largest_shard(tensor: DTensor, ranks: int) -> int:
+    """Return how many numbers the largest rank's rows have: every rank makes room for them."""
+    assert all(p.is_shard(0) for p in tensor.placements), f"expected rows sharded, not {tensor.placements}"
+    return -(-tensor.shape[0] // ranks) * tensor.shape[1:].numel()
 
 
 @contextmanager
