@@ -40,8 +40,8 @@ from sglang_model import save_model
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.servers.calls import Ask
 from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.sglang.client import body
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
-from rlgraph.runtime.engines.sglang.samples import body
 
 SAMPLES = 8  # of a prompt
 MIDDLES, SPREAD = (12, 24, 96), 0.5  # of a prompt's samples: the median in tokens, and how its log varies

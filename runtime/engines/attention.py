@@ -45,7 +45,5 @@ def attend(
     key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = query.shape[2] > 1 and attention_mask is None and causal
-    found = scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, is_causal=causal
-    )
-    return found.transpose(1, 2).contiguous(), None
+    options = {"attn_mask": attention_mask, "scale": scaling, "is_causal": causal}
+    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2).contiguous(), None

@@ -7,16 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """A problem of a serve section.
+    """A problem of a serve section: its kind, where it stands there, what is wrong and what to do."""
 
-    Attributes:
-        kind: of the problem, as ``no-engine``.
-        key: where it stands in the section, as ``("options", "ep_size")``.
-        law: what is wrong.
-        remedy: what to do; SERVE in it stands for the section's path.
-    """
-
-    kind: str
-    key: tuple[str, ...]
+    kind: str  # such as ``no-engine``
+    key: tuple[str, ...]  # such as ``("options", "ep_size")``
     law: str
-    remedy: str = ""
+    remedy: str = ""  # SERVE in it stands for the section's path

@@ -37,9 +37,8 @@ class Saves:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self._copies: dict[
-            str, torch.Tensor
-        ] = {}  # page-locked copies of tensors on a GPU, for the next save too
+        # page-locked copies of tensors on a GPU, for the next save too
+        self._copies: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -59,23 +58,16 @@ class Saves:
     def _copied(self, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         """Return tensors in host memory, in buffers that the writing thread has finished with."""
         if all(tensor.is_cpu for tensor in tensors.values()):
-            return {
-                name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-            }
-        found = {name: _room(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
+            return {n: tensor.clone(memory_format=torch.contiguous_format) for n, tensor in tensors.items()}
+        self._copies = {name: _room(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
-            found[name].copy_(tensor, non_blocking=True)
+            self._copies[name].copy_(tensor, non_blocking=True)
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
-        self._copies = found
-        return found
+        return self._copies
 
     def finish(self) -> None:
-        """Wait until this rank's part is on disk.
-
-        Raises:
-            OSError, safetensors.SafetensorError: it could not be written.
-        """
+        """Wait until this rank's part is on disk; raise what its writing raised."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -247,8 +239,6 @@ def _start(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
+                optimizer.state[parameter] = {"step": step, **moments}

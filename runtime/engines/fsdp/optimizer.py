@@ -31,14 +31,8 @@ def make_optimizer(
     from transformers import get_scheduler
 
     # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=options.lr,
-        betas=(options.betas[0], options.betas[1]),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=True,
-    )
+    own = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    optimizer = torch.optim.AdamW(parameters, **own, fused=True)
     # transformers' plain constant schedule takes no warmup.
     name = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     return optimizer, get_scheduler(name, optimizer, options.warmup_steps, options.total_steps)
@@ -55,11 +49,10 @@ def set_rate(scheduler: Any, rate: float) -> None:
 def clip_gradients(
     parameters: list[torch.nn.Parameter], max_norm: float | None, group: dist.ProcessGroup
 ) -> float:
-    """Scale gradients down to a global L2 norm of at most ``max_norm``.
+    """Scale gradients down to a global L2 norm of at most ``max_norm``, and return the norm before.
 
-    Returns:
-        The norm before, over all parameters and ranks: the same number on every rank. Gradients are left as
-        they are where it is not finite.
+    It is over all parameters and ranks, and the same number on every rank. Gradients are left as they are
+    where it is not finite.
     """
     shards = [local(p.grad) for p in parameters if p.grad is not None]
     squared = torch.stack(torch._foreach_norm(shards)).double().square().sum()

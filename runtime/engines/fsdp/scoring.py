@@ -30,10 +30,7 @@ def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
 
 
 def check(model: Any) -> None:
-    """Try, without memory and before weights are read, whether a model's head can run by itself.
-
-    Args:
-        model: with its weights on the meta device.
+    """Check, with weights on the meta device and before any are read, that a head can run by itself.
 
     Raises:
         ValueError: its ``forward`` wants more from its decoder than hidden states.
@@ -59,18 +56,10 @@ def prepare(model: FSDPModule) -> None:
 
 
 def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
-    """Log-prob of each scored token, and the entropy of the distribution that it is drawn from, in nats.
+    """Return each scored token's log-prob and the entropy of its distribution, in nats: ``[scored]`` each.
 
-    ``log softmax(logits / temperature)[label]``, at least in float32.
-
-    Args:
-        model: a transformers model with a head over the vocabulary.
-        batch: ``cells`` are the positions whose next token is scored.
-        temperature: what the logits are divided by.
-        entropy: whether to compute it, and whether gradients flow through it.
-
-    Returns:
-        ``[scored]`` each; None for an entropy that was not asked for.
+    A log-prob is ``log softmax(logits / temperature)[label]``, at least in float32. ``entropy`` says whether
+    to compute it (else it is None), and whether gradients flow through it.
     """
     hidden, rows = _hidden(model, batch)
     weights = _trained_outside(model)
@@ -78,9 +67,9 @@ def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Ent
 
 
 def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each scored token, and the sum of its distribution's squared probabilities.
+    """Return each scored token's log-prob and the sum of its distribution's squared probabilities.
 
-    Arguments as of ``token_scores``; ``[scored]`` each, without gradients.
+    They are ``[scored]`` each, without gradients.
     """
     hidden, rows = _hidden(model, batch)
     chunks = zip(hidden.split(rows), batch.labels.split(rows), strict=True)
@@ -89,13 +78,13 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
 
 
 def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
-    """The hidden states ``[scored, hidden]``, and how many of them a chunk has."""
+    """Return the hidden states ``[scored, hidden]``, and how many of them a chunk has."""
     hidden = batch.picked(model.base_model(**batch.given(), use_cache=False).last_hidden_state)
     return hidden, max(1, limits.LOGITS // model.config.get_text_config().vocab_size)
 
 
 def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The model's own logits ``[chunk, vocabulary]`` of hidden states ``[chunk, hidden]``.
+    """Return the model's own logits ``[chunk, vocabulary]`` of hidden states ``[chunk, hidden]``.
 
     It is the model's ``forward`` that runs, so that what it does behind its head (soft caps, scales) is done;
     in place of its decoder stands a function that returns the hidden states.
@@ -151,13 +140,9 @@ class _Scores(torch.autograd.Function):
         for start in range(0, max(1, len(hidden)), rows):
             part = slice(start, start + rows)
             h = None if by_entropy is None else by_entropy[part]
-            by_hidden[part], *terms = _chunk_gradients(
-                model, hidden[part], labels[part], temperature, by_logprob[part], h
-            )
-            if by_weights:
-                by_weights = [_plus(total, term) for total, term in zip(by_weights, terms, strict=True)]
-            else:
-                by_weights = terms
+            own = (hidden[part], labels[part], temperature, by_logprob[part], h)
+            by_hidden[part], *terms = _chunk_gradients(model, *own)
+            by_weights = [*map(_plus, by_weights, terms)] if by_weights else terms
         weights = _trained_outside(model)
         rounded = [total.to(w.dtype) for total, w in zip(by_weights, weights, strict=True)]
         return None, None, None, None, None, by_hidden, *rounded
@@ -171,7 +156,7 @@ def _chunk_gradients(
     by_logprob: torch.Tensor,
     by_entropy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradient of a chunk's hidden states, and what it adds to those of the head's weights."""
+    """Return the gradient of a chunk's hidden states, and what it adds to those of the head's weights."""
     with torch.enable_grad():
         leaf = hidden.detach().requires_grad_()
         logits = logits_of(model, leaf)
@@ -180,12 +165,12 @@ def _chunk_gradients(
 
 
 def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
-    """A sum over chunks, at least in float32: rounded to the weight's data type only once."""
+    """Add to a sum over chunks, at least in float32: it is rounded to the weight's data type only once."""
     return total.to(_wide(total)).add_(term)
 
 
 def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool) -> Scores:
-    """Scores of one chunk, in the memory of its logits; an entropy takes as much again."""
+    """Return scores of one chunk, in the memory of its logits; an entropy takes as much again."""
     x, chosen = _shifted(logits, labels, temperature)
     if not entropy:
         return chosen.sub_(x.exp_().sum(-1).log_()), None
@@ -198,7 +183,7 @@ def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float
 def _chunk_squares(
     logits: torch.Tensor, labels: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of one chunk, and sums of squared probabilities, in the memory of its logits."""
+    """Return log-probs of one chunk, and sums of squared probabilities, in the memory of its logits."""
     x, chosen = _shifted(logits, labels, temperature)
     total = x.exp_().sum(-1)
     return chosen.sub_(total.log()), x.square_().sum(-1).div_(total.square())
@@ -207,7 +192,7 @@ def _chunk_squares(
 def _shifted(
     logits: torch.Tensor, labels: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits at a temperature less the largest, in place where they are wide; and those of the labels."""
+    """Return logits at a temperature less the largest, in place where they are wide, and the labels'."""
     x = logits.to(_wide(logits))
     if temperature != 1.0:
         x.div_(temperature)
@@ -222,7 +207,7 @@ def _slope(
     by_logprob: torch.Tensor,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of a chunk's logits ``[chunk, vocabulary]``, from those of its log-probs and entropies."""
+    """Return the gradient of a chunk's logits ``[chunk, vocabulary]``, from its scores' gradients."""
     x = logits.to(_wide(logits))
     x = x if temperature == 1.0 else x / temperature
     if by_entropy is None:
@@ -240,7 +225,7 @@ def _slope(
 
 
 def _trained_outside(model: Any) -> list[torch.nn.Parameter]:
-    """The parameters that train outside the decoder: the head's, be it tied to the embeddings or not."""
+    """Return the parameters that train outside the decoder: the head's, tied to the embeddings or not."""
     outside = [child for child in model.children() if child is not model.base_model]
     return [p for child in outside for p in child.parameters() if p.requires_grad]
 

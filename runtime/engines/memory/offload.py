@@ -42,7 +42,7 @@ class PinnedCopy:
         _synchronise(storages)
 
     def _pairs(self, storages: list[UntypedStorage]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of the chunks, and the pieces of the storages that belong there."""
+        """Yield pieces of the chunks, and the pieces of the storages that belong there."""
         at = 0
         for piece in map(_bytes, storages):
             while len(piece):
@@ -83,10 +83,7 @@ class FileCopy:
 class Residency:
     """The parts of an engine that are on its device, and host copies of those that are away.
 
-    Args:
-        owner: whose parts they are, for messages.
-        device: where they belong.
-        parts: name -> the tensors of that part as they are now.
+    ``parts`` gives the tensors of each part as they are now; ``owner`` names it in messages.
     """
 
     def __init__(
@@ -96,9 +93,8 @@ class Residency:
         self._room: Callable[[], PinnedCopy | FileCopy] = PinnedCopy if device.type == "cuda" else FileCopy
         self._memory = {part: SavedMemory(device) for part in parts}
         self._copies: dict[str, PinnedCopy | FileCopy] = {}
-        self._copied: dict[
-            str, list[tuple[UntypedStorage, int]]
-        ] = {}  # what each host copy holds, and its bytes
+        # what each host copy holds, with its bytes
+        self._copied: dict[str, list[tuple[UntypedStorage, int]]] = {}
 
     def offload(self, parts: Iterable[str]) -> None:
         """Copy parts to the host, unless the copy there is still right, and free their memory.
@@ -127,16 +123,11 @@ class Residency:
             self.away -= {part}
 
     def need(self, parts: Iterable[str], what: str) -> None:
-        """Refuse ``what`` while any of these parts is away.
-
-        Raises:
-            RuntimeError: it is.
-        """
+        """Refuse ``what`` while any of these parts is away, with a RuntimeError."""
         if missing := [part for part in parts if part in self.away]:
             names = " and ".join(missing)
-            raise RuntimeError(
-                f"{self.owner}: {what} needs its {names}, offloaded now; call reload({missing}) first"
-            )
+            law = f"{self.owner}: {what} needs its {names}, offloaded now"
+            raise RuntimeError(f"{law}; call reload({missing}) first")
 
     def changed(self, parts: Iterable[str]) -> None:
         """Say that parts, on the device, are about to change: their host copies are right no longer."""
@@ -159,11 +150,10 @@ class Residency:
         storages = distinct_storages(self.parts[part]())
         here = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
         held = self._copied.pop(part, None)
-        if held is not None and here == [(storage.data_ptr(), size) for storage, size in held]:
-            self._copied[part] = held
-            return
-        self._copies.setdefault(part, self._room()).write(storages)
-        self._copied[part] = [(storage, storage.nbytes()) for storage in storages]
+        if held is None or here != [(storage.data_ptr(), size) for storage, size in held]:
+            self._copies.setdefault(part, self._room()).write(storages)
+            held = [(storage, storage.nbytes()) for storage in storages]
+        self._copied[part] = held
 
 
 def chosen_parts(
@@ -171,13 +161,8 @@ def chosen_parts(
 ) -> list[str]:
     """Return the parts that an engine is to move, each once.
 
-    Args:
-        owner: whose parts they are, for messages.
-        verb: what is done to them.
-        parts: those to move.
-        known: all that there are.
-        refused: those that it was done to already.
-        other: what undoes it.
+    ``verb`` is what is done to them, ``refused`` are those that it was done to already, and ``other`` is what
+    undoes it.
 
     Raises:
         ValueError: a part that there is not.
@@ -193,27 +178,26 @@ def chosen_parts(
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    """The state of an optimizer; nothing before its first step."""
+    """Return the tensors of an optimizer's state; there are none before its first step."""
     states = optimizer.state.values() if optimizer else ()
     return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[UntypedStorage]:
-    """The memory of tensors, of a sharded one this rank's: each storage once, no empty ones."""
+    """Return the memory of tensors, of a sharded one this rank's: each storage once, no empty ones."""
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     storages = [tensor.untyped_storage() for tensor in local]
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:
-    """A storage as uint8 ``[bytes]``."""
+    """Return a storage as uint8 ``[bytes]``."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _memory(storage: UntypedStorage) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a storage, for file operations: ``numpy`` would forbid that the storage is resized."""
-    kind: type[ctypes.Array[ctypes.c_char]] = ctypes.c_char * storage.nbytes()
-    return kind.from_address(storage.data_ptr())
+    """Return a storage's memory, for file operations: ``numpy`` would forbid that the storage is resized."""
+    return (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
 
 
 def _synchronise(storages: list[UntypedStorage]) -> None:

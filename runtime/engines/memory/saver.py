@@ -55,7 +55,7 @@ class SavedMemory:
 
     @classmethod
     def paused(cls, device: str) -> int:
-        """Bytes of a type of device that are given back, but that torch still counts as allocated."""
+        """Return the bytes of a type of device that are given back, but that torch counts as allocated."""
         parts = [part for part in cls.every if part.device.type == device and part._tag]
         return sum(size for part in parts for _, size in part.away)
 
@@ -100,9 +100,8 @@ class SavedMemory:
         torch.cuda.empty_cache()
         size, (room, _) = sum(size for _, size in self.away), torch.cuda.mem_get_info(self.device)
         if room < size:
-            raise torch.OutOfMemoryError(
-                f"{size} bytes are to come back to {self.device}, which has {room} left"
-            )
+            law = f"{size} bytes are to come back to {self.device}, which has {room} left"
+            raise torch.OutOfMemoryError(law)
 
 
 def free(storages: Iterable[UntypedStorage]) -> None:

@@ -28,10 +28,8 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"detokenize": False, "include_stop_str_in_output": True, "top_k": 0},
 )
 # fields that come from the graph, or that change what a sample is
-OWNED = {
-    *("prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "logprobs", "n")
-}
-OWNED |= {*("stream", "echo", "best_of"), *(field for form in FORMS for field in form)}
+OWNED = {"prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "logprobs", "n"}
+OWNED |= {"stream", "echo", "best_of"}.union(*FORMS)
 
 
 class Completions(Endpoint):
@@ -95,10 +93,10 @@ def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
     if reply is None:
         return Generation([], [], "abort")
     choice = (reply.get("choices") or [{}])[0]
-    found = choice.get("logprobs") or {}
-    logprobs, tokens = found.get("token_logprobs") or [], choice.get("token_ids")
+    told = choice.get("logprobs") or {}
+    logprobs, tokens = told.get("token_logprobs") or [], choice.get("token_ids")
     if tokens is None:
-        words = found.get("tokens") or []
+        words = told.get("tokens") or []
         tokens = [int(word.removeprefix(PREFIX)) for word in words if word.startswith(PREFIX)]
     if len(tokens) != len(logprobs) or None in logprobs or not tokens:
         law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"

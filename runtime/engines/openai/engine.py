@@ -107,5 +107,5 @@ class OpenAIEngine:
 def _probe(server: Completions, asked: Mapping[str, Any]) -> None:
     """Ask a server for one token, and check that it returns the token's id and log-prob."""
     # SGLang takes a prompt of zeros for none
-    made = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
-    generation(Ask(made, None), server.post(server.generates, made, PROBE))
+    call = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
+    generation(Ask(call, None), server.post(server.generates, call, PROBE))

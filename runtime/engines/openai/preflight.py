@@ -11,12 +11,7 @@ from rlgraph.runtime.engines.openai.completions import OWNED
 
 
 def problems(serve: ServePlan, device: str) -> Iterator[Fault]:
-    """Yield what is wrong: aiohttp not installed, fields of a request that the run decides.
-
-    Args:
-        serve: the section as planned.
-        device: ``cpu`` or ``cuda``.
-    """
+    """Yield what is wrong: aiohttp not installed, fields of a request that the run decides."""
     if find_spec("aiohttp") is None:
         law = "aiohttp, by which servers are spoken to, is not installed"
         yield Fault("no-engine", ("engine",), law, "pip install 'rlgraph-compiler[openai]'")

@@ -17,8 +17,9 @@ from uuid import uuid4
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough
-from rlgraph.runtime.engines.servers.endpoint import REPLY, Doubt, Endpoint
+from rlgraph.runtime.engines.servers.endpoint import REPLY, Endpoint
 from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.servers.supervisor import Supervisor
 from rlgraph.runtime.messages.errors import ServerLostError
 
 BLINK, SWEEP = 0.5, 0.1  # seconds between looks at a lost server, and between rounds of aborts
@@ -31,22 +32,18 @@ T = TypeVar("T")
 class Ask:
     """A request for one sample.
 
-    Attributes:
-        body: of the call.
-        conversation: the key of what it shares with others, whose server it goes to where that is not full:
-            of a conversation, or in a tuple of the samples of one prompt, which are forgotten with the call.
-        versions: of weights that its tokens may be of.
-        aborted: whether what there is of it is wanted back.
+    It goes to the server of its ``conversation`` where that is not full: a key of turns, or in a tuple one of
+    the samples of one prompt, which is forgotten with the call.
     """
 
     body: dict[str, Any]
     conversation: Hashable
-    versions: set[int] = field(default_factory=set)
-    aborted: bool = False
+    versions: set[int] = field(default_factory=set)  # of weights that its tokens may be of
+    aborted: bool = False  # what there is of it is wanted back
 
 
 class Flight(NamedTuple):
-    """A sample that was sent: to the server of which number, and what its answer is waited for with."""
+    """A sample that was sent: the number of its server, and the future of its answer."""
 
     ask: Ask
     server: int
@@ -62,7 +59,7 @@ class Calls:
         limit: int,
         patience: float,
         wanted: Callable[[], int],
-        keeper: Doubt | None,
+        keeper: Supervisor | None,
     ) -> None:
         """Start with nothing in flight.
 
@@ -71,7 +68,7 @@ class Calls:
             limit: requests in flight on one of them; the others wait here.
             patience: seconds in which one of them has to be up again with these weights, once none is.
             wanted: the version of weights that a server has to have that comes back.
-            keeper: of a server, where this process looks after one.
+            keeper: of a server, where this process started one.
         """
         self.clients, self.patience, self.wanted, self.keeper = clients, patience, wanted, keeper
         self.router = Router(len(clients), limit)
@@ -80,7 +77,7 @@ class Calls:
         self.flying: dict[str, Flight] = {}  # by request id
         self.error: RunError | None = None
         self.seeking: set[asyncio.Task[None]] = set()
-        self.found: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
+        self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
         self.glances = ThreadPoolExecutor(len(clients))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -92,10 +89,8 @@ class Calls:
     ) -> list[dict[str, Any] | None]:
         """Send requests and wait for all; of each its reply, or None if it was aborted before it was sent.
 
-        Args:
-            asks: what to send.
-            enough: told of which ``requests`` replies are here; once it says so the others are aborted.
-            requests: the place of each one's request.
+        ``enough`` is told of which replies are here, by the place of each one's request in ``requests``; once
+        it says so the others are aborted.
 
         Raises:
             RunError: a server refused one.
@@ -122,8 +117,8 @@ class Calls:
             self.loop.close()
             self.glances.shutdown()
 
-    def _wait(self, made: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(made, self.loop).result()
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def _open(self) -> None:
         import aiohttp
@@ -141,25 +136,25 @@ class Calls:
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
     ) -> list[dict[str, Any] | None]:
         self.asks |= {*asks}
-        made = [asyncio.ensure_future(self._one(ask)) for ask in asks]
+        replies = [asyncio.ensure_future(self._one(ask)) for ask in asks]
         try:
-            if enough and await self._will_do(dict(zip(made, requests, strict=True)), enough):
+            if enough and await self._will_do(dict(zip(replies, requests, strict=True)), enough):
                 await self._abort(asks)
-            return await asyncio.gather(*made)
+            return await asyncio.gather(*replies)
         finally:
-            for task in made:
+            for task in replies:
                 task.cancel()
             self.asks -= {*asks}
             self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
 
-    async def _will_do(self, made: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
+    async def _will_do(self, replies: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
         """Wait until there are enough replies; return False where all are here before, or one failed."""
-        rest = {*made}
+        rest = {*replies}
         while rest:
             done, rest = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
             if any(task.exception() for task in done):
                 return False
-            if enough([made[task] for task in done]):
+            if enough([replies[task] for task in done]):
                 return True
         return False
 
@@ -167,9 +162,9 @@ class Calls:
         """Return the reply to a request, from the first server that gives one."""
         tries = 0
         while (server := await self._place(ask)) is not None:
-            if (found := await self._reply(ask, server)) is None:
+            if (reply := await self._reply(ask, server)) is None:
                 continue
-            (status, text), client = found, self.clients[server]
+            (status, text), client = reply, self.clients[server]
             if status in client.busy and (tries := tries + 1) < TRIES:
                 self._lost(server)
                 continue
@@ -182,7 +177,7 @@ class Calls:
         return None
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
-        """Status and text of a server's reply; None where the server is lost, or the request was aborted."""
+        """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
         import aiohttp
 
         request, client = uuid4().hex, self.clients[server]
@@ -231,11 +226,11 @@ class Calls:
         up = sorted(self.router.up)
         for server, has_them in zip(up, await asyncio.gather(*map(self._is_back, up)), strict=True):
             if not has_them:
-                self._lost(server, self.found.get(server))
+                self._lost(server, self.held.get(server))
 
     def _lost(self, server: int, version: str | None = None) -> None:
         """Note that a server does not answer, or has these weights in place of those that are wanted."""
-        self.found[server] = version
+        self.held[server] = version
         if self.router.lose(server):
             task = asyncio.ensure_future(self._seek(server))
             self.seeking.add(task)
@@ -257,7 +252,7 @@ class Calls:
         """Return the message that no server has the weights that are wanted, and what each has."""
         law = f"no {self.clients[0].title} answers any more with weights {self.wanted()}, "
         law += f"after {self.patience:g} s"
-        for server, has in sorted(self.found.items()):
+        for server, has in sorted(self.held.items()):
             law += f"\n  {self.clients[server].url} {f'has weights {has}' if has else 'does not answer'}"
         return law
 
@@ -269,7 +264,7 @@ class Calls:
         except RunError as error:
             self.error = error
             return False
-        self.found[server] = there
+        self.held[server] = there
         return there == str(self.wanted())
 
     async def _abort(self, asks: Iterable[Ask] | None = None) -> None:

@@ -10,19 +10,13 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.messages.errors import ServerLostError
 
 REPLY, GLANCE = 3600.0, 5.0  # seconds in which a call has to be answered, and a look at the server
 LOST = (OSError, http.client.HTTPException)  # no connection, or one that ended amid an answer
-
-
-class Doubt(Protocol):
-    """Evidence that a server will not come back."""
-
-    failed: RunError | None
 
 
 class UnknownError(RunError):
@@ -85,8 +79,7 @@ class Endpoint(ABC):
             kind = UnknownError if error.code == 404 else RunError
             raise kind(f"{law}: {error.code} {error.read().decode()[:500]}") from error
         except LOST as error:
-            law = f"the {self.title} at {self.url} did not answer {call}: {error}"
-            raise ServerLostError(law) from error
+            raise ServerLostError(f"the {self.title} at {self.url} did not answer {call}: {error}") from error
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def look(self, call: str) -> Any:

@@ -16,12 +16,9 @@ T = TypeVar("T")
 
 
 def check_groups(members: Sequence[tuple[str, str]], group: int, device: str) -> None:
-    """Check that the devices of each server are on one host, and that they are different GPUs.
+    """Check that the ``group`` devices of each server are on one host, and that they are different GPUs.
 
-    Args:
-        members: host and device of each worker of the pool.
-        group: devices of one server.
-        device: ``cpu`` or ``cuda``; on CPUs devices may share cores.
+    ``members`` are host and device of each worker of the pool; on CPUs devices may share cores.
 
     Raises:
         RunError: those of one server are not.
@@ -62,9 +59,9 @@ def own_device(device: str, index: int) -> str:
 
 def gathered(item: Any, pool: dist.ProcessGroup) -> list[Any]:
     """Return the items of all members of a process group. Collective."""
-    found = [None] * pool.size()
-    dist.all_gather_object(found, item, group=pool)
-    return found
+    items = [None] * pool.size()
+    dist.all_gather_object(items, item, group=pool)
+    return items
 
 
 def meet(pool: dist.ProcessGroup | None) -> None:

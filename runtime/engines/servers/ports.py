@@ -15,9 +15,8 @@ from itertools import chain
 
 from rlgraph.errors import RunError
 
-PORTS = range(
-    30000, 32768
-)  # above SGLang's own choices and Ray's, below those that the kernel gives to anyone
+# above SGLang's own choices and Ray's, below those that the kernel gives to anyone
+PORTS = range(30000, 32768)
 OWN = 64  # ports of a device's range
 
 
@@ -28,11 +27,7 @@ class ServerPort:
     """
 
     def __init__(self, host: str, device: int = 0) -> None:
-        """Claim a port.
-
-        Args:
-            host: the address of the interface; ``""`` for all interfaces.
-            device: the number of a device of this host, in whose range it lies unless that is full.
+        """Claim a port of an interface, or with host ``""`` of all, in a device's range unless that is full.
 
         Raises:
             RunError: none is free.
@@ -42,9 +37,8 @@ class ServerPort:
                 self.number = number
                 self.close = weakref.finalize(self, os.close, claim.detach())
                 return
-        raise RunError(
-            f"no port from {PORTS[0]} to {PORTS[-1]} is free on {host or 'this host'}\n  end what holds them"
-        )
+        law = f"no port from {PORTS[0]} to {PORTS[-1]} is free on {host or 'this host'}"
+        raise RunError(f"{law}\n  end what holds them")
 
 
 def _candidates(device: int) -> chain[int]:
@@ -59,16 +53,11 @@ def _claimed(host: str, number: int) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0rlgraph-port-{number}")
+        with socket.socket() as probe:
+            # reuses ports as the server does: an ended one may linger
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, number))
     except OSError:
         claim.close()
         return None
-    with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # reuses ports as the server does: an ended one may linger
-        try:
-            probe.bind((host, number))
-        except OSError:
-            claim.close()
-            return None
     return claim

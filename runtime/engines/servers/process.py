@@ -32,11 +32,9 @@ class Program(Protocol):
 
     def arguments(self, host: str, port: int, key: str) -> list[str]:
         """Return the command line after ``python``."""
-        ...
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment, from that of this process."""
-        ...
 
 
 class Server:
@@ -52,7 +50,7 @@ class Server:
             logs: the folder of its log, which takes all that it prints and is named after host and port.
             devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0,1``.
             host: the address of the interface that it answers on.
-            before: the server whose place it takes, port and key; a new one unless given.
+            before: the server whose place it takes, port and key.
         """
         self.launch, self.closed = launch, False
         self.port = before.port if before else ServerPort(host, _first_number(devices))
@@ -136,11 +134,11 @@ def _first_number(devices: Sequence[str]) -> int:
 
 def _running(group: int) -> list[int]:
     """Return the processes of a group that hold memory; a dead one that is not waited for holds none."""
-    found = []
+    alive = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, _, own = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
             dead = state in "ZX" and len([*(folder / "task").iterdir()]) <= 1
             if int(own) == group and not dead:
-                found.append(int(folder.name))
-    return found
+                alive.append(int(folder.name))
+    return alive

@@ -27,12 +27,7 @@ class Router:
     """
 
     def __init__(self, servers: int, limit: int) -> None:
-        """Start with all servers up and idle.
-
-        Args:
-            servers: how many there are.
-            limit: requests in flight on one of them.
-        """
+        """Start with all of some servers up and idle; ``limit`` requests may be in flight on one."""
         self.limit = limit
         self.loads = [0] * servers
         self.up = {*range(servers)}
@@ -49,9 +44,12 @@ class Router:
         home = self.homes.get(conversation) if conversation is not None else None
         server = home if home in free else min(free, key=lambda one: self.loads[one])
         assert server is not None
-        if conversation is not None:
-            self._remember(conversation, server)
         self.loads[server] += 1
+        if conversation is not None:
+            self.homes[conversation] = server
+            self.homes.move_to_end(conversation)
+            if len(self.homes) > KEPT:
+                self.homes.popitem(last=False)
         return server
 
     def give_back(self, server: int) -> None:
@@ -72,9 +70,3 @@ class Router:
         """Forget conversations that have no next turn."""
         for conversation in conversations:
             self.homes.pop(conversation, None)
-
-    def _remember(self, conversation: Hashable, server: int) -> None:
-        self.homes[conversation] = server
-        self.homes.move_to_end(conversation)
-        if len(self.homes) > KEPT:
-            self.homes.popitem(last=False)

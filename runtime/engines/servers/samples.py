@@ -25,9 +25,8 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
         if not request.prompt:
             raise ValueError(f"request {index}: 0 prompt tokens; it must be at least 1")
         if context is not None and whole > context:
-            raise ValueError(
-                f"request {index}: {whole} tokens are more than the model's context of {context}"
-            )
+            law = f"request {index}: {whole} tokens are more than the model's context of {context}"
+            raise ValueError(law)
 
 
 def generate(
@@ -62,5 +61,5 @@ def generate(
         for number, request in enumerate(requests)
         for place, seed in enumerate(request.seeds)
     ]
-    made = map(read, asks, calls.run(asks, enough, requested))
-    return [[next(made) for _ in request.seeds] for request in requests]
+    samples = map(read, asks, calls.run(asks, enough, requested))
+    return [[next(samples) for _ in request.seeds] for request in requests]

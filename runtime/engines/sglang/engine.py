@@ -28,12 +28,10 @@ from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
-from rlgraph.runtime.engines.sglang.client import PARTS, Client
+from rlgraph.runtime.engines.sglang.client import PARTS, Client, body, generation
 from rlgraph.runtime.engines.sglang.launch import Launch
-from rlgraph.runtime.engines.sglang.samples import body, generation
 from rlgraph.runtime.engines.sglang.supervisor import Keeper, Remotes
-from rlgraph.runtime.engines.sglang.weight_names import check_names
-from rlgraph.runtime.engines.sglang.weights import Team
+from rlgraph.runtime.engines.sglang.weights import Team, check_names
 from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 from rlgraph.runtime.engines.weights.transfer import Named, cast, noted
@@ -121,24 +119,23 @@ class SglangEngine:
             self.keeper = Remotes(servers, self.device, transport, sync_folder)
         elif leads:
             launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
-            kept: dict[str, Any] = {"keeps": keeps, "start": start_timeout, "team": team}
-            self.keeper = Keeper(launch, logs, devices, host, restarts, **kept)
+            how: dict[str, Any] = {"keeps": keeps, "start": start_timeout, "team": team}
+            self.keeper = Keeper(launch, logs, devices, host, restarts, **how)
             servers, self.notes = [self.keeper.client], self.keeper.notes
         self.calls: Calls | None = None
         if servers:
             self.reach(servers)
 
     def reach(self, servers: Sequence[Client], patience: float | None = None) -> None:
-        """Generate with these servers from now on.
+        """Generate with these servers from now on; of those with least to do the first takes a request.
 
-        Args:
-            servers: all that there are; where several have as little to do, the first takes a request.
-            patience: seconds in which one of them has to be back, once all are lost.
+        Once all are lost, one of them has to be back in ``patience`` seconds.
         """
         if self.calls:
             self.calls.close()
         patience = self.patience if patience is None else patience
-        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, self.keeper)
+        started = self.keeper if isinstance(self.keeper, Keeper) else None
+        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, started)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None

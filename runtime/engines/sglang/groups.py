@@ -33,14 +33,8 @@ def sglang_engine(
     Groups are of consecutive devices. The first of each starts a server. Where servers run already, the
     pool's first device syncs them.
 
-    Args:
-        path: a model directory or a hub name.
-        device: ``cpu`` or ``cuda``.
-        group: devices of one server.
-        pool: the process group of the pool.
-        logs: where the servers' logs go.
-        addresses: of servers that run already.
-        options: as ``SglangEngine`` takes them.
+    Arguments are as ``SglangEngine`` takes them: ``group`` counts the devices of one server, and
+    ``addresses`` are those of servers that run already.
 
     Raises:
         RunError: the devices of a group are not on one host, or two of them are the same GPU.
@@ -62,7 +56,7 @@ def sglang_engine(
 
 
 def sender(addresses: Sequence[str], device: str, transport: str, folder: str | None) -> Remotes:
-    """What brings weights to servers that run already, from a worker that trains; see ``Remotes``."""
+    """Return what brings weights from a worker that trains to servers that run already."""
     return Remotes(Client.at(addresses), device, transport, folder)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.options import words
 
@@ -29,25 +30,15 @@ SPANNING = {"NCCL_GRAPH_REGISTER": "0"}
 
 @dataclass(frozen=True)
 class Launch:
-    """Settings that decide how a server runs.
+    """Settings that decide how a server runs."""
 
-    Attributes:
-        path: a Hugging Face directory or name.
-        device: ``cpu`` or ``cuda``.
-        dtype: of weights and computation.
-        group: devices that it spans (tensor parallelism).
-        tokens: positions that its cache holds.
-        max_rows: requests that run at a time.
-        options: settings of SGLang's own, by its names; those in ``sglang_options.OWNED`` are not
-            among them.
-    """
-
-    path: str
-    device: str
-    dtype: str
-    group: int
-    tokens: int
-    max_rows: int
+    path: str  # a Hugging Face directory or name
+    device: str  # ``cpu`` or ``cuda``
+    dtype: str  # of weights and computation
+    group: int  # devices that it spans (tensor parallelism)
+    tokens: int  # positions that its cache holds
+    max_rows: int  # requests that run at a time
+    # SGLang's own settings, by its names; those in ``sglang_options.OWNED`` are not among them
     options: Mapping[str, str | float | bool] = field(default_factory=dict)
     name, kind = "sglang", Client  # of its logs, and of what speaks to it
 
@@ -90,16 +81,15 @@ class Launch:
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment: its devices, and what a memory saver and a CPU need."""
-        found = dict(given)
+        own = dict(given)
         if self.device == "cpu":
-            found["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
-            found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
+            own["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
+            own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
             # a thread a core: more wait for one another at the end of every operation
-            found["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
-        else:
-            # expandable segments break the memory saver
-            for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-                found.pop(name, None)
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-            found = CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | found
-        return found
+            own["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
+            return own
+        # expandable segments break the memory saver
+        for name in CHOSEN:
+            own.pop(name, None)
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | own

@@ -25,11 +25,11 @@ def words(settings: Mapping[str, Any]) -> list[str]:
         >>> words({"tp_size": 2, "enable_memory_saver": True, "disable_radix_cache": False})
         ['--tp-size', '2', '--enable-memory-saver']
     """
-    found = []
+    line = []
     for name, value in settings.items():
         if value is not False:
-            found += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return found
+            line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return line
 
 
 def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -42,8 +42,8 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if asked.returncode:
         raise RunError(f"SGLang can't be imported to check serve.options:\n{asked.stderr[-2000:].rstrip()}")
-    found: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
-    return found
+    problems: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    return problems
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,8 +71,8 @@ def main(settings: Mapping[str, Any]) -> None:
 
     parser = _Parser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
-    found = {name: _wrong(parser, name, value) for name, value in settings.items()}
-    print(json.dumps({name: law for name, law in found.items() if law}))
+    problems = {name: _wrong(parser, name, value) for name, value in settings.items()}
+    print(json.dumps({name: law for name, law in problems.items() if law}))
 
 
 if __name__ == "__main__":

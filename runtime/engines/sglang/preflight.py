@@ -11,12 +11,7 @@ from rlgraph.runtime.engines.sglang.options import wrong
 
 
 def problems(serve: ServePlan, device: str) -> Iterator[Fault]:
-    """Yield what is wrong: a dtype without kernels, SGLang not installed, settings that it does not take.
-
-    Args:
-        serve: the section as planned.
-        device: ``cpu`` or ``cuda``.
-    """
+    """Yield what is wrong: a dtype without kernels, SGLang not installed, settings that it does not take."""
     embedded = "SERVE.engine=transformers"
     own = not serve.addresses and "attention_backend" not in serve.options
     if device == "cuda" and serve.dtype == "float32" and own:

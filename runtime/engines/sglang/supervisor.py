@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from rlgraph.errors import RunError
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.servers.supervisor import START, Supervisor
 from rlgraph.runtime.engines.sglang.client import Client
@@ -31,7 +30,7 @@ HOST = torch.device("cpu")
 
 
 class Moves(ABC):
-    """What an engine wants of its servers beside weights: parts asleep or awake, and to be paused or not."""
+    """The moves that an engine asks of its servers, and what it wants of them: asleep parts, and a pause."""
 
     away, paused = frozenset[str](), False
     lock: AbstractContextManager[Any] = nullcontext()
@@ -80,10 +79,7 @@ class Keeper(Moves, Supervisor):
         """Start it and wait until it answers.
 
         Args:
-            launch: how it runs.
-            logs: the folder of its log.
-            devices: see ``Server``.
-            host: the address of the interface that it answers on.
+            launch: how it runs, as ``logs``, ``devices`` and ``host``: see ``Server``.
             restarts: how often one that is lost is started anew.
             keeps: whether a copy of its weights stays on the host for that; else they come by the next sync.
             start: seconds in which it has to be up.
@@ -140,7 +136,6 @@ class Keeper(Moves, Supervisor):
 
     def load_pretrained(self) -> None:
         """Bring the server to the weights at its path, as version 0."""
-
         with self.lock:
             self.bring = self._read
             self.do(lambda _: self._read())
@@ -196,17 +191,13 @@ class Remotes(Moves):
     def __init__(
         self, clients: Sequence[Client], device: str, transport: str, folder: str | None = None
     ) -> None:
-        """Nothing is asked of them yet.
+        """Ask nothing of them yet.
 
-        Args:
-            clients: the servers.
-            device: where weights travel from, ``cpu`` or ``cuda``.
-            transport: of weights, as the plan says: ``broadcast`` or ``disk``; "": another process sends.
-            folder: of a disk, that all of them see.
+        Weights travel from a ``device``, ``cpu`` or ``cuda``, by a ``transport`` as the plan says:
+        ``broadcast``, or ``disk`` by a folder that all of them see; "": another process sends.
         """
         self.clients, self.device, self.transport, self.folder = clients, device, transport, folder or ""
         self.peers: Servers | None = None
-        self.failed: RunError | None = None
 
     def load(self, parameters: Iterable[Named], version: int) -> bool:
         """Bring weights to all that answer, unless another process does, and forget what older ones made."""
@@ -245,14 +236,14 @@ class Remotes(Moves):
             self.peers = None
 
     def _here(self) -> list[Client]:
-        found = [client for client in self.clients if client.version() is not None]
-        if not found:
+        here = [client for client in self.clients if client.version() is not None]
+        if not here:
             urls = ", ".join(client.url for client in self.clients)
             raise ServerLostError(f"no SGLang server answers at {urls}")
-        return found
+        return here
 
     def _peers(self, here: Sequence[Client]) -> Servers:
-        """Exactly those servers, as peers."""
+        """Return exactly those servers, as peers."""
         if self.peers is None or self.peers.clients != tuple(here):
             self.close()
             self.peers = Servers(here, self.device)

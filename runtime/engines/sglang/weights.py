@@ -8,7 +8,7 @@ Servers     those that run already, as peers of a transport: a process group wit
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlgraph.errors import RunError
 from rlgraph.runtime.engines.memory.allocator import shareable
 from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.weights.pretrained import listed
 from rlgraph.runtime.engines.weights.transfer import Named, in_buckets
 from rlgraph.runtime.engines.weights.transports import Header
 from rlgraph.runtime.messages.errors import ServerLostError
@@ -35,8 +36,8 @@ class Flat:
         dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
         self.device = device or tensors[0].device
         with shareable(self.device):
-            made = FlattenedTensorBucket.empty(names, dtypes, shapes, self.device)
-        self.flat, self.metadata = made.get_flattened_tensor(), made.get_metadata()
+            empty = FlattenedTensorBucket.empty(names, dtypes, shapes, self.device)
+        self.flat, self.metadata = empty.get_flattened_tensor(), empty.get_metadata()
         if self.device.type == "cpu":  # a server that did not start this process may not open its descriptors
             torch.multiprocessing.set_sharing_strategy("file_system")
             self.flat.share_memory_()
@@ -67,7 +68,7 @@ class Flat:
 
 
 def flat_of(bucket: Sequence[Named], device: torch.device, before: Sequence[Flat]) -> Flat:
-    """A bucket on a device, in memory of an earlier sync where it fits: new memory costs as much again."""
+    """Return a bucket on a device, in memory of an earlier sync where it fits: new costs as much again."""
     for flat in before:
         if flat.fits(bucket, device):
             flat.fill(bucket)
@@ -100,9 +101,9 @@ class Team:
         own = flat.handle()
         if self.group is None:
             return [own]
-        found = [""] * self.size if self.leads else None
-        dist.gather_object(own, found, group=self.group, group_dst=0)
-        return found or []
+        handles = [""] * self.size if self.leads else None
+        dist.gather_object(own, handles, group=self.group, group_dst=0)
+        return handles or []
 
     def hand_over(self, parameters: Iterable[Named]) -> None:
         """Bring weights to this worker's rank of the server; ``Keeper.load`` runs on the first worker."""
@@ -120,12 +121,9 @@ class Team:
 
 
 def send(client: Client, handles: Sequence[str], version: int) -> None:
-    """Bring a bucket into the memory of a server on this host.
+    """Bring a bucket into the memory of a server on this host, which is in a session of updates.
 
-    Args:
-        client: the server, in a session of updates.
-        handles: one for each of its ranks, each of which takes its part of the weights.
-        version: of the weights.
+    Each of its ranks takes its part of the weights by one of the handles.
     """
     body = {
         "serialized_named_tensors": list(handles),
@@ -143,11 +141,7 @@ class Servers:
     """
 
     def __init__(self, clients: Sequence[Client], device: str) -> None:
-        """Count their ranks; nothing else is asked of them yet.
-
-        Args:
-            clients: the servers, in a session of updates while weights are sent.
-            device: where weights travel from, ``cpu`` or ``cuda``.
+        """Count their ranks; weights travel to them from a ``device``, ``cpu`` or ``cuda``.
 
         Raises:
             ServerLostError: one does not answer.
@@ -186,12 +180,7 @@ class Servers:
         self.wait()
 
     def wait(self) -> None:
-        """Return when all of them have what was sent.
-
-        Raises:
-            ServerLostError: one of them does not answer.
-            RunError: one of them refused.
-        """
+        """Return when all of them have what was sent, or raise what one of them answered."""
         for call in self.asked:
             call.result()
 
@@ -237,7 +226,7 @@ class Servers:
 
 
 def ranks_of(client: Client) -> int:
-    """The ranks of a server, each of which receives weights.
+    """Return how many ranks a server has, each of which receives weights.
 
     Raises:
         ServerLostError: it does not answer.
@@ -249,7 +238,24 @@ def ranks_of(client: Client) -> int:
     for name in ("dp_size", "pp_size"):
         if int(info.get(name, 1)) > 1:
             law = f"the SGLang server at {client.url} has {name} {info[name]}; weights reach one copy only"
-            raise RunError(
-                f"{law}\n  start it with --tp-size alone, and a server for each copy (serve.addresses)"
-            )
+            remedy = "start it with --tp-size alone, and a server for each copy (serve.addresses)"
+            raise RunError(f"{law}\n  {remedy}")
     return int(info["tp_size"])
+
+
+def check_names(path: str, stored: Collection[str], sent: Collection[str]) -> None:
+    """Check that a checkpoint has all weights of a sync: the same on every worker, so none waits for another.
+
+    SGLang knows the names of the checkpoint that it started from, leaves out a weight of another name without
+    a word, and would go on with the one it holds. Without ``stored``, the names in safetensors files, nothing
+    is checked.
+
+    Raises:
+        RunError: a name that the checkpoint lacks.
+    """
+    if stored and (unknown := sorted({*sent}.difference(stored))):
+        raise RunError(
+            f"{path}: a sync sent {listed(unknown)}, but the checkpoint has no weight of that name: "
+            f"the SGLang server left it out, and would generate with what it holds instead\n"
+            f"  write the checkpoint anew with transformers' save_pretrained, or use the embedded engine"
+        )

@@ -38,12 +38,10 @@ class Decoder(Protocol):
     version: int
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
-        """Return the logits [prompts, vocabulary] behind each prompt, and fill the cache."""
-        ...
+        """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache."""
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
-        """Return the logits [live, vocabulary] behind one more token per live row."""
-        ...
+        """Return the logits ``[live, vocabulary]`` after one more token per live row."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +156,14 @@ class BatchRun:
             self.width, self.aligned = high + 1, low == high
 
     def _generations(self) -> list[Generation]:
-        """Return the samples' tokens, in order.
-
-        Raises:
-            FloatingPointError: the model's logits are not numbers.
-        """
+        """Return the samples' tokens, in order; raise FloatingPointError where logits are not numbers."""
         if self.logprobs.isnan().any():
             raise FloatingPointError(f"the model's logits are NaN at version {self.engine.version}")
         lengths = (self.tokens >= 0).sum(1)
         last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
         stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
-        finishes = [
-            ("stop" if stop else "length") if i in ended else "abort" for i, stop in enumerate(stopped)
-        ]
+        ends = ["stop" if stop else "length" for stop in stopped]
+        finishes = [end if sample in ended else "abort" for sample, end in enumerate(ends)]
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
         return [Generation(t[:n], p[:n], finish) for t, p, n, finish in rows]
 
@@ -189,10 +182,8 @@ def _pieces(
         first += len(counts)
         state = torch.zeros(5, len(counts), dtype=torch.int64, device=device)
         state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
-        state[END], state[OUTPUT] = (
-            length - 1 + torch.tensor(counts, device=device),
-            samples * longest - length,
-        )
+        state[END] = length - 1 + torch.tensor(counts, device=device)
+        state[OUTPUT] = samples * longest - length
         yield from (_Piece(request.prompt, part) for part in state.split(rows, 1) if part.shape[1])
 
 

@@ -80,9 +80,8 @@ class TransformersEngine:
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.attentions = attention_kinds(self.model)
         self.window: int = getattr(config, "sliding_window", None) or 0
-        self.stops = torch.tensor(
-            stop_ids(path, config, self.tokenizer), dtype=torch.int64, device=self.device
-        )
+        stops = stop_ids(path, config, self.tokenizer)
+        self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
         self._last: Tensor | None = None
@@ -125,9 +124,8 @@ class TransformersEngine:
         known = frozenset(waiting)
         for name, tensor in named:
             if name not in waiting:
-                raise ValueError(
-                    f"weight {name!r} " + ("came twice" if name in known else "is not in the model")
-                )
+                law = "came twice" if name in known else "is not in the model"
+                raise ValueError(f"weight {name!r} {law}")
             copy_into(name, tensor, waiting.pop(name))
         if waiting:
             names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
@@ -170,7 +168,7 @@ class TransformersEngine:
         stops: Tensor,
         enough: Enough | None = None,
     ) -> list[list[Generation]]:
-        """``generate`` with a limit a sample, and with these stop ids ``[stops]``."""
+        """Carry out ``generate`` with a limit per sample, and with these stop ids ``[stops]``."""
         self._check(requests, limits)
         if not any(limits):
             return [[] for _ in requests]
@@ -180,37 +178,31 @@ class TransformersEngine:
     def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
         self._need("generate")
         if self.version < 0:
-            raise RuntimeError(
-                f"{self.path}: no weights yet; call load_weights or load_pretrained before generate"
-            )
+            law = "no weights yet; call load_weights or load_pretrained before generate"
+            raise RuntimeError(f"{self.path}: {law}")
         for index, (request, counts) in enumerate(zip(requests, limits, strict=True)):
             prompt, new = len(request.prompt), max(counts, default=1)
             if not prompt or min(counts, default=1) < 1:
-                raise ValueError(
-                    f"request {index}: {prompt} prompt tokens, {new} new tokens; each must be at least 1"
-                )
+                law = f"{prompt} prompt tokens, {new} new tokens; each must be at least 1"
+                raise ValueError(f"request {index}: {law}")
             if self.context is not None and prompt + new > self.context:
-                raise ValueError(
-                    f"request {index}: {prompt} prompt tokens and {new} new tokens make {prompt + new}, "
-                    f"more than the model's context of {self.context}"
-                )
+                law = f"{prompt} prompt tokens and {new} new tokens make {prompt + new}"
+                raise ValueError(f"request {index}: {law}, more than the model's context of {self.context}")
 
     def _need(self, what: str) -> None:
         if self.away:
-            raise RuntimeError(
-                f"{self.path}: {what} when weights are asleep; call wake(['weights']) and load_weights first"
-            )
+            law = f"{what} when weights are asleep; call wake(['weights']) and load_weights first"
+            raise RuntimeError(f"{self.path}: {law}")
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
-        """Logits ``[prompts, vocabulary]`` after each prompt.
+        """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache.
 
         Padding is on the right, where causal attention never looks: no mask is needed.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         width = max(map(len, prompts))
-        padded = torch.tensor(
-            [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device
-        )
+        rows = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
+        padded = torch.tensor(rows, device=self.device)
         if self.fused:
             positions = torch.arange(width, device=self.device)[None]
             return self.fused(padded, positions, None, cache, lengths - 1)
@@ -220,23 +212,18 @@ class TransformersEngine:
         return logits
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
-        """Logits ``[live, vocabulary]`` after one more token ``[live]`` a row."""
+        """Return the logits ``[live, vocabulary]`` after one more token ``[live]`` per row."""
         tokens, positions, masks = tokens[:, None], target.positions[:, None], self._masks(target)
         cache.aim(target)
         if self.fused:
             return self.fused(tokens, positions, masks, cache)
-        return self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, 0]
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": masks}
+        return self.model(**inputs, past_key_values=cache, use_cache=True).logits[:, 0]
 
     def _masks(self, target: Decode) -> Any:
         """Return what to add to attention scores, ``[live, 1, 1, width]`` for each kind of attention.
 
-        A float mask serves every layer; sdpa would turn a boolean one into it once a layer.
+        A float mask serves every layer; sdpa would turn a boolean one into it once per layer.
         """
         if target.aligned:
             return None

@@ -47,7 +47,7 @@ class Decode:
 
     @property
     def past(self) -> int:
-        """Columns before the new one."""
+        """Return the columns before the new one."""
         return self.width - 1
 
     def write(self, buffer: Tensor, new: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from rlgraph.runtime.engines.weights.transfer import Named
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -39,10 +41,8 @@ class Piece:
     def rows_of(self, rows: torch.Tensor, first: int, width: int) -> tuple[slice, torch.Tensor] | None:
         """Return a shard's part of the piece: rows of the piece, and the view of the shard that holds them.
 
-        Args:
-            rows: consecutive rows of the parameter, contiguous ``[rows, ...]``.
-            first: the number of the first of them.
-            width: numbers per row.
+        The shard is consecutive ``rows`` of the parameter, contiguous, from number ``first`` on; each has
+        ``width`` numbers.
         """
         start, inside = divmod(self.offset, width)
         spans = self._spans(width)
@@ -102,9 +102,7 @@ def pieces_of(model: Any, stored: Iterable[str]) -> Pieces:
     return pieces
 
 
-def in_pieces(
-    tensors: Iterable[tuple[str, torch.Tensor]], pieces: Pieces
-) -> Iterator[tuple[str, torch.Tensor]]:
+def in_pieces(tensors: Iterable[Named], pieces: Pieces) -> Iterator[Named]:
     """Yield full parameters and buffers as the checkpoint's weights: views, under its names."""
     for name, whole in tensors:
         yield from ((piece.name, piece.of(whole)) for piece in pieces[name])

@@ -44,11 +44,8 @@ StoredWeights = Mapping[str, Stored]  # stored weights by name
 def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the model with its parameters on the meta device, and its buffers computed, on the CPU.
 
-    Args:
-        path: a directory or a name on the Hub.
-        auto: the transformers class that chooses the model's, such as ``AutoModelForCausalLM``.
-        options: what is changed in the config.
-        dtype: of the parameters.
+    ``auto`` is the transformers class that chooses the model's, such as ``AutoModelForCausalLM``; ``options``
+    are what is changed in the config.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.initialization import no_init_weights
@@ -78,11 +75,7 @@ def weights_of(path: str) -> StoredWeights:
 def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
     """Return whether the files hold each weight once, as pieces of the model's own parameters.
 
-    Args:
-        model: as ``shape_of`` returns it.
-        pieces: of its parameters and buffers.
-        files: as ``weights_of`` gives them.
-        new: how the names of weights start that the files may lack.
+    Of the weights whose names start as ``new`` says they may lack some.
     """
     strict = model._keep_in_fp32_modules_strict or ()
     odd = (
@@ -92,17 +85,13 @@ def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[s
     )
     if odd or not files:
         return False
-    found = {names[0]: [n for n in names if _stored(pieces[n], files)] for names in _tied(model)}
+    stored = {names[0]: [n for n in names if _stored(pieces[n], files)] for names in _tied(model)}
     # of two copies of a tied weight, transformers would compare both
-    return all(len(held) == 1 or (not held and name.startswith(new)) for name, held in found.items())
+    return all(len(held) == 1 or (not held and name.startswith(new)) for name, held in stored.items())
 
 
 def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
-    """Refuse files that hold some pieces of a parameter but not all.
-
-    Raises:
-        ValueError: experts lack, or one of their weights.
-    """
+    """Check that no expert lacks, nor one of its weights: all pieces of a parameter or none (ValueError)."""
     begun = [parts for parts in pieces.values() if any(piece.name in files for piece in parts)]
     if lacking := [piece.name for parts in begun for piece in parts if piece.name not in files]:
         raise ValueError(f"{path} holds no weights for {listed(lacking)}")
@@ -128,11 +117,7 @@ def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int
 
 
 def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> None:
-    """Check the files against the model.
-
-    Raises:
-        ValueError: weights of another shape than the model's.
-    """
+    """Check that the files' weights are of the model's shapes (else ValueError), and warn of others."""
     shapes = {piece.name: list(piece.shape) for parts in pieces.values() for piece in parts}
     wrong = [
         f"{name} is {files[name].shape}, the model's is {shape}"
@@ -197,15 +182,9 @@ def _read(
 def _copy_pieces(
     rows: torch.Tensor, first: int, whole: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights
 ) -> None:
-    """Fill rows of a parameter from the files, of which nothing else is read.
+    """Fill consecutive rows of the ``whole`` parameter, from number ``first`` on, and read nothing else.
 
     A file is opened anew for each parameter: closed, it no longer counts as this process's memory.
-
-    Args:
-        rows: to fill, contiguous.
-        first: the number of the first of them.
-        whole: the parameter's shape and strides.
-        pieces: of the parameter.
     """
     from safetensors import safe_open
 
