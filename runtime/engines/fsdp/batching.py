@@ -46,7 +46,7 @@ class MiniBatch:
 
 
 def scored(loss_mask: Ragged) -> Ragged:
-    """The loss mask without each row's first token, which nothing precedes: bool ``[rows, tokens]``."""
+    """Return the loss mask without each row's first token, which nothing precedes: ``[rows, tokens]``."""
     values = loss_mask.values.clone()
     values[loss_mask.offsets[:-1][loss_mask.lengths > 0]] = False
     return loss_mask.like(values)
@@ -163,7 +163,7 @@ def mini_batches(
 
 
 def placeholder(device: torch.device) -> MicroBatch:
-    """Two short rows, for a rank that has run out of rows while others go on: collectives must pair up.
+    """Return two short rows, for a rank that has none left while others go on: collectives must pair up.
 
     A dimension of one would be compiled by itself (torch.compile), on that rank alone.
     """

@@ -43,7 +43,7 @@ class Loading:
 
     @property
     def new(self) -> tuple[str, ...]:
-        """Prefixes of the weights that the directory may lack."""
+        """Return the prefixes of the weights that the directory may lack."""
         return () if self.head == "lm" else pretrained.NEW_HEAD
 
 

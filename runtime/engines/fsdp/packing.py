@@ -43,7 +43,7 @@ class Span:
 
     @property
     def own(self) -> int:
-        """Tokens behind the prompt."""
+        """Return the tokens behind the prompt."""
         return self.end - self.prompt
 
 
@@ -55,7 +55,7 @@ class Unit:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of each row behind it."""
+        """Return the tokens of the prompt and of each row behind it."""
         return self.spans[0].prompt + sum(span.own for span in self.spans)
 
     def first(self, room: int) -> Unit | None:
@@ -80,7 +80,7 @@ def packs(model: torch.nn.Module) -> bool:
 
 
 def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:
-    """Work of attention for a token and a column that it sees, over that of its decoder's weights.
+    """Return the work of attention for a token and a column that it sees, over that of its decoder's weights.
 
     Two products, with keys and with values, of as many numbers as the heads have. A token multiplies with
     those of a mixture's fused experts that it chooses.

@@ -91,7 +91,7 @@ class Team:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """Those of a process group that carries objects between CPUs; None: this worker alone."""
+        """Take those of a process group that carries objects between CPUs, or this worker alone."""
         self.group = group
         self.size = group.size() if group else 1
         self.leads = group is None or group.rank() == 0

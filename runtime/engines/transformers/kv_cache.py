@@ -51,7 +51,7 @@ class Decode:
         return self.width - 1
 
     def write(self, buffer: Tensor, new: Tensor) -> Tensor:
-        """Write, and view the live rows ``[live, kv_heads, width, head_dim]``."""
+        """Write, and return the live rows as a view ``[live, kv_heads, width, head_dim]``."""
         live = buffer[: len(self.slots), :, : self.width]
         if self.aligned:
             live[:, :, -1:] = new

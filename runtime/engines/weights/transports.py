@@ -181,29 +181,25 @@ TRANSPORTS: dict[str, Callable[[Peers, str], Transport]] = {
 def syncs(plan: Plan, one_process: bool) -> Mapping[str, Step]:
     """Return a sync of each model that has one: all of a model go one way.
 
-    Args:
-        plan: what will run.
-        one_process: whether all pools share this process.
-
     Raises:
-        RunError: a path that can't be carried out.
+        RunError: a path can't be carried out, where all pools share ``one_process`` or do not.
     """
-    found: dict[str, Step] = {}
+    chosen: dict[str, Step] = {}
     for step in (*plan.steps, *plan.eval_steps):
         if step.facts.syncs:
             (model,) = step.models
             serve = plan.models[model].serve
             assert serve
             afar = bool((step.source and not one_process) or serve.addresses)
-            if problem := _problem(step, found.get(model), serve, afar):
+            if problem := _problem(step, chosen.get(model), serve, afar):
                 law = f"{step.node} of the plan sends the weights of {model} by `{step.path}`, but {problem}"
                 raise RunError(f"{law}\n  make the plan anew: rlgraph plan GRAPH -o plan.json")
-            found[model] = step
-    return found
+            chosen[model] = step
+    return chosen
 
 
 def _problem(step: Step, before: Step | None, serve: ServePlan, afar: bool) -> str:
-    """Why a sync's path can't be carried out; nothing where it can."""
+    """Return why a sync's path can't be carried out, or ""."""
     inside = step.path in HANDED
     if step.path not in TRANSPORTS or step.path not in serving(serve).paths:
         return f"the engine {serve.engine} takes {' or '.join(serving(serve).paths)}"
