@@ -22,9 +22,7 @@ import padded
 import torch
 
 from rlgraph.nodes.advantage.gae import gae, reinforce_pp
-from rlgraph.nodes.advantage.group import grpo, opo, reinforce_pp_baseline, rloo
-from rlgraph.nodes.advantage.multi_reward import gdpo
-from rlgraph.nodes.advantage.pass_at_k import grpo_passk
+from rlgraph.nodes.advantage.group import gdpo, grpo, grpo_passk, opo, reinforce_pp_baseline, rloo
 from rlgraph.nodes.loss.covariance import top
 from rlgraph.nodes.loss.divergence import dppo_kl, dppo_tv
 from rlgraph.nodes.loss.policy import aggregate, cispo, ppo_clip, sapo

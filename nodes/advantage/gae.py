@@ -1,7 +1,6 @@
 """Advantage estimators per token: they turn rewards per token into a weight for each token of the policy.
 
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. Sums run in float64,
-so that the order of rows doesn't show in float32.
+Sums run in float64, so that the order of rows doesn't show in float32.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
-from rlgraph.ops import boolean, float32, op, samples, tokens
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
 
 
 class Gae(NamedTuple):
@@ -48,12 +47,10 @@ def gae(
     Example:
         advantages: {op: advantage.gae, gamma: 1.0, lam: 0.95, in: {rewards: shaped}}
     """
-    written = loss_mask.values
-    estimates = _compact(values, loss_mask)
-    advantages = _discounted(_compact(rewards, loss_mask), estimates, gamma, lam)
+    estimates = compact(values, loss_mask)
+    advantages = _discounted(compact(rewards, loss_mask), estimates, gamma, lam)
     returns = advantages + estimates.values
-    advantages = _whiten(advantages) if whiten else advantages
-    return Gae(_scatter(advantages, written, loss_mask), _scatter(returns, written, loss_mask))
+    return Gae(scatter(_whiten(advantages) if whiten else advantages, loss_mask), scatter(returns, loss_mask))
 
 
 @op(rows="all")
@@ -75,9 +72,30 @@ def reinforce_pp(
     Example:
         advantages: {op: advantage.reinforce_pp, in: {rewards: shaped}}
     """
-    steps = _compact(rewards, loss_mask)
-    nothing = steps.like(steps.values.new_zeros(len(steps.values)))
-    return _scatter(_whiten(_discounted(steps, nothing, gamma, 1.0)), loss_mask.values, loss_mask)
+    steps = compact(rewards, loss_mask)
+    nothing = steps.like(torch.zeros_like(steps.values))
+    return scatter(_whiten(_discounted(steps, nothing, gamma, 1.0)), loss_mask)
+
+
+@op()
+def distill(
+    ctx: Context,
+    teacher_logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+) -> float32[samples, tokens]:
+    """On-policy distillation (arXiv 2306.13649, 2306.08543): a teacher's log-prob less the student's.
+
+    A_t = log p_teacher(token t) - log p_student(token t), both before t, on what the student sampled: the
+    policy gradient of -KL(student, teacher) at each token, where later tokens don't count. 0 where
+    ``loss_mask`` is false. Records ``kl``, the mean of -A: an estimate of the KL, nats per token.
+
+    Example:
+        advantages: {op: advantage.distill}
+    """
+    gap = torch.where(loss_mask.values, teacher_logprobs.values - old_logprobs.values, 0)
+    ctx.record("kl", -float(gap.double().sum()), count=int(loss_mask.values.sum()))
+    return loss_mask.like(gap.float())
 
 
 def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:
@@ -85,8 +103,7 @@ def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:
 
     A single token has variance 0.
     """
-    written = loss_mask.values
-    return _scatter(_whiten(column.values[written].double()), written, loss_mask)
+    return scatter(_whiten(compact(column, loss_mask).values), loss_mask)
 
 
 def _whiten(values: torch.Tensor) -> torch.Tensor:  # [all tokens]
@@ -121,16 +138,16 @@ def _by_step(rows: Ragged) -> tuple[torch.Tensor, list[int]]:
     rank = torch.empty_like(lengths)
     rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=lengths.device)
     sizes = (len(lengths) - torch.bincount(lengths).cumsum(0))[:-1]  # rows longer than 0, 1, 2, ...
-    step = torch.arange(len(row), device=row.device) - rows.offsets[row]
-    return offsets_of(sizes)[step] + rank[row], sizes.tolist()
+    return offsets_of(sizes)[rows.place_of] + rank[row], sizes.tolist()
 
 
-def _compact(column: Ragged, loss_mask: Ragged) -> Ragged:
+def compact(column: Ragged, loss_mask: Ragged) -> Ragged:
     """Return the rows with only their tokens in the loss mask, in float64."""
     return Ragged(column.values[loss_mask.values].double(), offsets_of(loss_mask.sum()))
 
 
-def _scatter(values: torch.Tensor, written: torch.Tensor, rows: Ragged) -> Ragged:
-    out = values.new_zeros(len(written))
-    out[written] = values
-    return rows.like(out.float())
+def scatter(values: torch.Tensor, loss_mask: Ragged) -> Ragged:
+    """Return values of the tokens in the loss mask as a column in float32, 0 on the others."""
+    out = values.new_zeros(len(loss_mask.values))
+    out[loss_mask.values] = values
+    return loss_mask.like(out.float())

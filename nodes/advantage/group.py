@@ -3,9 +3,7 @@
 s is a sample's reward, mu and sigma the mean and the unbiased standard deviation of its group. A group is the
 rows with one value of ``group``, as many as are there: one that a filter cut is a smaller group. A group of
 one has nothing to be compared with: its baseline is 0 and its sigma 1. All are 0 outside the loss mask.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column. Sums run in float64, so that the order of rows doesn't
-show in float32.
+Sums run in float64, so that the order of rows doesn't show in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import boolean, float32, int64, op, samples, tokens
 
 EQUAL = 1e-6  # in reward; float32 sums tell no closer rewards apart
+OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
 
 
 @op(rows="group", assumes=("groups",))
@@ -44,10 +43,8 @@ def grpo(
     Example:
         advantages: {op: advantage.grpo}
     """
-    centred, members, count = centred_by_group(rewards, group)
-    if scale:
-        centred = centred / (deviation(centred, members, count).masked_fill(count == 1, 1.0)[members] + eps)
-    return _over_tokens(centred, loss_mask)
+    per_sample = _normalised(rewards, group, eps) if scale else centred_by_group(rewards, group)[0]
+    return _over_tokens(per_sample, loss_mask)
 
 
 @op(rows="group", assumes=("groups",))
@@ -127,6 +124,81 @@ def gpg(
     return _over_tokens(centred * len(centred) / felt / f_norm, loss_mask)
 
 
+@op(rows="group", assumes=("groups",))
+def grpo_passk(
+    rewards: float32[samples],
+    group: int64[samples],
+    loss_mask: boolean[samples, tokens],
+    *,
+    scale: bool = True,
+    eps: Annotated[float, Field(gt=0)] = 1e-6,
+) -> float32[samples, tokens]:
+    """Pass@k advantages (arXiv 2503.19595): only the best sample of a group gets any.
+
+    A = (r_1 - r_2) / (sigma + eps) for the sample with the largest reward r_1, r_2 the second largest of its
+    group, and 0 for the others: a leave-one-out baseline of the group's maximum, as without any other sample
+    the maximum stays. Where several share the largest reward, r_1 = r_2 and all have 0. A group of one has
+    r_2 = 0 and sigma = 1. sigma is the group's unbiased standard deviation; without ``scale`` it is left
+    out, as in the paper. 0 where ``loss_mask`` is false.
+
+    Attributes:
+        scale: whether to divide by the standard deviation.
+        eps: what is added to the standard deviation, in units of the reward, above 0.
+
+    Example:
+        advantages: {op: advantage.grpo_passk}
+    """
+    centred, members, count = centred_by_group(rewards, group)
+    scores = rewards.double()
+    first = _largest(scores, members, len(count))
+    best = scores == first[members]
+    second = _largest(scores.masked_fill(best, -torch.inf), members, len(count))
+    winners = torch.bincount(members[best], minlength=len(count))
+    margin = (first - second.masked_fill(count == 1, 0.0)).masked_fill(winners > 1, 0.0)
+    if scale:
+        margin = margin / (deviation(centred, members, count, alone=1.0) + eps)
+    return _over_tokens(torch.where(best, margin[members], 0), loss_mask)
+
+
+@op(rows="all", assumes=("groups",), when=OTHERS)
+def gdpo(
+    rewards: float32[samples],
+    rewards_2: float32[samples] | None,
+    rewards_3: float32[samples] | None,
+    rewards_4: float32[samples] | None,
+    group: int64[samples],
+    loss_mask: boolean[samples, tokens],
+    *,
+    weight: float = 1.0,
+    weight_2: float = 1.0,
+    weight_3: float = 0.0,
+    weight_4: float = 0.0,
+    eps: Annotated[float, Field(gt=0)] = 1e-6,
+) -> float32[samples, tokens]:
+    """Decoupled normalisation of several rewards (GDPO, arXiv 2601.05242).
+
+    A = whiten(sum_k w_k (s_k - mu_k) / (sigma_k + eps)), mu_k and sigma_k those of reward k in the group, as
+    in advantage.grpo: rewards that are added before they are normalised give equal advantages to samples that
+    earned them in different ways. whiten(x) = (x - mean) / sqrt(unbiased variance + 1e-8) over all tokens in
+    the loss mask of the batch; the paper takes both over samples. A group of one has mu = 0 and sigma = 1. 0
+    where ``loss_mask`` is false. A reward of weight 0 is not read.
+
+    Attributes:
+        weight: of ``rewards``.
+        weight_2: of ``rewards_2``.
+        weight_3: of ``rewards_3``.
+        weight_4: of ``rewards_4``.
+        eps: what is added to each standard deviation, in units of its reward, above 0.
+
+    Example:
+        advantages: {op: advantage.gdpo, in: {rewards_2: formatted}, weight_2: 0.5}
+    """
+    weighed = [(rewards, weight), (rewards_2, weight_2), (rewards_3, weight_3), (rewards_4, weight_4)]
+    read = [(column, factor) for column, factor in weighed if column is not None]
+    per_sample = sum(factor * _normalised(column, group, eps) for column, factor in read)
+    return whitened(loss_mask.spread(per_sample), loss_mask)
+
+
 def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each sample's group, counted from 0, ``[samples]``, and each group's samples ``[groups]``."""
     _, members, count = torch.unique(group, return_inverse=True, return_counts=True)
@@ -143,9 +215,12 @@ def centred_by_group(
     return scores - mean[members], members, count
 
 
-def deviation(centred: torch.Tensor, members: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return each group's unbiased standard deviation ``[groups]``, of values less their group mean."""
-    return (_sum_by(members, centred.square(), count) / (count - 1).clamp(min=1)).sqrt()
+def deviation(
+    centred: torch.Tensor, members: torch.Tensor, count: torch.Tensor, alone: float
+) -> torch.Tensor:
+    """Return each group's unbiased standard deviation ``[groups]``; ``alone`` for a group of one."""
+    std = (_sum_by(members, centred.square(), count) / (count - 1).clamp(min=1)).sqrt()
+    return std.masked_fill(count == 1, alone)
 
 
 def _over_tokens(per_sample: torch.Tensor, loss_mask: Ragged) -> Ragged:
@@ -156,3 +231,14 @@ def _over_tokens(per_sample: torch.Tensor, loss_mask: Ragged) -> Ragged:
 def _sum_by(members: torch.Tensor, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """Return each group's sum ``[groups]`` of values ``[samples]``."""
     return values.new_zeros(len(count)).index_add(0, members, values)
+
+
+def _normalised(rewards: torch.Tensor, group: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return (s - mu) / (sigma + eps) of the sample's group, in float64 ``[samples]``."""
+    centred, members, count = centred_by_group(rewards, group)
+    return centred / (deviation(centred, members, count, alone=1.0)[members] + eps)
+
+
+def _largest(scores: torch.Tensor, members: torch.Tensor, groups: int) -> torch.Tensor:
+    """Return the largest score of each group ``[groups]``."""
+    return scores.new_full((groups,), -torch.inf).scatter_reduce(0, members, scores, "amax")

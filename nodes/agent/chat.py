@@ -6,6 +6,10 @@
     chat.turn()       the answer                       written
 
 Ids only ever join the end: each turn's prompt is all that came before, as it was written and read.
+
+An agent loop is an async function that leads a conversation: one shipped below, or ``my_loops.py:name``.
+Parameters behind ``chat`` are columns of the node, with the value of this conversation's prompt; those behind
+the * are attributes.
 """
 
 from __future__ import annotations
@@ -137,3 +141,25 @@ class Chat:
         self.tokens += ids
         self.written += [logprobs is not None] * len(ids)
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+
+
+async def single_turn(chat: Chat) -> None:
+    """The policy answers once; tools are shown, and not run.
+
+    Example:
+        rollout: {op: rollout.agent, model: policy, loop: {kind: single_turn}, max_new_tokens: 256}
+    """
+    await chat.turn()
+
+
+async def tool_loop(chat: Chat) -> None:
+    """The policy writes turns until one calls no tool (ReAct, arXiv 2210.03629).
+
+    The calls of a turn run at the same time.
+
+    Example:
+        rollout: {op: rollout.agent, model: policy, loop: {kind: tool_loop}, max_new_tokens: 256,
+                  tools: {calculator: {kind: calculator}}}
+    """
+    while (turn := await chat.turn()).calls:
+        await chat.use(turn.calls)

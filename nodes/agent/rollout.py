@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached
-from rlgraph.nodes.agent.loops import tool_loop
+from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
 from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import Rounds
 from rlgraph.nodes.agent.template import Joints
@@ -22,23 +21,8 @@ from rlgraph.nodes.agent.toolbox import Offer, Toolbox, row_of
 from rlgraph.nodes.rollout.rollout import SAMPLING, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import (
-    Context,
-    Loop,
-    Parser,
-    Sampling,
-    ServeEngine,
-    Tool,
-    boolean,
-    float32,
-    int64,
-    op,
-    prompt_tokens,
-    prompts,
-    samples,
-    text,
-    tokens,
-)
+from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
+from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 

@@ -12,13 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from rlgraph.nodes.support.data_file import DataError
-from rlgraph.nodes.support.dataset import (
-    DataSet,
-    PromptSet,
-    Template,
-    load_examples,
-    load_prompts,
-)
+from rlgraph.nodes.support.dataset import DataSet, PromptSet, Template, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged

@@ -186,8 +186,7 @@ def _chosen(
 def _draws(ctx: Context, loss_mask: Ragged) -> torch.Tensor:
     """Draw an int64 for each written token ``[written]`` from its row and its place in it alone."""
     rows = torch.tensor([seed(ctx.seed, ctx.iteration, ctx.node, row) for row in ctx.rows], dtype=torch.int64)
-    place = torch.arange(len(loss_mask.values)) - loss_mask.spread(loss_mask.offsets[:-1]).values
-    return _mixed(loss_mask.spread(rows).values + (place + 1) * GOLDEN)[loss_mask.values]
+    return _mixed(loss_mask.spread(rows).values + (loss_mask.place_of + 1) * GOLDEN)[loss_mask.values]
 
 
 def _mixed(counter: torch.Tensor) -> torch.Tensor:

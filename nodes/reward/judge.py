@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlgraph.nodes.reward.format import compilable
 from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
+from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, Request, Sampling, ServeEngine, op, samples, text

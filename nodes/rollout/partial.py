@@ -16,23 +16,8 @@ from pydantic import Field
 from rlgraph.nodes.rollout.rollout import SAMPLING, assemble, record_lengths, seed
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import (
-    Context,
-    Enough,
-    Generation,
-    Request,
-    Sampling,
-    ServeEngine,
-    boolean,
-    float32,
-    int64,
-    op,
-    prompt_tokens,
-    prompts,
-    samples,
-    text,
-    tokens,
-)
+from rlgraph.ops import Context, Enough, Generation, Request, Sampling, ServeEngine, op
+from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
 LEFT = 4  # columns of unfinished samples: token ids, log-probs and versions, and whether each ended
 

@@ -13,22 +13,8 @@ from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import (
-    Context,
-    Generation,
-    Request,
-    Sampling,
-    ServeEngine,
-    boolean,
-    float32,
-    int64,
-    op,
-    prompt_tokens,
-    prompts,
-    samples,
-    text,
-    tokens,
-)
+from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op
+from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 from rlgraph.ops.declare import Role
 
 

@@ -1,6 +1,5 @@
 """Filters choose the rows that stay. A node that reads a filter's rows (``rows: NODE``) sees no others.
-
-Shapes: ``[samples]`` is one entry per sample; whole groups are kept or dropped by ops with ``rows="group"``.
+Whole groups are kept or dropped by ops with ``rows="group"``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def mixed(
         informative: {op: filter.mixed, refill: true}
     """
     centred, members, count = centred_by_group(rewards, group)
-    std = deviation(centred, members, count).masked_fill(count == 1, 0.0)
+    std = deviation(centred, members, count, alone=0.0)
     kept = (std > max(min_std, EQUAL))[members]
     ctx.record("kept", kept.float())
     return kept
@@ -60,11 +59,7 @@ def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean
 
 @op(filters=True, rows="all")
 def widest(
-    ctx: Context,
-    rewards: float32[samples],
-    group: int64[samples],
-    *,
-    groups: Annotated[int, Field(ge=1)],
+    ctx: Context, rewards: float32[samples], group: int64[samples], *, groups: Annotated[int, Field(ge=1)]
 ) -> boolean[samples]:
     """Keep the ``groups`` groups whose rewards differ most, of more than are needed.
 
@@ -80,9 +75,23 @@ def widest(
         widest: {op: filter.widest, rows: informative, groups: 128}
     """
     centred, members, count = centred_by_group(rewards, group)
-    std = deviation(centred, members, count).masked_fill(count == 1, 0.0)
+    std = deviation(centred, members, count, alone=0.0)
     std = std.masked_fill(std <= EQUAL, 0.0)
     best = torch.argsort(std, descending=True, stable=True)[:groups]
     kept = torch.isin(members, best)
     ctx.record("kept", kept.float())
     return kept
+
+
+@op(filters=True)
+def judged(ctx: Context, failed: boolean[samples]) -> boolean[samples]:
+    """Keep the samples whose reward did not fail: how a graph drops the others (``on_error: drop``).
+
+    It may cut groups: what is left of one is a smaller group. Records ``kept``, the fraction of samples that
+    stay.
+
+    Example:
+        judged: {op: filter.judged}
+    """
+    ctx.record("kept", (~failed).float())
+    return ~failed

@@ -31,12 +31,7 @@ def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuff
 
 
 def pick_mixed(
-    sources: Sequence[str],
-    weights: Mapping[str, float],
-    batch: int,
-    position: int,
-    seed: int,
-    shuffle: bool,
+    sources: Sequence[str], weights: Mapping[str, float], batch: int, position: int, seed: int, shuffle: bool
 ) -> list[int]:
     """Return rows ``[batch]`` of several sources, after ``position`` rows were taken of them together.
 

@@ -48,6 +48,11 @@ class Ragged:
         rows = torch.arange(len(self), device=self.offsets.device)
         return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
 
+    @property
+    def place_of(self) -> torch.Tensor:
+        """Return int64 ``[all tokens]``: each value's index in its row, from 0."""
+        return torch.arange(len(self.values), device=self.offsets.device) - self.offsets[self.row_of]
+
     def like(self, values: torch.Tensor) -> Ragged:
         """Return the same rows with other values ``[all tokens]``."""
         assert values.shape[0] == self.values.shape[0], "values do not fit the rows"

@@ -1,6 +1,6 @@
 """A sandbox: a Python program in its own process, under limits, for reward.code and the tool python.
 
-parent   a process group of its own, in an empty folder, without network ──> reward/program.py
+parent   a process group of its own, in an empty folder, without network ──> reward/sandbox_child.py
          reads its output, or gives up after ``timeout``; then kills the group
 """
 

@@ -1,7 +1,4 @@
-"""Ops that train a model: each builds an objective and hands it to a train engine.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values.
-"""
+"""Ops that write a model's weights: two build an objective and hand it to a train engine, one copies."""
 
 from __future__ import annotations
 
@@ -14,20 +11,8 @@ from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
 from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import (
-    Batch,
-    Context,
-    Loss,
-    Objective,
-    Totals,
-    TrainEngine,
-    boolean,
-    float32,
-    int64,
-    op,
-    samples,
-    tokens,
-)
+from rlgraph.ops import Batch, Context, Loss, Objective, Totals, TrainEngine, op
+from rlgraph.ops.column_types import boolean, float32, int64, samples, tokens
 from rlgraph.ops.declare import Role
 
 Metrics = dict[str, tuple[Any, Any]]  # scalars on the micro-batch's device
@@ -138,6 +123,24 @@ def critic(
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
     objective = critic_objective(clip, aggregate)
     _record(ctx, model.update(columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs))
+
+
+@op(updates=True, head="any")
+def copy(model: TrainEngine, of: TrainEngine, *, mix: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
+    """Copy a model's weights onto a frozen one of the same shape; writes the next version of that.
+
+    W_ref <- (1 - mix) W_ref + mix W_policy, for every weight, in the data type of the frozen model; adapters
+    of the policy are merged into what is copied. With a reference that is renewed like this the KL term does
+    not hold the policy where it began (TR-DPO, arXiv 2404.09656: hard with ``mix: 1``, soft below). It is
+    part of checkpoints from then on. ``of: policy@next`` copies what the iteration's update makes.
+
+    Attributes:
+        mix: how much of the copied weights is in the new ones, above 0 and at most 1.
+
+    Example:
+        refresh: {op: update.copy, model: ref, of: policy, every: 50}
+    """
+    model.copy(of, mix)
 
 
 def policy_objective(

@@ -30,7 +30,7 @@ def named(pattern: str) -> set[str]:
     [
         ("filter.widest", "widest", "nodes/select/filter.py"),
         ("advantage.opo", "opo", "nodes/advantage/group.py"),
-        ("reward.f1", "f1", "nodes/reward/f1.py"),
+        ("reward.f1", "f1", "nodes/reward/text.py"),
     ],
 )
 def test_an_op_is_its_file_and_a_line_of_the_catalog(op: str, function: str, file: str) -> None:

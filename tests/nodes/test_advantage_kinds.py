@@ -8,9 +8,8 @@ import statistics
 import pytest
 import torch
 
-from rlgraph.nodes.advantage.distill import distill
-from rlgraph.nodes.advantage.multi_reward import gdpo
-from rlgraph.nodes.advantage.pass_at_k import grpo_passk
+from rlgraph.nodes.advantage.gae import distill
+from rlgraph.nodes.advantage.group import gdpo, grpo_passk
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlgraph.nodes.advantage.token_baseline import optimal_token_baseline
+from rlgraph.nodes.advantage.baseline import optimal_token_baseline
 from rlgraph.nodes.support.ragged import Ragged
 
 # tool output inside a row, nothing written, no tokens at all, a group of one, groups that interleave

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from rlgraph.nodes.reward.exact import exact
-from rlgraph.nodes.reward.kl_penalty import kl_penalty
 from rlgraph.nodes.reward.math import math
-from rlgraph.nodes.reward.overlong import overlong
+from rlgraph.nodes.reward.shaping import kl_penalty, overlong
+from rlgraph.nodes.reward.text import exact
 from rlgraph.nodes.reward.verifier import Verifier
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context

@@ -11,12 +11,11 @@ import torch
 from pydantic import ValidationError
 
 from rlgraph.nodes.reward import code as code_module
-from rlgraph.nodes.reward import f1 as f1_module
-from rlgraph.nodes.reward.f1 import f1
-from rlgraph.nodes.reward.format import form
-from rlgraph.nodes.reward.judged_filter import judged
+from rlgraph.nodes.reward import text as text_module
 from rlgraph.nodes.reward.model import behind_the_end, reward_model
-from rlgraph.nodes.reward.total import total
+from rlgraph.nodes.reward.shaping import total
+from rlgraph.nodes.reward.text import f1, form
+from rlgraph.nodes.select.filter import judged
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
 from rlgraph.ops.signature import signature
@@ -104,6 +103,6 @@ def test_behind_the_end_is_one_token_more() -> None:
     assert last.tolist() == [[False, False, True], [True], [False, True]]
 
 
-@pytest.mark.parametrize("module", [f1_module, code_module])
+@pytest.mark.parametrize("module", [text_module, code_module])
 def test_examples_in_docstrings(module: ModuleType) -> None:
-    assert doctest.testmod(module) == (0, {f1_module: 2, code_module: 1}[module])
+    assert doctest.testmod(module) == (0, {text_module: 2, code_module: 1}[module])

@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.nodes.agent.chat import Chat
-from rlgraph.nodes.agent.loops import single_turn
+from rlgraph.nodes.agent.chat import Chat, single_turn
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
 from rlgraph.nodes.rollout.rollout import rollout

@@ -1,4 +1,4 @@
-"""Log-probs of the tokens that a policy wrote, under any model."""
+"""What a model makes of tokens that a policy wrote, in one forward pass: log-probs, or a critic's values."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ def squares(
         old_logprobs: {op: logprobs.squares, model: policy, out: {logprobs: old_logprobs}}
     """
     return Squared(*model.squares(tokens, loss_mask, 1.0 if temperature is None else temperature))
+
+
+@op(head="value")
+def values(
+    model: TrainEngine, tokens: int64[samples, tokens], loss_mask: boolean[samples, tokens]
+) -> float32[samples, tokens]:
+    """The critic's estimate of the return before each token that the policy wrote.
+
+    V_t reads the tokens before t only, in units of the reward; 0 where ``loss_mask`` is false
+    (PPO, arXiv 1707.06347). The model needs ``head: value``.
+
+    Example:
+        values: {op: values, model: critic}
+    """
+    return model.values(tokens, loss_mask)

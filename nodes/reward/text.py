@@ -1,0 +1,106 @@
+"""Rewards for the words of a response: the answer itself, words that both have, or a pattern."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, float32, op, samples, text
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def compilable(pattern: str) -> str:
+    """Return a pattern as it is.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return pattern
+
+
+@op()
+def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> float32[samples]:
+    """1.0 where the response is the answer, white space at both ends aside, else 0.0.
+
+    Records ``reward/mean``.
+
+    Example:
+        rewards: {op: reward.exact}
+    """
+    scores = [
+        float(response.strip() == wanted.strip()) for response, wanted in zip(responses, answer, strict=True)
+    ]
+    ctx.record("reward/mean", scores)
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+@op()
+def f1(ctx: Context, responses: text[samples], answer: text[samples]) -> float32[samples]:
+    """Token F1 of the response and the answer, 0 to 1, as SQuAD measures it (arXiv 1606.05250).
+
+    2 c / (r + a), c the words that both have, counted as often as both have them, r and a the words of
+    each. Words are what white space parts once letters are lower case, ASCII punctuation is taken out and the
+    words a, an and the are dropped. 1 where neither has a word left, 0 where one of them has none. Records
+    ``reward/mean``.
+
+    Example:
+        rewards: {op: reward.f1}
+    """
+    scores = [overlap(response, wanted) for response, wanted in zip(responses, answer, strict=True)]
+    ctx.record("reward/mean", scores)
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+@op()
+def form(
+    ctx: Context, responses: text[samples], *, pattern: Annotated[str, AfterValidator(compilable)]
+) -> float32[samples]:
+    r"""1.0 where a regular expression matches the whole response, white space at both ends aside, else 0.0.
+
+    Python's ``re``, with ``.`` matching line breaks too. The pattern is trusted: one that backtracks without
+    end (``(a+)+b``) has no time limit. The format reward of DeepSeek-R1 (arXiv 2501.12948). Records ``mean``
+    under the node's name, as it stands beside another reward.
+
+    Attributes:
+        pattern: what a response must look like, as ``<think>.+</think>.*\\boxed\{.+\}.*``.
+
+    Example:
+        formatted: {op: reward.format, pattern: "<think>.+</think>.+"}
+    """
+    wanted = re.compile(pattern, re.DOTALL)
+    scores = [float(wanted.fullmatch(response.strip()) is not None) for response in responses]
+    ctx.record("mean", scores)
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+def overlap(response: str, wanted: str) -> float:
+    """Return the F1 of two texts.
+
+    Example:
+        >>> overlap("The cat sat.", "a cat")
+        0.6666666666666666
+    """
+    ours, theirs = Counter(words(response)), Counter(words(wanted))
+    if not ours and not theirs:
+        return 1.0
+    return 2 * (ours & theirs).total() / (ours.total() + theirs.total())
+
+
+def words(response: str) -> list[str]:
+    """Return the words of a text that count.
+
+    Example:
+        >>> words("It's  the U.S.A., an\\nEXAMPLE")
+        ['its', 'usa', 'example']
+    """
+    return re.sub(r"\b(a|an|the)\b", " ", response.lower().translate(PUNCTUATION)).split()
