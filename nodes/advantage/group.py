@@ -8,9 +8,7 @@ Sums run in float64, so that the order of rows doesn't show in float32.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.nodes.advantage.gae import whitened
 from rlgraph.nodes.support.lazy import torch
@@ -28,7 +26,7 @@ def grpo(
     loss_mask: boolean[samples, tokens],
     *,
     scale: bool = True,
-    eps: Annotated[float, Field(gt=0)] = 1e-6,
+    eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
     """Group-relative advantages (GRPO, arXiv 2402.03300): one number per sample, over its loss mask.
 
@@ -105,7 +103,7 @@ def gpg(
     group: int64[samples],
     loss_mask: boolean[samples, tokens],
     *,
-    f_norm: Annotated[float, Field(gt=0)] = 1.0,
+    f_norm: PositiveFloat = 1.0,
 ) -> float32[samples, tokens]:
     """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, made up for samples without gradient.
 
@@ -131,7 +129,7 @@ def grpo_passk(
     loss_mask: boolean[samples, tokens],
     *,
     scale: bool = True,
-    eps: Annotated[float, Field(gt=0)] = 1e-6,
+    eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
     """Pass@k advantages (arXiv 2503.19595): only the best sample of a group gets any.
 
@@ -173,7 +171,7 @@ def gdpo(
     weight_2: float = 1.0,
     weight_3: float = 0.0,
     weight_4: float = 0.0,
-    eps: Annotated[float, Field(gt=0)] = 1e-6,
+    eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
     """Decoupled normalisation of several rewards (GDPO, arXiv 2601.05242).
 

@@ -52,10 +52,7 @@ def plain_json(text: str) -> list[ToolCall]:
         ({'a': 1}, [])
     """
     fenced = FENCE.match(text.strip())
-    try:
-        parsed = json.loads(fenced[1] if fenced else text)
-    except (ValueError, RecursionError):
-        return []
+    parsed = _loaded(fenced[1] if fenced else text)
     calls = parsed if isinstance(parsed, list) else [parsed]
     named = all(isinstance(call, dict) and "name" in call for call in calls)
     return [_read(call) for call in calls] if named else []
@@ -91,15 +88,15 @@ def _read(call: Any) -> ToolCall:
         return ToolCall("", error='a call must be {"name": ..., "arguments": {...}}')
     arguments = call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):  # OpenAI's own form: JSON in a string
-        return _call(json.dumps({"name": call["name"], "arguments": _loaded(arguments)}))
+        arguments = _loaded(arguments)
     if not isinstance(arguments, dict):
         return ToolCall(call["name"], error="the arguments must be an object: {name: value}")
     return ToolCall(call["name"], arguments)
 
 
-def _loaded(arguments: str) -> Any:
+def _loaded(text: str) -> Any:
+    """Return what a text says as JSON, or None where it is none."""
     try:
-        parsed = json.loads(arguments)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else []
+        return None

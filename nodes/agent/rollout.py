@@ -1,17 +1,14 @@
-"""Sampling conversations: an agent loop leads each, a serve engine writes the policy's turns.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column of the prompt and everything behind it.
-"""
+"""Sampling conversations: an agent loop leads each, a serve engine writes the policy's turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
 from rlgraph.nodes.agent.parsers import hermes
@@ -49,7 +46,7 @@ def agent(
     *,
     n: AtLeastOne = 1,
     max_new_tokens: AtLeastOne,
-    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
     loop: Loop | None = None,
@@ -60,7 +57,7 @@ def agent(
     max_calls: AtLeastOne = 16,
     max_result_tokens: AtLeastOne = 256,
     truncate: Literal["left", "right", "middle"] = "middle",
-    tool_timeout: Annotated[float, Field(gt=0)] = 30.0,
+    tool_timeout: PositiveFloat = 30.0,
     parallel: AtLeastOne = 64,
     template_options: dict[str, Any] | None = None,
 ) -> Conversations:
@@ -131,14 +128,12 @@ def agent(
 
 
 async def _all(chats: Sequence[Chat], loop: Loop | None) -> list[float]:
-    return await asyncio.gather(*(_lead(chat, loop, chat.tools.row) for chat in chats))
+    return await asyncio.gather(*(_lead(chat, loop) for chat in chats))
 
 
-async def _lead(chat: Chat, loop: Loop | None, row: int) -> float:
+async def _lead(chat: Chat, loop: Loop | None) -> float:
     """Hold one conversation; return the reward that its tools give it."""
-    lead: Callable[[Chat], Awaitable[None]] = tool_loop
-    if loop:
-        lead = partial(loop.body, **row_of(loop, row, ("chat",)))
+    lead = partial(loop.body, **row_of(loop, chat.tools.row, ("chat",))) if loop else tool_loop
     try:
         try:
             await lead(chat)

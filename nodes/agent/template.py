@@ -34,18 +34,15 @@ class Joints:
     ) -> list[int]:
         """Return the ids of some messages and of the opening of the policy's next turn.
 
-        Args:
-            messages: role and name of each; the name is empty but for tools.
-            contents: token ids of each.
-            last: the id that the policy's turn ended with; the template's own end token is left out where
-                that is the same.
+        A message is its role and its name, empty but for tools. ``contents`` are its own ids. ``last`` is the
+        id that the policy's turn ended with: the template's end token is left out where that is the same.
 
         Raises:
             TemplateError: the template can't be cut so.
         """
         key = tuple(messages)
         if key not in self.pieces:
-            self.pieces[key] = [self._ids(text) for text in self._cut(key)]
+            self.pieces[key] = self.tokenizer(self._cut(key), add_special_tokens=False)["input_ids"]
         first, *rest = self.pieces[key]
         ids = first[1:] if first[:1] == [last] else list(first)
         for content, piece in zip(contents, rest, strict=True):
@@ -56,9 +53,6 @@ class Joints:
         """Return the ids of a message's text, in which no control token is read as such."""
         encoding = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoding["input_ids"])
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
         marks = [MESSAGE.format(number) for number in range(len(messages))]

@@ -73,14 +73,7 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
 
 
 class Toolbox:
-    """Runs the calls of one conversation.
-
-    Args:
-        offers: the tools, by name.
-        row: of the node's columns.
-        threads: where tools that are not async run.
-        timeout: seconds that a call may take.
-    """
+    """Runs the calls of one conversation at a row of the node's columns, each within ``timeout`` seconds."""
 
     def __init__(self, offers: Mapping[str, Offer], row: int, threads: Executor, timeout: float) -> None:
         self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout

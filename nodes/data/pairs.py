@@ -8,17 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.nodes.data.prompts import (
-    BatchSize,
-    DataFiles,
-    SourceWeights,
-    Where,
-    record_dropped,
-    rows_of,
-    sequences,
-)
-from rlgraph.nodes.support import dataset
-from rlgraph.nodes.support.dataset import DataSet, Sequences, Template, load_examples
+from rlgraph.nodes.data.prompts import BatchSize, Files, Shares, Where, record_dropped, rows_of, sequences
+from rlgraph.nodes.support.dataset import DataSet, Sequences, SourceFiles, Template, load_examples
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
@@ -39,23 +30,15 @@ class PairSet(DataSet):
     chosen: Sequence[Sequences]
     rejected: Sequence[Sequences]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Return the tokens of the longer row of each pair."""
-        return [
-            max(len(before) + len(after) for before, after in pair)
-            for pair in zip(self.chosen, self.rejected, strict=True)
-        ]
-
 
 @op(makes="samples", rows="all", roles={"rows": "batch"})
 def pairs(
     tokenizer: Tokenizer,
     ctx: Context,
     *,
-    files: DataFiles,
+    files: Files,
     batch: BatchSize,
-    weights: SourceWeights | None = None,
+    weights: Shares | None = None,
     where: Where | None = None,
     question: str = "question",
     chosen: str = "chosen",
@@ -108,13 +91,16 @@ def pairs(
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     # a position counts the rows that were written, two per pair
-    return _pairs(data, rows_of(data, ctx, batch, weights, shuffle, ctx.position // 2))
+    picked = rows_of(data, ctx, batch, weights, shuffle, ctx.position // 2)
+    rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
+    number = torch.arange(len(rows))
+    return Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)
 
 
 def load_pairs(
     tokenizer: Tokenizer,
     *,
-    files: dataset.SourceFiles,
+    files: SourceFiles,
     chosen: str = "chosen",
     rejected: str = "rejected",
     max_tokens: int | None = None,
@@ -128,11 +114,7 @@ def load_pairs(
     better, worse = (
         load_examples(tokenizer, files=files, answer=side, **reading) for side in (chosen, rejected)
     )
-    data = PairSet(better.places, better.sources, better.filtered, chosen=better.pairs, rejected=worse.pairs)
+    longer = list(map(max, better.lengths, worse.lengths))
+    sides = {"chosen": better.pairs, "rejected": worse.pairs}
+    data = PairSet(better.places, better.sources, longer, better.filtered, **sides)
     return data.within(max_tokens, "max_tokens")
-
-
-def _pairs(data: PairSet, picked: Sequence[int]) -> Pairs:
-    rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
-    number = torch.arange(len(rows))
-    return Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from rlgraph.nodes.support.data_file import DataError
-from rlgraph.nodes.support.dataset import DataSet, PromptSet, Template, load_examples, load_prompts
+from rlgraph.nodes.support.dataset import DataSet, Template, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
@@ -20,12 +19,10 @@ from rlgraph.ops import Context, File, Tokenizer, boolean, int64, op, prompt_tok
 from rlgraph.ops import prompts as prompts_domain
 from rlgraph.ops.tools import ShownTool, Tool, tool_schema
 
-__all__ = ["DataError", "PromptSet", "examples", "load_prompts", "pick", "prompts"]
-
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 Listed = Annotated[list[File], Field(min_length=1)]
-DataFiles = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
-SourceWeights = dict[str, Annotated[float, Field(gt=0)]]
+Files = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
+Shares = dict[str, PositiveFloat]
 Scalar = str | int | float | bool
 Where = dict[str, Scalar | list[Scalar]]
 
@@ -51,9 +48,9 @@ def prompts(
     tokenizer: Tokenizer,
     ctx: Context,
     *,
-    files: DataFiles,
+    files: Files,
     batch: BatchSize,
-    weights: SourceWeights | None = None,
+    weights: Shares | None = None,
     where: Where | None = None,
     question: str = "question",
     answer: str | None = "answer",
@@ -110,7 +107,10 @@ def prompts(
         max_prompt_tokens=max_prompt_tokens,
     )
     record_dropped(ctx, data, where is not None, max_prompt_tokens is not None)
-    return _prompts(data, rows_of(data, ctx, batch, weights, shuffle))
+    rows = rows_of(data, ctx, batch, weights, shuffle)
+    ids = Ragged.of([data.prompts[row] for row in rows], torch.int64)
+    texts = (data.questions, data.answers, data.sources)
+    return Prompts(ids, *([column[row] for row in rows] for column in texts))
 
 
 @op(makes="samples", rows="all", roles={"rows": "batch"})
@@ -118,9 +118,9 @@ def examples(
     tokenizer: Tokenizer,
     ctx: Context,
     *,
-    files: DataFiles,
+    files: Files,
     batch: BatchSize,
-    weights: SourceWeights | None = None,
+    weights: Shares | None = None,
     where: Where | None = None,
     question: str = "question",
     answer: str | None = "answer",
@@ -207,15 +207,6 @@ def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool) -
         ctx.record("data/filtered", data.filtered, count=data.filtered + left)
     if limited:
         ctx.record("data/overlong", data.overlong, count=left)
-
-
-def _prompts(data: PromptSet, rows: Sequence[int]) -> Prompts:
-    return Prompts(
-        Ragged.of([data.prompts[row] for row in rows], torch.int64),
-        [data.questions[row] for row in rows],
-        [data.answers[row] for row in rows],
-        [data.sources[row] for row in rows],
-    )
 
 
 def sequences(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Ragged, Ragged]:

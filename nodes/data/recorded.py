@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.nodes.rollout.rollout import Rollout
 from rlgraph.nodes.support.lazy import torch
@@ -32,7 +32,7 @@ def recorded(
     *,
     run: File,
     columns: dict[str, str] | None = None,
-    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    temperature: PositiveFloat = 1.0,
 ) -> Rollout:
     """The samples of an iteration that a run recorded, in their order: a rollout without an engine.
 
@@ -108,9 +108,8 @@ def load(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Any]:
         RecordError: one is not there, or of another type.
     """
     places = _places(folder, types)
-    files = {place.path for place in places.values()}
-    read_columns = {path: [p.column for p in places.values() if p.path == path] for path in files}
-    tables = {path: read(path, names) for path, names in read_columns.items()}
+    paths = {place.path for place in places.values()}
+    tables = {path: read(path, [p.column for p in places.values() if p.path == path]) for path in paths}
     return {name: _value(tables[p.path][p.column], p.times) for name, p in places.items()}
 
 

@@ -3,15 +3,14 @@
 The covariance (arXiv 2505.22617) is taken against means over a mini-batch, which no micro-batch sees. So
 the selection is a column, made before the update from ``old_logprobs``; the paper takes the log-probs of now.
 The two are the same in the first mini-batch of an iteration, and differ later by what the policy moved.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[written]`` its values in the loss mask.
+Shapes: ``[written]`` is the values of a column in the loss mask.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, ppo_clip, ratio
 from rlgraph.nodes.rollout.rollout import seed
@@ -96,8 +95,8 @@ def clip_cov(
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 0.2,
-    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    clip: PositiveFloat = 0.2,
+    clip_high: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """PPO's clipped loss without the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
 
@@ -123,7 +122,7 @@ def kl_cov(
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
     *,
-    coef: Annotated[float, Field(ge=0)] = 1.0,
+    coef: NonNegativeFloat = 1.0,
 ) -> float32[samples, tokens]:
     """The policy gradient, with a KL penalty on tokens of high covariance (KL-Cov, arXiv 2505.22617).
 
@@ -153,8 +152,7 @@ def _covariance(
 ) -> torch.Tensor:
     """Return each written token's covariance with the means of its mini-batch, float64 ``[written]``."""
     columns = [column.values[loss_mask.values].double().split(sizes) for column in (logprobs, advantages)]
-    parts = [(lp - lp.mean()) * (a - a.mean()) for lp, a in zip(*columns, strict=True)]
-    covariance = torch.cat(parts)
+    covariance = torch.cat([(lp - lp.mean()) * (a - a.mean()) for lp, a in zip(*columns, strict=True)])
     ctx.record("mean", float(covariance.sum()), count=len(covariance))
     return covariance
 

@@ -1,15 +1,14 @@
 """Policy losses whose trust region is a divergence of distributions, not a ratio of probabilities.
 
 A distribution over the vocabulary is taken as one over two outcomes, the sampled token and any other, so that
-the log-probs of the sampled tokens are enough. Shapes: ``[samples, tokens]`` is a ``Ragged`` column;
-``[all tokens]`` its flat values.
+the log-probs of the sampled tokens are enough.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.loss.policy import ratio
 from rlgraph.nodes.support.lazy import torch
@@ -57,8 +56,8 @@ def dppo_kl(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     *,
-    limit: Annotated[float, Field(gt=0)] = 0.05,
-    limit_high: Annotated[float, Field(gt=0)] | None = None,
+    limit: PositiveFloat = 0.05,
+    limit_high: PositiveFloat | None = None,
     cap: Annotated[float, Field(ge=1)] = 20.0,
 ) -> float32[samples, tokens]:
     """Divergence PPO with the Kullback-Leibler divergence (DPPO-Binary-KL, arXiv 2602.04879).

@@ -1,14 +1,11 @@
-"""Policy losses per token, KL estimators, and the aggregation of losses per token to one per mini-batch.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. Log-probs are in nats.
-"""
+"""Policy losses per token, of log-probs in nats; KL estimators; and how losses become one per mini-batch."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -28,8 +25,8 @@ def ppo_clip(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 0.2,
-    clip_high: Annotated[float, Field(gt=0)] | None = None,
+    clip: PositiveFloat = 0.2,
+    clip_high: PositiveFloat | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> float32[samples, tokens]:
     """Clipped policy-gradient loss (PPO, arXiv 1707.06347).
@@ -61,9 +58,9 @@ def decoupled_ppo(
     rollout_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 0.2,
-    clip_high: Annotated[float, Field(gt=0)] | None = None,
-    cap: Annotated[float, Field(gt=0)] | None = None,
+    clip: PositiveFloat = 0.2,
+    clip_high: PositiveFloat | None = None,
+    cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
 
@@ -117,8 +114,8 @@ def cispo(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 1.0,
-    clip_high: Annotated[float, Field(gt=0)] = 0.2,
+    clip: PositiveFloat = 1.0,
+    clip_high: PositiveFloat = 0.2,
 ) -> float32[samples, tokens]:
     """Clipped importance weights (CISPO, of MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
 
@@ -143,8 +140,8 @@ def sapo(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     *,
-    tau: Annotated[float, Field(gt=0)] = 1.0,
-    tau_negative: Annotated[float, Field(gt=0)] = 1.05,
+    tau: PositiveFloat = 1.0,
+    tau_negative: PositiveFloat = 1.05,
 ) -> float32[samples, tokens]:
     """Soft adaptive policy optimisation (SAPO, arXiv 2511.20347): a smooth gate in the place of a clip.
 
@@ -195,14 +192,8 @@ def aggregate(
     ``token-mean``: sum over masked tokens / tokens of the mini-batch. ``token-sum``: the sum.
     ``seq-mean-token-sum``: the sum / sequences of the mini-batch. ``seq-mean-token-mean``: each sequence's
     mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
-    ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant (Dr. GRPO, arXiv 2503.20783).
-
-    Args:
-        losses: ``[samples, tokens]``, of this micro-batch.
-        loss_mask: bool ``[samples, tokens]``.
-        totals: token and sequence counts of the whole mini-batch, over all ranks.
-        how: which mean.
-        norm: in tokens, above 0; read by ``seq-mean-token-sum-norm`` alone, which must have it.
+    ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant in tokens, above 0 (Dr. GRPO, arXiv
+    2503.20783). ``totals`` counts the tokens and sequences of the whole mini-batch, over all ranks.
     """
     masked = torch.where(loss_mask.values, losses.values, 0)
     if how == "token-sum":

@@ -2,16 +2,13 @@
 
 The loss of a pair couples two sequences, which may lie on different ranks and in different micro-batches. Its
 gradient does so through one number per pair alone, and that number is known before the update: so it is a
-column, and what is left of the loss is a sum over tokens.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[pairs]`` one entry per value of ``group``.
+column, and what is left of the loss is a sum over tokens. Shapes: ``[pairs]`` is one entry per value of
+``group``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -27,7 +24,7 @@ def dpo_weights(
     chosen: boolean[samples],
     group: int64[samples],
     *,
-    beta: Annotated[float, Field(gt=0)] = 0.1,
+    beta: PositiveFloat = 0.1,
 ) -> float32[samples, tokens]:
     """Write the weight of each token's log-prob in the gradient of DPO (arXiv 2305.18290).
 

@@ -1,16 +1,13 @@
 """Policy losses whose ratio is that of a whole sequence.
 
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. A sequence is what its
-loss mask covers; one that it doesn't cover at all has ratio 1 and adds nothing. Both give a loss per token
-that
-``aggregate: seq-mean-token-mean`` turns into the mean over sequences that their papers define.
+A sequence is what its loss mask covers; one that it doesn't cover at all has ratio 1 and adds nothing. Both
+give a loss per token that ``aggregate: seq-mean-token-mean`` turns into the mean over sequences that their
+papers define.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT
 from rlgraph.nodes.support.lazy import torch
@@ -25,8 +22,8 @@ def gspo(
     advantages: float32[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 3e-4,
-    clip_high: Annotated[float, Field(gt=0)] = 4e-4,
+    clip: PositiveFloat = 3e-4,
+    clip_high: PositiveFloat = 4e-4,
 ) -> float32[samples, tokens]:
     """Clipped loss of a sequence's ratio (GSPO, arXiv 2507.18071).
 
@@ -56,8 +53,8 @@ def geo_mean(
     advantages: float32[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    log_clip: Annotated[float, Field(gt=0)] = 0.4,
-    log_clip_high: Annotated[float, Field(gt=0)] = 0.4,
+    log_clip: PositiveFloat = 0.4,
+    log_clip_high: PositiveFloat = 0.4,
 ) -> float32[samples, tokens]:
     """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean of ratios that no token rules.
 

@@ -9,7 +9,7 @@ import select
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.support.lazy import torch
@@ -23,7 +23,7 @@ def code(
     responses: text[samples],
     answer: text[samples],
     *,
-    timeout: Annotated[float, Field(gt=0)] = 10.0,
+    timeout: PositiveFloat = 10.0,
     memory_mib: Annotated[int, Field(ge=64)] = 1024,
     file_mib: Annotated[int, Field(ge=1)] = 16,
     network: bool = False,

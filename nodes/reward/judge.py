@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, NonNegativeFloat
 
 from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.nodes.support.dataset import Reading, Template, encode
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, Request, Sampling, ServeEngine, op, samples, text
 
@@ -53,8 +54,8 @@ def judge(
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)] = 512,
     max_response_tokens: Annotated[int, Field(ge=1)] | None = None,
-    temperature: Annotated[float, Field(ge=0)] = 0.0,
-    template: Literal["chat", "plain"] = "chat",
+    temperature: NonNegativeFloat = 0.0,
+    template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     on_error: OnError = "zero",
 ) -> Judged:
@@ -88,7 +89,8 @@ def judge(
     shown = [_end(model.tokenizer, response, max_response_tokens) for response in responses]
     asked = [_filled(prompt or PROMPT, *row) for row in zip(question, shown, answers, strict=True)]
     seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
-    prompts = _encoded(model.tokenizer, asked, template, template_options or {})
+    reading = Reading(template=template, template_options=template_options)
+    prompts = encode(model.tokenizer, reading, asked) if asked else []
     requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
     written = [
@@ -134,13 +136,3 @@ def _end(tokenizer: Any, response: str, limit: int | None) -> str:
     if limit is None:
         return response
     return str(tokenizer.decode(tokenizer(response, add_special_tokens=False)["input_ids"][-limit:]))
-
-
-def _encoded(tokenizer: Any, asked: list[str], template: str, options: dict[str, Any]) -> list[list[int]]:
-    if not asked:
-        return []
-    if template == "chat":
-        options = {**options, "tokenize": False, "add_generation_prompt": True}
-        turns = [[{"role": "user", "content": words}] for words in asked]
-        asked = [tokenizer.apply_chat_template(turn, **options) for turn in turns]
-    return list(tokenizer(asked, add_special_tokens=template == "plain")["input_ids"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.support.lazy import torch
@@ -17,7 +15,7 @@ def math(
     responses: text[samples],
     answer: text[samples],
     *,
-    timeout: Annotated[float, Field(gt=0)] = 5.0,
+    timeout: PositiveFloat = 5.0,
 ) -> float32[samples]:
     r"""1.0 where the response's last answer equals the reference as mathematics, else 0.0 (Math-Verify).
 

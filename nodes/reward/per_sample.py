@@ -68,10 +68,8 @@ def each(
         RewardError: one failed, and ``on_error`` is ``fail``.
     """
     outcomes = asyncio.run(_all(score, rows, timeout, parallel)) if rows else []
-    failures = [
-        (outcome, row) for outcome, row in zip(outcomes, rows, strict=True) if isinstance(outcome, str)
-    ]
-    complain(failures, on_error)
+    outcomes_of = zip(outcomes, rows, strict=True)
+    complain([(outcome, row) for outcome, row in outcomes_of if isinstance(outcome, str)], on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
     rewards = torch.tensor([0.0 if isinstance(outcome, str) else outcome for outcome in outcomes])
     return settled(ctx, rewards.float(), failed)
@@ -85,14 +83,10 @@ def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
 
 
 def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:
-    """Log how many samples failed, and why and on what the first did, or raise.
-
-    Args:
-        failures: why, and on what.
-        on_error: ``fail`` to end the run.
+    """Log how many samples failed, and why and on what the first did: the parts of a failure.
 
     Raises:
-        RewardError: something failed, and it is ``fail``.
+        RewardError: something failed, and ``on_error`` is ``fail``.
     """
     for why, what in failures[:1]:
         message = f"{len(failures)} requests for rewards failed; the first: {why}; it was of {what}"[:800]

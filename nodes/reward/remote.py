@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, settled
 from rlgraph.nodes.support.lazy import torch
@@ -76,9 +76,9 @@ def remote(
     url: Annotated[str, Field(pattern=r"^https?://")],
     batch: Annotated[int, Field(ge=1)] = 32,
     parallel: Annotated[int, Field(ge=1)] = 8,
-    timeout: Annotated[float, Field(gt=0)] = 60.0,
+    timeout: PositiveFloat = 60.0,
     retries: Annotated[int, Field(ge=0)] = 3,
-    backoff: Annotated[float, Field(ge=0)] = 1.0,
+    backoff: NonNegativeFloat = 1.0,
     on_error: OnError = "fail",
 ) -> Judged:
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
@@ -108,15 +108,11 @@ def remote(
     service = Service(url, timeout, retries, backoff)
     with ThreadPoolExecutor(parallel) as pool:
         outcomes = list(pool.map(lambda asked: _outcome(service, asked), batches))
-    rewards, failed = torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
-    for start, outcome in zip(range(0, len(rows), batch), outcomes, strict=True):
-        if isinstance(outcome, RemoteError):
-            failed[start : start + batch] = True
-        else:
-            rewards[start : start + batch] = torch.tensor(outcome)
-    answers = zip(outcomes, batches, strict=True)
+    answers = list(zip(outcomes, batches, strict=True))
     complain([(error, batch[0]) for error, batch in answers if isinstance(error, RemoteError)], on_error)
-    return settled(ctx, rewards, failed)
+    filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
+    rewards = torch.tensor([reward for batch in filled for reward in batch], dtype=torch.float32)
+    return settled(ctx, rewards, rewards.isnan())
 
 
 def _outcome(service: Service, batch: Sequence[JudgedRow]) -> list[float] | RemoteError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.loss.policy import KlKind
 from rlgraph.nodes.loss.policy import kl as estimate
@@ -58,7 +58,7 @@ def overlong(
     *,
     limit: Annotated[int, Field(ge=1)],
     buffer: Annotated[int, Field(ge=1)],
-    penalty: Annotated[float, Field(ge=0)] = 1.0,
+    penalty: NonNegativeFloat = 1.0,
 ) -> float32[samples]:
     """The reward less a penalty that grows over the last tokens of the limit (DAPO, arXiv 2503.14476).
 
@@ -88,7 +88,7 @@ def kl_penalty(
     ref_logprobs: float32[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    beta: Annotated[float, Field(ge=0)] = 0.001,
+    beta: NonNegativeFloat = 0.001,
     kl: KlKind = "k1",
 ) -> float32[samples, tokens]:
     """Rewards per token: -beta KL(old, ref) on each token that the policy wrote, and the score on its last.

@@ -1,7 +1,4 @@
-"""Partial rollouts: sampling that leaves the longest samples for later rounds.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
-"""
+"""Partial rollouts: sampling that leaves the longest samples for later rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.rollout.rollout import SAMPLING, assemble, record_lengths, seed
 from rlgraph.nodes.support.lazy import numpy, torch
@@ -44,7 +41,7 @@ def partial(
     max_new_tokens: Annotated[int, Field(ge=1)],
     chunk: Annotated[int, Field(ge=1)] | None = None,
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
-    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
 ) -> PartialRollout:

@@ -1,7 +1,4 @@
-"""Sampling responses from a serve engine.
-
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column of prompt and response together.
-"""
+"""Sampling responses from a serve engine; a row of ``tokens`` is prompt and response together."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -44,7 +41,7 @@ def rollout(
     *,
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)],
-    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
 ) -> Rollout:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from rlgraph.ops import TrainEngine, boolean, float32, int64, op, samples, tokens
 
@@ -22,7 +22,7 @@ def logprobs(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    temperature: Annotated[float, Field(gt=0)] | None = None,
+    temperature: PositiveFloat | None = None,
     keep: bool = False,
 ) -> float32[samples, tokens]:
     """Log-prob of each token that the policy wrote, under a train engine's weights.
@@ -49,7 +49,7 @@ def squares(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    temperature: Annotated[float, Field(gt=0)] | None = None,
+    temperature: PositiveFloat | None = None,
 ) -> Squared:
     """Log-probs, and how sure the policy was of each token: the sum of squared probabilities, in one pass.
 

@@ -4,15 +4,14 @@ With pi the train engine's ``old_logprobs`` and mu the ``rollout_logprobs`` that
 sampling, a token's ratio is pi / mu: it makes up for stale weights, and for two engines that compute
 differently. Name the node ``rollout_weights``, and ``update.policy`` multiplies its loss by it.
 
-Shapes: ``[samples, tokens]`` is a ``Ragged`` column; ``[all tokens]`` its flat values. A sequence is what its
-loss mask covers. All weights are 0 outside it. Sums run in float64.
+A sequence is what its loss mask covers. All weights are 0 outside it. Sums run in float64.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, KlKind, kl
 from rlgraph.nodes.loss.sequence import masked_mean
@@ -31,7 +30,7 @@ def tis(
     loss_mask: boolean[samples, tokens],
     *,
     level: Level = "token",
-    cap: Annotated[float, Field(gt=0)] = 2.0,
+    cap: PositiveFloat = 2.0,
 ) -> float32[samples, tokens]:
     """Truncated importance weights (V-trace, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
 
@@ -59,8 +58,8 @@ def mis(
     loss_mask: boolean[samples, tokens],
     *,
     level: Level = "token",
-    low: Annotated[float, Field(ge=0)] = 0.5,
-    high: Annotated[float, Field(gt=0)] = 2.0,
+    low: NonNegativeFloat = 0.5,
+    high: PositiveFloat = 2.0,
 ) -> float32[samples, tokens]:
     """Masked importance weights (IcePop, arXiv 2510.18855): what is too far off does not count.
 
@@ -89,7 +88,7 @@ def reject(
     loss_mask: boolean[samples, tokens],
     weights: float32[samples, tokens] | None,
     *,
-    threshold: Annotated[float, Field(gt=0)],
+    threshold: PositiveFloat,
     kl: Literal["k1", "k2", "k3"] = "k3",
 ) -> float32[samples, tokens]:
     """Whole sequences rejected whose tokens are too unlikely by now (as in verl's rollout correction).

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.advantage.group import EQUAL, centred_by_group, deviation
 from rlgraph.nodes.support.lazy import torch
@@ -19,7 +19,7 @@ def mixed(
     rewards: float32[samples],
     group: int64[samples],
     *,
-    min_std: Annotated[float, Field(ge=0)] = 0.0,
+    min_std: NonNegativeFloat = 0.0,
 ) -> boolean[samples]:
     """Keep the groups whose rewards differ: the others have no advantage to learn from.
 

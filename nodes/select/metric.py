@@ -44,9 +44,8 @@ def pass_at_k(
     Example:
         solved: {op: metric.pass_at_k, k: 8}
     """
-    size = int(group.max()) + 1
-    tried = torch.zeros(size, dtype=torch.int64).index_add(0, group, torch.ones_like(group))[group]
-    solved = torch.zeros(size, dtype=torch.int64).index_add(0, group, (rewards > threshold).long())[group]
+    tried = torch.bincount(group)[group]
+    solved = torch.bincount(group[rewards > threshold], minlength=int(group.max()) + 1)[group]
     if tried.min() < k:
         law = f"{ctx.node}: k is {k}, and a question has {int(tried.min())} samples"
         raise RunError(f"{law}; raise the rollout's n, or lower k")

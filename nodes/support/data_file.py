@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,11 +28,7 @@ class DataError(RunError):
 
 
 def read_rows(file: str, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Yield the place and some columns of each row.
-
-    Args:
-        file: a path, or a URL that fsspec knows.
-        columns: to read; a row may hold more.
+    """Yield the place and some columns, or more, of each row of a file: a path, or a URL that fsspec knows.
 
     Raises:
         DataError: it is not there, is of no kind that is read, or lacks a column.
@@ -92,8 +87,8 @@ def _fetched(url: str) -> str:
         if not files:
             raise DataError(f"{url}: there is no such file; give {KINDS}")
         names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
-        folder = _cache() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
-        copy = folder / Path(path).name
+        cache = Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
+        copy = cache / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
         if not copy.exists():
             _copy(system, path, not is_file, copy)
     except OSError as error:
@@ -101,24 +96,16 @@ def _fetched(url: str) -> str:
     return str(copy)
 
 
-def _cache() -> Path:
-    folder = os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph"
-    return Path(folder) / "data"
-
-
 def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
     """Fetch under another name and rename, so that a copy is whole; the first of two processes wins."""
     copy.parent.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=copy.parent.parent))
     try:
-        system.get(path, str(aside / copy.name), recursive=is_folder)
-        if not copy.parent.exists():
-            aside.rename(copy.parent)
+        with tempfile.TemporaryDirectory(dir=copy.parent.parent, ignore_cleanup_errors=True) as aside:
+            system.get(path, f"{aside}/{copy.name}", recursive=is_folder)
+            Path(aside).rename(copy.parent)
     except OSError:
         if not copy.exists():
             raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _parquet(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:

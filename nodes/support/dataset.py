@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -38,19 +39,13 @@ class DataSet:
 
     places: Sequence[str]  # FILE:N
     sources: Sequence[str]  # the name under which ``files`` lists it
+    lengths: Sequence[int]  # tokens that a model must have room for
     filtered: int = 0  # rows that ``where`` leaves out
     overlong: int = 0  # rows dropped for their length
 
-    @property
-    def lengths(self) -> list[int]:
-        """Return the tokens that a model must have room for, of each row."""
-        raise NotImplementedError
-
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
-        lengths = self.lengths
-        row = max(range(len(lengths)), key=lengths.__getitem__)
-        return self.places[row], lengths[row]
+        return max(zip(self.places, self.lengths, strict=True), key=itemgetter(1))
 
     def within(self, limit: int | None, attribute: str) -> Self:
         """Return the rows of at most ``limit`` tokens.
@@ -60,18 +55,17 @@ class DataSet:
         """
         if limit is None:
             return self
-        lengths = self.lengths
-        kept = [row for row, length in enumerate(lengths) if length <= limit]
+        kept = [row for row, length in enumerate(self.lengths) if length <= limit]
         for name in dict.fromkeys(self.sources):
             mine = [row for row, source in enumerate(self.sources) if source == name]
-            shortest = min(lengths[row] for row in mine)
+            shortest = min(self.lengths[row] for row in mine)
             if shortest > limit:
                 files = ", ".join(dict.fromkeys(self.places[row].rpartition(":")[0] for row in mine))
                 law = f"all {len(mine)} rows have over {limit} tokens, the shortest {shortest}"
                 raise DataError(f"{files}: {law}; raise {attribute}")
         columns = [f.name for f in fields(self) if f.name not in ("filtered", "overlong")]
         taken = {name: [getattr(self, name)[row] for row in kept] for name in columns}
-        return replace(self, **taken, overlong=len(lengths) - len(kept))
+        return replace(self, **taken, overlong=len(self.lengths) - len(kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +74,7 @@ class PromptSet(DataSet):
 
     Example:
         >>> ids = [[5], [5, 6]]
-        >>> PromptSet(["a:1", "a:2"], ["a", "a"], prompts=ids, questions="xy", answers="zz").longest()
+        >>> PromptSet(["a:1", "a:2"], "aa", [1, 2], prompts=ids, questions="xy", answers="zz").longest()
         ('a:2', 2)
     """
 
@@ -88,22 +82,12 @@ class PromptSet(DataSet):
     questions: Sequence[str]
     answers: Sequence[str]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Return the tokens of each prompt."""
-        return [len(ids) for ids in self.prompts]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSet(DataSet):
     """Token ids of each prompt, and of its answer with the end token."""
 
     pairs: Sequence[Sequences]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Return the tokens of prompt and answer together."""
-        return [len(before) + len(after) for before, after in self.pairs]
 
 
 @dataclass(frozen=True)
@@ -165,13 +149,14 @@ def _prompts(source: DataSetKey) -> PromptSet:
     kept, filtered = _kept(source)
     reading = source.reading
     asked = [(place, *_turns(place, row, reading)) for _, place, row in kept]
-    prompts = _encoded(source, [question for _, question, _ in asked])
+    prompts = encode(source.tokenizer, reading, [question for _, question, _ in asked])
     for (place, _, _), ids in zip(asked, prompts, strict=True):
         if not ids:
             raise DataError(f"{place}: the question has no tokens; remove the row or give it a question")
     return PromptSet(
         places=[place for place, _, _ in asked],
         sources=[name for name, _, _ in kept],
+        lengths=[len(ids) for ids in prompts],
         filtered=filtered,
         prompts=prompts,
         questions=[_words(question) for _, question, _ in asked],
@@ -188,7 +173,8 @@ def _examples(source: DataSetKey) -> ExampleSet:
         )
     answers = source.tokenizer(list(data.answers), add_special_tokens=False)["input_ids"]
     pairs = [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)]
-    return ExampleSet(data.places, data.sources, data.filtered, pairs=pairs)
+    lengths = [len(before) + len(after) for before, after in pairs]
+    return ExampleSet(data.places, data.sources, lengths, data.filtered, pairs=pairs)
 
 
 def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]], int]:
@@ -255,25 +241,22 @@ def _answer(place: str, answer: Any, reading: Reading) -> str:
     return words.rpartition(marker)[2].strip()
 
 
-def _encoded(source: DataSetKey, questions: Sequence[Question]) -> list[list[int]]:
-    """Return the token ids of each prompt."""
-    tokenizer, reading = source.tokenizer, source.reading
+def encode(tokenizer: Any, reading: Reading, questions: Sequence[Question]) -> list[list[int]]:
+    """Return the token ids of each question as a prompt.
+
+    Raises:
+        DataError: the tokenizer has no chat template, and the reading wants one.
+    """
     if reading.template == "plain":
         prompts = [f"{reading.system or ''}{question}{reading.suffix}" for question in questions]
         return list(tokenizer(prompts)["input_ids"])
-    # the template writes the special tokens itself
-    return list(tokenizer(list(_rendered(source, questions)), add_special_tokens=False)["input_ids"])
-
-
-def _rendered(source: DataSetKey, questions: Sequence[Question]) -> Iterator[str]:
-    tokenizer, options = source.tokenizer, source.reading.template_options or {}
+    options = {**(reading.template_options or {}), "tokenize": False, "add_generation_prompt": True}
     if tokenizer.chat_template is None and "chat_template" not in options:
-        raise DataError(f"the tokenizer {source.tokenizer_name} has no chat template; set template: plain")
-    for question in questions:
-        messages = _conversation(source.reading, question)
-        yield tokenizer.apply_chat_template(
-            messages, **{**options, "tokenize": False, "add_generation_prompt": True}
-        )
+        raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
+    conversations = (_conversation(reading, question) for question in questions)
+    prompts = [tokenizer.apply_chat_template(messages, **options) for messages in conversations]
+    # the template writes the special tokens itself
+    return list(tokenizer(prompts, add_special_tokens=False)["input_ids"])
 
 
 def _conversation(reading: Reading, question: Question) -> list[dict[str, Any]]:

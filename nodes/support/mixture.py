@@ -35,13 +35,8 @@ def pick_mixed(
 ) -> list[int]:
     """Return rows ``[batch]`` of several sources, after ``position`` rows were taken of them together.
 
-    Args:
-        sources: of each row of the set, its source.
-        weights: of each source, its share of rows, up to a common factor.
-        batch: how many rows, at least 1.
-        position: rows taken before.
-        seed: what all orders depend on.
-        shuffle: whether each source's epochs are shuffled; how sources alternate is drawn in any case.
+    ``sources`` has the source of each row, and ``weights`` each source's share of a batch, up to a common
+    factor. Without ``shuffle`` each source goes in its own order; how sources alternate is drawn in any case.
 
     Raises:
         DataError: ``weights`` does not name the sources, or one has less than a thousandth.
@@ -52,16 +47,13 @@ def pick_mixed(
     """
     names = list(dict.fromkeys(sources))
     quotas = shares([weights[name] for name in _named(names, weights)])
-    rows = {name: [row for row, source in enumerate(sources) if source == name] for name in names}
-    wanted: dict[int, list[int]] = {number: [] for number in range(len(names))}
+    rows = [[row for row, source in enumerate(sources) if source == name] for name in names]
     taken = _taken(tuple(quotas), batch, position, seed)
-    for number, index in taken:
-        wanted[number].append(index)
-    rows_of = {
-        number: iter(_through(len(rows[names[number]]), indices, (seed, number), shuffle))
-        for number, indices in wanted.items()
-    }
-    return [rows[names[number]][next(rows_of[number])] for number, _ in taken]
+    places = [
+        iter(_through(len(own), [index for n, index in taken if n == number], (seed, number), shuffle))
+        for number, own in enumerate(rows)
+    ]
+    return [rows[number][next(places[number])] for number, _ in taken]
 
 
 def shares(weights: Sequence[float]) -> list[int]:

@@ -45,10 +45,8 @@ class Limits:
 def confined(job: Mapping[str, str], limits: Limits) -> Iterator[int]:
     """Start a process for a job; yield the file descriptor of its output, and kill it after the block.
 
-    Args:
-        job: ``program``; with ``test`` and ``token`` the child says the token once both have run to their
-            end, else it says what the program prints.
-        limits: that it is held to.
+    A job has a ``program``; with ``test`` and ``token`` the child says the token once both have run to their
+    end, else it says what the program prints.
     """
     bounds = {"seconds": math.ceil(limits.timeout) + 1, "memory": limits.memory, "file": limits.file}
     command = [*(() if limits.network else NO_NETWORK), sys.executable, "-I", CHILD]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.loss import policy as losses
 from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
@@ -38,10 +38,10 @@ def policy(
     loss: Loss,
     minibatches: Annotated[int, Field(ge=1)] = 1,
     epochs: Annotated[int, Field(ge=1)] = 1,
-    temperature: Annotated[float, Field(gt=0)] | None = None,
+    temperature: PositiveFloat | None = None,
     aggregate: PolicyAggregation = "token-mean",
-    norm: Annotated[float, Field(gt=0)] | None = None,
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0,
+    norm: PositiveFloat | None = None,
+    kl_coef: NonNegativeFloat = 0.0,
     kl: KlKind = "k3",
     entropy_coef: float = 0.0,
 ) -> None:
@@ -100,7 +100,7 @@ def critic(
     values: float32[samples, tokens],
     returns: float32[samples, tokens],
     *,
-    clip: Annotated[float, Field(gt=0)] = 0.2,
+    clip: PositiveFloat = 0.2,
     minibatches: Annotated[int, Field(ge=1)] = 1,
     epochs: Annotated[int, Field(ge=1)] = 1,
     aggregate: Aggregation = "token-mean",

@@ -9,7 +9,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from rlgraph.nodes.data.prompts import DataError, examples, load_prompts, pick, prompts
+from rlgraph.nodes.data.prompts import examples, prompts
+from rlgraph.nodes.support.data_file import DataError
+from rlgraph.nodes.support.dataset import load_prompts
+from rlgraph.nodes.support.mixture import pick
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlgraph.nodes.data.pairs import load_pairs, pairs
-from rlgraph.nodes.data.prompts import DataError, examples
+from rlgraph.nodes.data.prompts import examples
+from rlgraph.nodes.support.data_file import DataError
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 

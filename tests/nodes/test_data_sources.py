@@ -11,7 +11,9 @@ import pyarrow
 import pytest
 
 from rlgraph.nodes.data.pairs import pairs
-from rlgraph.nodes.data.prompts import DataError, examples, load_prompts, prompts
+from rlgraph.nodes.data.prompts import examples, prompts
+from rlgraph.nodes.support.data_file import DataError
+from rlgraph.nodes.support.dataset import load_prompts
 from rlgraph.nodes.support.mixture import BLOCK, pick_mixed, shares
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
