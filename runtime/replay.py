@@ -22,7 +22,6 @@ from rlgraph.errors import RunError, nearest
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.versions import since_entry
 from rlgraph.nodes.support.record_file import Recorded, about, read, steps_of
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.auto_settings import as_planned, fixed
@@ -167,7 +166,7 @@ def _weights_are_there(plan: Plan, given: Sequence[Step], again: Sequence[Step],
             if version and version.is_older:
                 law = f"`{step.node}` reads {model}@{version}, and a checkpoint has {model}@v alone"
                 raise RunError(f"{law}\n  begin with a node behind it")
-            if made and version and since_entry(plan, model, version, iteration):
+            if made and version and plan.since_entry(model, version, iteration):
                 law = f"`{step.node}` reads {model}@{version}, which `{made[0].node}` makes"
                 raise RunError(f"{law}\n  begin with `{made[0].node}`")
 

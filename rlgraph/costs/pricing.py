@@ -16,8 +16,7 @@ from rlgraph.costs.model_size import Size, size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.row_layout import ONE
-from rlgraph.ir.steps import Kind
+from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
 
 TEXT = 4  # bytes of a token as text: about four characters of English

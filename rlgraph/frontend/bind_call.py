@@ -14,7 +14,7 @@ from rlgraph.errors import Mark
 from rlgraph.frontend.ports import hooked
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Call
-from rlgraph.ir.schedules import Varying, op_courses
+from rlgraph.ir.schedules import Varying, take_courses
 from rlgraph.nodes import HOOKS
 from rlgraph.ops.column_types import ColumnType, holds_paths
 from rlgraph.ops.declare import Hook, Op, Port
@@ -85,7 +85,8 @@ def _attributes(
     if not binder.strict:  # as given, over the defaults
         given = {n: child.plain() for n, child in tree.items.items() if n in fields}
         return {n: field.default for n, field in fields.items() if not field.is_required()} | given, {}
-    tree, courses = op_courses(op, tree, path, binder, what)
+    measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
+    tree, courses = take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
     values = validate(op.attributes, tree, path, binder, what, keys)
     if values is None:
         return None, {}

@@ -21,29 +21,25 @@ def wanted(node: Node) -> Iterator[Port]:
 
 def declared(node: Node) -> set[str]:
     """Return the names of all parameters through which a node may read, whatever its attributes."""
-    return {
-        port.name for call, provided in _calls(node) for port in call.op.inputs if port.name not in provided
-    }
+    return {p.name for call, provided in _calls(node) for p in call.op.inputs if p.name not in provided}
 
 
 def written(node: Node) -> dict[str, str]:
     """Return the op's name of each output -> its column: a lone output takes the node's name."""
-    assert node.call
     names = [(port.name, port.name or node.name) for port in node.op.outputs]
-    return {port: node.call.outs.get(name, name) for port, name in names}
+    return {port: node.called.outs.get(name, name) for port, name in names}
 
 
 def _calls(node: Node) -> Iterator[tuple[Call, tuple[str, ...]]]:
     """Yield the functions that a node calls, each with the parameters that are filled in for it."""
-    assert node.call
-    yield node.call, ()
+    yield node.called, ()
     for path, hook in node.hooks.items():
         if (kind := node.op.hook(path)).reads:
             yield hook, kind.provides
 
 
 def hooked(op: Op, tree: Tree) -> Iterator[tuple[str, type[Hook], Tree]]:
-    """Return the hooks that attributes name: ``loss``, ``tools.calculator``, with kind and tree."""
+    """Yield the hooks that attributes name: ``loss``, ``tools.calculator``, with kind and tree."""
     for attribute, kind in op.hooks.items():
         item = tree.get(attribute)
         if item is None or item.value in (None, OPEN):

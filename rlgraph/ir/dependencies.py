@@ -49,10 +49,7 @@ def dependencies(records: Mapping[Key, Record]) -> nx.DiGraph[Key]:
 def reached(needs: nx.DiGraph[Key], roots: Iterable[Key], waits: Callable[[Key, Key], bool]) -> set[Key]:
     """Return the roots and all that they need, directly or through others.
 
-    Args:
-        needs: as ``dependencies`` makes it.
-        roots: keys of records.
-        waits: whether the first of two records, which reads nothing of the second, needs it all the same.
+    ``waits`` says whether the first of two records, which reads nothing of the second, needs it all the same.
     """
 
     def counts(key: Key, need: Key) -> bool:

@@ -17,10 +17,8 @@ import networkx as nx
 from rlgraph.errors import Mark, fail
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.intervals import Cadences
-from rlgraph.ir.row_layout import NONE, RowLayout
 from rlgraph.ir.schedules import Course, Varying
-from rlgraph.ir.steps import Kind
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
 from rlgraph.syntax.settings import ModelSection, Refill, Schedule
@@ -68,12 +66,9 @@ class Region:
     policy: str = ""  # the target of a function that says which rows that wait come now; "": all of them
 
     def asks(self, missing: int, seen: int, stayed: int) -> int:
-        """Rows that a round asks of the source, for ``missing`` rows more.
+        """Return the rows that a round asks of the source, for ``missing`` rows more, at least 1.
 
-        Args:
-            missing: rows, at least 1.
-            seen: rows that the filter saw in the rounds before.
-            stayed: those that it kept.
+        In the rounds before, the filter saw ``seen`` rows and kept ``stayed`` of them.
 
         Example:
             >>> region = Region("informative", "prompts", "prompts", 64, 8, 10, 1.0, 1.0, 0)
@@ -102,7 +97,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """The type with the concrete domain."""
+        """Return the type with the concrete domain."""
         return f"{self.type.dtype}[{self.domain}{', ' + self.type.axis if self.type.axis else ''}]"
 
 
@@ -118,7 +113,7 @@ class Call:
     courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
 
     def name_of(self, role: Role) -> str:
-        """The attribute that has a role; nothing where none has it."""
+        """Return the attribute that has a role; nothing where none has it."""
         return self.op.declared.roles.get(role, "")
 
     def value(self, role: Role, default: Any = None) -> Any:
@@ -163,21 +158,25 @@ class Node:
         return self.kind is not Kind.RUN
 
     @property
-    def op(self) -> Op:
-        """The op of a node that the user wrote."""
+    def called(self) -> Call:
+        """Return the call of a node that the user wrote."""
         assert self.call is not None, f"{self.name} is inserted and has no op"
-        return self.call.op
+        return self.call
+
+    @property
+    def op(self) -> Op:
+        return self.called.op
 
     @property
     def weights(self) -> str:
-        """The version of its model that it reads, as in ``policy@v+1``; ``policy@v-1`` is an older one."""
+        """Return the version of its model that it reads: ``policy@v+1``, or ``policy@v-1``, an older one."""
         if self.call and self.op.declared.recorded:
             return f"{self.model}, recorded"
         return f"{self.model}@{Version(self.version or 0)}"
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps that an update makes in an iteration."""
+        """Return the optimizer steps that an update makes in an iteration."""
         return int(self.call.value("minibatches", 1)) * int(self.call.value("epochs", 1)) if self.call else 1
 
     @property
@@ -210,45 +209,35 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
-    def _readers(self) -> Mapping[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            for column in node.reads:
-                found.setdefault(column, []).append(node)
-        return found
-
-    @cached_property
     def needs(self) -> nx.DiGraph[str]:
         """Return which node needs which, once edges are resolved to columns (see ``dependencies``)."""
         return dependencies(self._by_name)
 
     @cached_property
     def in_order(self) -> tuple[Node, ...]:
-        """The nodes in a depth-first topological order: as written, each need just before its first user.
+        """Return the nodes in depth-first topological order: as written, each need before its first user.
 
         Raises:
             GraphError: nodes wait for each other, by columns or by versions.
         """
         if not nx.is_directed_acyclic_graph(self.needs):
             circle = nx.find_cycle(self.needs)
-            law = "nodes wait for each other: " + " needs ".join(
-                f"`{name}`" for name in (circle[0][0], *(need for _, need in circle))
-            )
+            names = (circle[0][0], *(need for _, need in circle))
+            law = "nodes wait for each other: " + " needs ".join(f"`{name}`" for name in names)
             remedy = "a reader of `model@next` comes after its update, and a reader of the version on entry "
             raise fail("cycle", law, self.node(circle[-1][0]).mark, remedy=f"{remedy}before it")
         return tuple(map(self.node, nx.dfs_postorder_nodes(self.needs)))
 
     def node(self, name: str) -> Node:
-        """The node of this name."""
         return self._by_name[name]
 
     def ancestors(self, domain: str | None) -> list[GraphDomain]:
-        """A domain and those that it was made of, up to its source."""
+        """Return a domain and those that it was made of, up to its source."""
         return ancestors(self.domains, domain)
 
     def readers(self, column: str) -> list[Node]:
-        """The nodes that read a column, in their order."""
-        return self._readers.get(column, [])
+        """Return the nodes that read a column, in their order."""
+        return [node for node in self.nodes if column in node.reads]
 
 
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
@@ -262,9 +251,9 @@ def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool
 
 
 def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:
-    """A domain and those that it was made of, up to its source."""
-    found = []
+    """Return a domain and those that it was made of, up to its source."""
+    line = []
     while domain:
-        found.append(domains[domain])
-        domain = found[-1].parent
-    return found
+        line.append(domains[domain])
+        domain = line[-1].parent
+    return line

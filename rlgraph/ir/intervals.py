@@ -58,8 +58,8 @@ def union(several: Iterable[Sequence[Cadence]]) -> Cadences:
         >>> union([[Cadence(20, 1)], []])
         ()
     """
-    found = {cadence for when in several for cadence in (when or (ALWAYS,))}
-    kept = {one for one in found if not any(one.within(other) for other in found - {one})}
+    cadences = {cadence for when in several for cadence in (when or (ALWAYS,))}
+    kept = {one for one in cadences if not any(one.within(other) for other in cadences - {one})}
     return () if ALWAYS in kept else tuple(sorted(kept))
 
 
@@ -75,8 +75,7 @@ def share(when: Sequence[Cadence]) -> float:
         >>> share([Cadence(20, 1)]), share([Cadence(4, 4), Cadence(6, 6)])
         (1.0, 0.3333333333333333)
     """
-    span = min(cycle([when]), COUNTED)
-    start = settled([when])
+    span, start = min(cycle([when]), COUNTED), settled([when])
     return sum(due(when, start + n) for n in range(span)) / span
 
 

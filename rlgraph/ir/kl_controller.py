@@ -61,14 +61,11 @@ def read_controller(
 ) -> tuple[Controller, list[Tree]] | None:
     """Return a controller and its first number as it was given; None while one of its numbers is open.
 
-    Args:
-        item: a mapping with the key ``adaptive``.
-        path: how the graph calls it.
-        metric: what measures the KL that the number weighs, if the op says it of this attribute.
-        remedy: what to do where it does not.
+    ``item`` is a mapping with the key ``adaptive``, called ``path`` in the graph; ``metric`` measures the KL
+    that the number weighs, None where its op does not say it of this attribute.
 
     Raises:
-        GraphError: it is no controller, or its op does not say what measures the KL.
+        GraphError: it is no controller, or has no metric, for which ``remedy`` is what to do.
     """
     if metric is None:
         law = f"`{path}` can't be adaptive: nothing says which metric measures the KL that it weighs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,13 +16,11 @@ from pydantic_core import to_jsonable_python
 
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.graph import GraphDomain, Region
-from rlgraph.ir.intervals import Cadences
+from rlgraph.ir.intervals import Cadences, due
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.prediction import Peak, Prediction
-from rlgraph.ir.row_layout import RowLayout
 from rlgraph.ir.schedules import Course, Varying
-from rlgraph.ir.steps import Facts, Kind
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Role
 from rlgraph.syntax.settings import Optimizer, Schedule, Serve, Train
@@ -78,7 +77,7 @@ class Step:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The kinds of engines that it works on."""
+        """Return the kinds of engines that it works on."""
         return self.facts.engines or (self.engine,)[: bool(self.engine)]
 
     @property
@@ -90,7 +89,7 @@ class Step:
 
     @property
     def rate(self) -> str:
-        """The calibrated rate that prices it, a field of ``Calibration``."""
+        """Return the calibrated rate that prices it, a field of ``Calibration``."""
         if self.facts.rate or self.copied:
             return self.facts.rate or "sync"
         if self.engine == "train":
@@ -99,12 +98,12 @@ class Step:
 
     @property
     def copied(self) -> str:
-        """The model whose weights it copies onto another; nothing where it copies none."""
+        """Return the model whose weights it copies onto another; nothing where it copies none."""
         return [*self.models][1] if len(self.models) > 1 else ""
 
     @property
     def updated(self) -> str:
-        """The model whose next version it writes; nothing where it writes none."""
+        """Return the model whose next version it writes; nothing where it writes none."""
         return next(iter(self.models)) if self.updates else ""
 
 
@@ -129,12 +128,11 @@ class Function:
         return self.attributes.get(self.roles.get(role, ""), default)
 
     def at(self, iteration: int, adapted: Mapping[str, float] | None = None) -> Function:
-        """The same with the attributes that change as they are in an iteration, counted from 1.
+        """Return the same with the attributes that change as they are in an iteration, counted from 1.
 
         ``adapted`` has those that have a controller; without, they are as in the first iteration.
         """
-        courses = {name: course for name, course in self.courses.items() if isinstance(course, Course)}
-        now = {name: course.at(iteration) for name, course in courses.items()}
+        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, Course)}
         hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
         return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
 
@@ -145,7 +143,7 @@ class Function:
 
     @property
     def varying(self) -> dict[str, Any]:
-        """The values of the attributes that have a course, those of hooks among them."""
+        """Return the values of the attributes that have a course, those of hooks among them."""
         hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
         return {**hooks, **{name: self.attributes[name] for name in self.courses}}
 
@@ -185,9 +183,8 @@ class ModelPlan:
     train: TrainPlan | None  # None: no step trains or scores with it
     serve: ServePlan | None  # None: no step generates with it
     rate: Course | None = None  # its learning rate, where that changes over the iterations
-    shares: str = (
-        ""  # the model whose train engine it is too: frozen alike, or trained by an adapter, then off
-    )
+    # the model whose train engine it is too: frozen alike, or trained by an adapter, which is off then
+    shares: str = ""
 
 
 @dataclass(frozen=True)
@@ -254,20 +251,29 @@ class Plan:
     @property
     def fields(self) -> dict[str, Any]:
         """Return what its JSON holds."""
-        found: dict[str, Any] = plain(self)
-        return found
+        return dict(plain(self))
 
     @property
     def phases(self) -> dict[str, tuple[Step, ...]]:
-        """The steps of training, and of evaluation where there is one."""
+        """Return the steps of training, and of evaluation where there is one."""
         return {"train": self.steps} | ({"eval": self.eval_steps} if self.eval_steps else {})
 
     @cached_property
     def needs(self) -> Mapping[str, nx.DiGraph[int]]:
-        """Phase -> which of its steps needs which, by number (see ``dependencies``)."""
-        return {
-            phase: dependencies({step.id: step for step in steps}) for phase, steps in self.phases.items()
-        }
+        """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
+        return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
+
+    def updates(self, model: str) -> list[Step]:
+        """Return the training steps that write a next version of a model, one after the other."""
+        return [step for step in self.steps if step.updated == model]
+
+    def new_versions(self, iteration: int) -> Counter[str]:
+        """Return how many versions of each model an iteration writes, counted from 1."""
+        return Counter(step.updated for step in self.steps if step.updates and due(step.when, iteration))
+
+    def since_entry(self, model: str, version: Version, iteration: int) -> int:
+        """Return how many versions ``v+2`` is after the one on entry: an iteration may leave out updates."""
+        return sum(due(step.when, iteration) for step in self.updates(model)[: version.offset])
 
     def domain(self, phase: str, column: str) -> GraphDomain:
         """Return what a column has one row per."""
@@ -280,7 +286,7 @@ class Plan:
 
 
 def plain(value: Any) -> Any:
-    """A record or an attribute of a plan as JSON has it: lists for tuples, texts for paths."""
+    """Return a record or an attribute of a plan as JSON has it: lists for tuples, texts for paths."""
     return to_jsonable_python(value, inf_nan_mode="constants")
 
 

@@ -13,9 +13,7 @@ StepsAround = Mapping[int, tuple[Sequence[Step], Sequence[Step]]]  # step -> ste
 def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple[Step, ...], dict[int, int]]:
     """Return steps with the numbers 1, 2, ..., and the new number of each old one.
 
-    Args:
-        steps: in their order, under numbers that differ.
-        keep: columns that outlive the steps: those that an evaluation reports.
+    Columns to ``keep`` outlive the steps: those that an evaluation reports.
     """
     numbers = {step.id: number for number, step in enumerate(steps, 1)}
     last = {column: step.id for step in steps for column in (*step.writes, *step.reads)}
@@ -34,14 +32,14 @@ def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple
 
 def with_order(plan: Plan, steps: Sequence[Step], slot: Iterable[int]) -> Plan:
     """Return the plan with these training steps, renumbered; ``slot`` holds their old numbers."""
-    made, numbers = renumbered(steps)
-    return replace(plan, steps=made, slot=tuple(numbers[number] for number in slot))
+    again, numbers = renumbered(steps)
+    return replace(plan, steps=again, slot=tuple(numbers[number] for number in slot))
 
 
 def surrounded(steps: Iterable[Step], around: StepsAround) -> list[Step]:
     """Put other steps before and behind some steps; a step waits for one that was put before it."""
-    found: list[Step] = []
+    placed: list[Step] = []
     for step in steps:
         before, behind = around.get(step.id, ((), ()))
-        found += [*before, replace(step, after=(*step.after, *(b.id for b in before))), *behind]
-    return found
+        placed += [*before, replace(step, after=(*step.after, *(b.id for b in before))), *behind]
+    return placed

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from rlgraph.errors import GraphError, Mark, fail
 from rlgraph.ir.kl_controller import Controller, read_controller
-from rlgraph.ops.declare import Op
 from rlgraph.syntax.settings import Optimizer
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
@@ -43,7 +42,7 @@ class Course:
     points: tuple[tuple[int, int | float], ...]
 
     def at(self, iteration: int) -> int | float:
-        """The value in an iteration; before the first point it is that of the first."""
+        """Return the value in an iteration; before the first point it is that of the first."""
         at, before = self.points[0]
         for start, value in self.points:
             if iteration < start and (self.shape == "steps" or iteration <= at):
@@ -57,7 +56,7 @@ class Course:
 
     @property
     def most(self) -> int | float:
-        """The value furthest from 0: what the plan is made for."""
+        """Return the value furthest from 0, which the plan is made for."""
         return max((value for _, value in self.points), key=abs)
 
     def __str__(self) -> str:
@@ -72,14 +71,8 @@ class Course:
 Varying = Course | Controller
 
 
-def op_courses(op: Op, tree: Tree, path: str, binder: Binder, what: str) -> tuple[Tree, dict[str, Varying]]:
-    """Take the courses of an op's attributes; those that decide the plan must be one number."""
-    measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
-    return take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
-
-
 def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | None]:
-    """A model with one learning rate in place of its course, and that."""
+    """Return a model with one learning rate in place of its course, and that course."""
     given = tree.get("optimizer")
     if given is None or not given.is_map:
         return tree, None
@@ -102,12 +95,11 @@ def take_courses(
     fixed: Collection[str],
     measures: Mapping[str, str],
 ) -> tuple[Tree, dict[str, Varying]]:
-    """A record's values with one number for each that has a course or a controller, and those.
+    """Return a record's values with one number for each that has a course or a controller, and those.
 
     Args:
         record: what the values are.
-        tree: as they were given.
-        path: how the graph calls the tree.
+        tree: as they were given, and ``path``, how the graph calls them.
         binder: where problems are noted: a course that is none, or one of its values that is not accepted.
         what: the name of the reader of the values, as ``op rollout``.
         fixed: what is one number for the whole run.
@@ -115,55 +107,38 @@ def take_courses(
     """
     courses: dict[str, Varying] = {}
     known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
-    found: tuple[Varying, list[Tree]] | None
     for name, field in record.model_fields.items():
         item, kinds = tree.get(name), {*_kinds(field.annotation)}
         if not (item and kinds & {int, float} and {*item.items} & {*SHAPES, "adaptive"}):
             continue
-        try:
-            if "adaptive" in item.items:
-                found = read_controller(item, f"{path}.{name}", measures.get(name), f"as {EXAMPLE}; {known}")
-            else:
-                found = _course(item, f"{path}.{name}", float in kinds, name in fixed)
-        except GraphError as error:
-            binder.problems += error.problems
-            found = None
-        if found:
-            courses[name], leaves = found
-            tree = _with_value(record, tree, name, leaves, path, binder, what)
+        where = f"{path}.{name}"
+        taken: tuple[Varying, list[Tree]] | None
+        if "adaptive" in item.items:
+            taken = binder.attempt(read_controller, item, where, measures.get(name), f"as {EXAMPLE}; {known}")
         else:
+            taken = binder.attempt(_course, item, where, float in kinds, name in fixed)
+        if taken is None:
             tree = tree.with_item(name, replace(item, value=OPEN))
+            continue
+        courses[name], leaves = taken
+        tree = tree.with_item(name, max(leaves, key=lambda leaf: abs(leaf.value)))
+        for leaf in leaves:
+            if leaf is not tree.items[name]:
+                tried = Binder()
+                validate(record, tree.with_item(name, leaf), path, tried, what)
+                binder.problems += [problem for problem in tried.problems if problem.mark == leaf.mark]
     return tree, courses
 
 
 def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:
-    """A course, and its numbers."""
+    """Return a course and its numbers, or None while one of them is open."""
     leaves = _leaves(item, path, fluid, fixed)
     points = tuple((at, leaf.value) for at, leaf in leaves)
     return (Course(_shape(item), points), [leaf for _, leaf in leaves]) if leaves else None
 
 
-def _with_value(
-    record: type[BaseModel],
-    tree: Tree,
-    name: str,
-    leaves: list[Tree],
-    path: str,
-    binder: Binder,
-    what: str,
-) -> Tree:
-    """The tree with the value furthest from 0; the others are checked in its place."""
-    most = max(leaves, key=lambda leaf: abs(leaf.value))
-    for leaf in leaves:
-        if leaf is not most:
-            tried = Binder()
-            validate(record, tree.with_item(name, leaf), path, tried, what)
-            binder.problems += [problem for problem in tried.problems if problem.mark == leaf.mark]
-    return tree.with_item(name, most)
-
-
 def _leaves(item: Tree, path: str, fluid: bool, fixed: bool) -> list[tuple[int, Tree]]:
-    """The iterations and values of a course; nothing while one of them is open."""
+    """Return the iterations and values of a course; nothing while one of them is open."""
     shape, mark = _shape(item), item.key or item.mark
     if fixed:
         raise fail("course", f"`{path}` is one number for the whole run", mark)
@@ -208,7 +183,7 @@ def _shape(item: Tree) -> Shape:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The classes in an annotation: ``float`` of ``Annotated[float, ...] | None``."""
+    """Yield the classes in an annotation: ``float`` of ``Annotated[float, ...] | None``."""
     if isinstance(annotation, type):
         yield annotation
     elif get_origin(annotation) is not Literal and get_origin(annotation) not in (list, dict):

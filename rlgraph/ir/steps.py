@@ -1,16 +1,19 @@
-"""The kinds of steps, each with its facts: the one place that says what a kind does.
+"""What is said of a step: its kind with the facts of that, how its rows lie, the version of weights it reads.
 
-Passes, costs, texts, pictures and the driver ask the facts. What only code can say of a kind stands in tables
-of handlers (``complete``): which calls it is (``runtime/driver/step_calls.py``), and, for kinds that move
-parts of engines, by which method (``runtime/worker/engine_host.py``).
+Passes, costs, texts, pictures and the driver ask a kind's facts. What only code can say of a kind stands in
+tables of handlers (``complete``): which calls it is (``runtime/driver/step_calls.py``), and, for kinds that
+move parts of engines, by which method (``runtime/worker/engine_host.py``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
+
+from rlgraph.text_value import TextValue
 
 Handler = TypeVar("Handler")
 
@@ -50,7 +53,7 @@ class Facts:
 
     @property
     def verb(self) -> str:
-        """Its word in short titles: the first of the sentence."""
+        """Return its word in short titles: the first of the sentence."""
         return self.says.partition(" ")[0]
 
 
@@ -105,26 +108,86 @@ class Kind(StrEnum):
     SLEEP = "sleep", _move("sleep", "serve", "off", "on")
 
     def __new__(cls, name: str, facts: Facts) -> Kind:
-        made = str.__new__(cls, name)
-        made._value_, made.facts = name, facts
-        return made
+        kind = str.__new__(cls, name)
+        kind._value_, kind.facts = name, facts
+        return kind
 
 
 MOVES = tuple(kind for kind in Kind if kind.facts.moves)
 
 
 def mover(engine: str, way: Literal["off", "back"]) -> Kind:
-    """The kind of step that moves parts of an engine off its device, or back."""
+    """Return the kind of step that moves parts of an engine off its device, or back."""
     return next(kind for kind in MOVES if kind.facts.engines == (engine,) and kind.facts.moves == way)
 
 
 def complete(handlers: Mapping[Kind, Handler], kinds: Iterable[Kind] = Kind) -> Mapping[Kind, Handler]:
-    """A table of handlers, one for each kind.
-
-    Raises:
-        TypeError: a kind has none, which is told as the table's module is imported.
-    """
+    """Return a table of handlers; where a kind has none, raise a ``TypeError``, as its module is imported."""
     missing = [kind for kind in kinds if kind not in handlers]
     if missing:
         raise TypeError(f"no handler for steps of kind {', '.join(missing)}; add one to the table")
     return handlers
+
+
+class RowLayout(TextValue):
+    """A way to lay rows on a pool's devices, and into how many mini-batches they are cut first; 0: into none.
+
+    The ways are those of passes/partition.py.
+
+    Example:
+        >>> RowLayout("spread", 4), RowLayout.parse("spread/4").minibatches
+        ('spread/4', 4)
+    """
+
+    way: str
+    minibatches: int
+
+    def __new__(cls, way: str, minibatches: int = 0) -> Self:
+        layout = super().__new__(cls, f"{way}/{minibatches}" if minibatches else way)
+        layout.way, layout.minibatches = way, minibatches
+        return layout
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a layout as it prints; a ``ValueError`` where behind its ``/`` stands no number."""
+        way, _, minibatches = text.partition("/")
+        return cls(way, int(minibatches or 0))
+
+
+NONE = RowLayout("")  # of a step that has no rows
+ONE = RowLayout("one")  # all rows on the pool's first device
+
+
+class Version(TextValue):
+    """A version of a model's weights, as updates since entry to the iteration: ``v``, ``v+1``, ``v-1``.
+
+    It is negative where generation leads.
+
+    Example:
+        >>> Version(0), Version(1), Version.parse("v-1").offset
+        ('v', 'v+1', -1)
+    """
+
+    offset: int
+
+    def __new__(cls, offset: int) -> Self:
+        version = super().__new__(cls, f"v{offset:+d}" if offset else "v")
+        version.offset = offset
+        return version
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a version as it prints; a ``ValueError`` where it is none."""
+        if not re.fullmatch(r"v([+-]\d+)?", text):
+            raise ValueError(f"{text!r} is no version of weights: v, v+1, v-1")
+        return cls(int(text[1:] or 0))
+
+    @property
+    def is_older(self) -> bool:
+        """Return whether it is from before the iteration, as generation that runs ahead reads it."""
+        return self.offset < 0
+
+    @property
+    def next(self) -> Self:
+        """Return the version that an update of this one writes."""
+        return type(self)(self.offset + 1)

@@ -37,11 +37,8 @@ Policy = Callable[[Sequence[Group], int], Sequence[int]]
 def chosen(policy: Policy, name: str, waiting: Sequence[Group], wanted: int) -> list[int]:
     """Return the places in ``waiting`` of the groups that a policy takes, in the order of their use.
 
-    Args:
-        policy: is given ``waiting``, oldest first, and ``wanted``.
-        name: what errors call it.
-        waiting: what there is.
-        wanted: the rows that the iteration will have.
+    The policy, which errors call ``name``, is given the groups, oldest first, and ``wanted``, the rows that
+    the iteration will have.
 
     Raises:
         RunError: it returned something else than distinct places.
@@ -51,8 +48,8 @@ def chosen(policy: Policy, name: str, waiting: Sequence[Group], wanted: int) -> 
         >>> chosen(lambda waiting, wanted: [1, 0], "swap", two, 8)
         [1, 0]
     """
-    found = [*policy(waiting, wanted)]
-    if len({*found}) != len(found) or not {*found} <= {*range(len(waiting))}:
-        law = f"the policy {name} returned {found}; {len(waiting)} groups wait"
+    places = [*policy(waiting, wanted)]
+    if len({*places}) != len(places) or not {*places} <= {*range(len(waiting))}:
+        law = f"the policy {name} returned {places}; {len(waiting)} groups wait"
         raise RunError(f"{law}\n  return places among them, from 0, each at most once: those that come now")
-    return found
+    return places

@@ -94,34 +94,27 @@ class ColumnType(TextValue):
     axis: str | None
 
     def __new__(cls, dtype: str, domain: str, axis: str | None = None) -> Self:
-        made = super().__new__(cls, f"{dtype}[{domain}{', ' + axis if axis else ''}]")
-        made.dtype, made.domain, made.axis = dtype, domain, axis
-        return made
+        column = super().__new__(cls, f"{dtype}[{domain}{', ' + axis if axis else ''}]")
+        column.dtype, column.domain, column.axis = dtype, domain, axis
+        return column
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a type as it prints.
-
-        Raises:
-            ValueError: it is none.
+        """Read a type as it prints; a ``ValueError`` where it is none.
 
         Example:
             >>> ColumnType.parse("float32[samples, tokens]").axis
             'tokens'
         """
-        found = re.fullmatch(r"(\w+)\[(\w+)(?:, *(\w+))?\]", text.strip())
-        dtype, domain, axis = found.groups() if found else ("", "", None)
+        match = re.fullmatch(r"(\w+)\[(\w+)(?:, *(\w+))?\]", text.strip())
+        dtype, domain, axis = match.groups() if match else ("", "", None)
         if dtype not in DTYPES or domain not in DOMAINS or axis not in (None, "tokens", "prompt_tokens"):
             raise ValueError(f"{text!r} is no column type; write for example float32[samples, tokens]")
         return cls(dtype, domain, axis)
 
     @staticmethod
     def of(annotation: Any) -> ColumnType:
-        """Read an annotation such as ``float32[samples, tokens]``.
-
-        Raises:
-            TypeError: it is not a column annotation of one domain and at most one token axis.
-        """
+        """Read an annotation such as ``float32[samples, tokens]``; a ``TypeError`` where it is none."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         is_column = isinstance(origin, type) and issubclass(origin, Annotation)
         if not (is_column and 1 <= len(args) <= 2 and issubclass(args[0], Domain)):
@@ -138,12 +131,10 @@ def is_column(annotation: Any) -> bool:
 
 
 def strip_none(annotation: Any) -> Any:
-    """``T | None`` as ``T``; anything else as it is."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
-        if len(rest) == 1:
-            return rest[0]
-    return annotation
+    """Return ``T | None`` as ``T``; anything else as it is."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    rest = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
+    return rest[0] if is_union and len(rest) == 1 else annotation
 
 
 class PathMarker:

@@ -49,16 +49,15 @@ class Hook:
 
     def __init__(self, body: Callable[..., Any], attributes: Mapping[str, Any], columns: Mapping[str, Any]):
         self.body, self.attributes, self.columns = body, dict(attributes), dict(columns)
-        self.parameters = [
-            n for n, p in inspect.signature(body).parameters.items() if p.kind is not p.KEYWORD_ONLY
-        ]
+        parameters = inspect.signature(body).parameters.values()
+        self.parameters = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         return self.body(*(batch[name] for name in self.parameters), **self.attributes)
 
     @classmethod
     def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
-        """Parameters that are neither columns nor attributes: whoever calls it fills them in."""
+        """Return the parameters that are neither columns nor attributes: whoever calls it fills them in."""
         return ()
 
 
@@ -75,7 +74,7 @@ class Loop(Hook):
 
     @classmethod
     def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
-        """The conversation that it leads."""
+        """Return the conversation that it leads."""
         if "chat" not in inspect.signature(body).parameters or not inspect.iscoroutinefunction(body):
             raise OpError(f"op {name}: an agent loop is an async function, `async def loop(chat: Chat, ...)`")
         return ("chat",)
@@ -170,23 +169,23 @@ class Op:
     kind: type[Hook] | None = None  # where it is no op but what an attribute names
 
     def hook(self, path: str) -> type[Hook]:
-        """The kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
+        """Return the kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
         return self.hooks[path.partition(".")[0]]
 
     def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes as JSON has them, in the types that the op declares, such as a tuple for a list."""
+        """Return attributes of JSON in the types that the op declares, such as a tuple for a list."""
         declared = self.attributes.model_fields
         model = attributes_model(self.name, {n: (declared[n].rebuild_annotation(), ...) for n in attributes})
         return dict(model.model_validate_json(json.dumps(attributes)))
 
     @property
     def engine(self) -> str | None:
-        """``train`` or ``serve`` where the op runs on a model, else None."""
+        """Return ``train`` or ``serve`` where the op runs on a model, else None."""
         return next((kind for kind in self.handles.values() if kind in ("train", "serve")), None)
 
     @property
     def structural(self) -> set[str]:
-        """The attributes that decide the plan, and so are one number in all iterations."""
+        """Return the attributes that decide the plan, and so are one number in all iterations."""
         roles = self.declared.roles
         return {roles[role] for role in STRUCTURE if role in roles} | {*filter(None, [self.declared.times])}
 
@@ -206,7 +205,7 @@ class OpError(Exception):
 
 
 def attributes_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
-    """A strict record of attributes: name -> (type, default)."""
+    """Return a strict record of attributes: name -> (type, default)."""
     config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
     model: type[BaseModel] = create_model(name, __config__=config, **dict(fields))  # type: ignore[call-overload]
     return model

@@ -89,7 +89,6 @@ class ServeEngine(Protocol):
         ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
         others are aborted, and come back as far as they are.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -113,19 +112,15 @@ class TrainEngine(Protocol):
 
     def logprobs(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
         """Return the log-prob of each token: float32 ``Ragged`` ``[samples, tokens]``."""
-        ...
 
     def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
         """Return ``logprobs``, and each token's sum of squared probabilities: two ``Ragged``."""
-        ...
 
     def values(self, tokens: Any, loss_mask: Any) -> Any:
         """Return the value head's estimate before each token: float32 ``Ragged`` ``[samples, tokens]``."""
-        ...
 
     def copy(self, of: Any, mix: float = 1.0) -> None:
         """Copy the weights of another train engine of the same ranks: W <- (1 - mix) W + mix W_of."""
-        ...
 
     def update(
         self,
@@ -148,8 +143,7 @@ class TrainEngine(Protocol):
             rows: int64 ``[rows]``, this rank's row numbers in the whole batch; row r of R belongs to
                 mini-batch ``r * minibatches // R``.
             total_rows: R, the rows of the whole batch over all ranks.
-            minibatches: how many optimizer steps one pass over the batch makes.
-            epochs: how many passes.
+            minibatches: how many optimizer steps one pass over the batch makes; ``epochs``, how many passes.
             temperature: what the logits are divided by.
             entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
 
@@ -157,7 +151,6 @@ class TrainEngine(Protocol):
             Metrics, the same on every rank: the objective's as means or as the largest, ``loss``,
             ``grad_norm``, ``lr``.
         """
-        ...
 
 
 @dataclass
@@ -183,9 +176,8 @@ class Context:
     def leave(self, whole: Any, *columns: Any) -> None:
         """Leave rows unfinished: they come again, first, with these columns in ``begun``.
 
-        Args:
-            whole: int64 array, which of the rows read are finished; what is written is of these alone.
-            columns: tensors and ``Ragged`` of the others, in their order.
+        ``whole`` is an int64 array: which of the rows read are finished; what is written is of these alone.
+        The columns are tensors and ``Ragged`` of the others, in their order.
         """
         self.whole, self.left = whole, columns
 
@@ -194,7 +186,7 @@ class Context:
         name = name if "/" in name else f"{self.node}/{name}"
         if count is None:
             listed = values.tolist() if hasattr(values, "tolist") else values
-            numbers = [float(v) for v in (listed if isinstance(listed, list | tuple) else [listed])]
+            numbers = [*map(float, listed if isinstance(listed, list | tuple) else [listed])]
             values, count = sum(numbers), len(numbers)
         total, seen = self.metrics.get(name, (0.0, 0.0))
         self.metrics[name] = (total + float(values), seen + count)

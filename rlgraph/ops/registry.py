@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ USER = "rlgraph_user_"  # how the names of modules of users' files begin
 
 
 def find_op(name: str, mark: Mark) -> tuple[Op, str]:
-    """An op by the name that a graph uses, and the target that a worker loads it by.
+    """Return an op by the name that a graph uses, and the target that a worker loads it by.
 
     Raises:
         GraphError: no such op, its file can't be loaded, or its signature can't be an op's.
@@ -34,12 +34,12 @@ def find_op(name: str, mark: Mark) -> tuple[Op, str]:
 
 
 def find_hook(kind: type[Hook], name: str, mark: Mark) -> tuple[Op, str]:
-    """A function that an attribute names, likewise: a loss, an agent loop, a tool, a parser."""
+    """Return a function that an attribute names, likewise: a loss, an agent loop, a tool, a parser."""
     return _find(name, kind.word, HOOKS[kind.word], mark, kind)
 
 
 def find_function(name: str, what: str, mark: Mark) -> str:
-    """The target of a plain function in a user's file, with no declaration: ``my_buffer.py:name``.
+    """Return the target of a plain function in a user's file, with no declaration: ``my_buffer.py:name``.
 
     Raises:
         GraphError: there is no such file or function, or the file can't be loaded.
@@ -68,7 +68,7 @@ def load_function(target: str) -> Any:
 
 @functools.cache
 def load(target: str, name: str = "", kind: Any = None) -> Op:
-    """``package.module:function`` or ``/path/file.py:function`` -> its declaration, named as in the graph.
+    """Return the declaration of ``package.module:function`` or ``/path/file.py:function``, under a name.
 
     ``kind`` is the class of a hook, such as ``Loss``.
     """
@@ -118,19 +118,20 @@ def _offered(name: str, value: Any, kind: type[Hook] | None) -> bool:
 
 
 def _declared_well(op: Op, mark: Mark) -> None:
-    """Return what ``@op`` names must stand in the signature."""
-    ports, attributes = {port.name for port in op.inputs}, op.attributes.model_fields
-    declared = op.declared
-    named: list[tuple[str, str, Collection[str]]] = []
-    named += [("times", declared.times, attributes)] if declared.times else []
-    named += [("when", port, ports) for port in declared.when]
-    named += [("when", attribute, attributes) for attribute in declared.when.values()]
-    named += [("measures", attribute, attributes) for attribute in declared.measures]
-    named += [("roles", attribute, attributes) for attribute in declared.roles.values()]
-    for word, name, known in named:
-        if name not in known:
-            law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"
-            raise fail("bad-op", law, mark, known, nearest(name, known))
+    """Check that what ``@op`` names stands in the signature."""
+    ports, attributes, declared = [port.name for port in op.inputs], op.attributes.model_fields, op.declared
+    named: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
+        ("times", filter(None, [declared.times]), attributes),
+        ("when", declared.when, ports),
+        ("when", declared.when.values(), attributes),
+        ("measures", declared.measures, attributes),
+        ("roles", declared.roles.values(), attributes),
+    )
+    for word, names, known in named:
+        for name in names:
+            if name not in known:
+                law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"
+                raise fail("bad-op", law, mark, known, nearest(name, known))
 
 
 @functools.cache

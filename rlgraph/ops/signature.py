@@ -15,12 +15,9 @@ HANDLES = {TrainEngine: "train", ServeEngine: "serve", Tokenizer: "tokenizer", C
 
 
 def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = None) -> Op:
-    """Read a function's declaration.
+    """Read the declaration of a function, or of a class in whose constructor it stands.
 
-    Args:
-        name: by which a graph calls it.
-        body: the function, or a class in whose constructor the declaration stands.
-        kind: the hook that it is, if it is no op.
+    ``kind`` is the hook that it is, if it is no op.
 
     Raises:
         OpError: a parameter without an annotation, a type that is none of ours, or a default on a column.
@@ -40,23 +37,21 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
             if chosen := _hook(hint):
                 hooks[parameter.name], holds_several = chosen
                 several |= {parameter.name} if holds_several else set()
-                given = dict[str, dict[str, Any]] if holds_several else dict[str, Any]
-                hint = given if hint is strip_none(hint) else given | None
-            required = parameter.default is parameter.empty
-            fields[parameter.name] = (hint, ... if required else parameter.default)
+                values = dict[str, dict[str, Any]] if holds_several else dict[str, Any]
+                hint = values if hint is strip_none(hint) else values | None
+            default = parameter.default
+            fields[parameter.name] = (hint, ... if default is parameter.empty else default)
         elif hint in HANDLES:
             handles[parameter.name] = HANDLES[hint]
         elif is_column(hint):
             inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
         else:
-            raise OpError(
-                f"op {name}: parameter {parameter.name}: {hint!r} is no column type; "
-                "put attributes behind a * in the signature"
-            )
+            law = f"op {name}: parameter {parameter.name}: {hint!r} is no column type"
+            raise OpError(f"{law}; put attributes behind a * in the signature")
     outputs = () if kind and not kind.writes else _outputs(name, hints.get("return"))
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
-    found = Op(
+    op = Op(
         name=name,
         body=body,
         inputs=tuple(inputs),
@@ -69,13 +64,13 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         several=frozenset(several),
         kind=kind,
     )
-    if declared.beside and (found.engine or not inputs):
+    if declared.beside and (op.engine or not inputs):
         raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
-    return found
+    return op
 
 
 def _hook(hint: Any) -> tuple[type[Hook], bool] | None:
-    """The hook in an attribute's annotation, and whether the attribute holds several by name."""
+    """Return the hook in an attribute's annotation, and whether the attribute holds several by name."""
     inner = strip_none(hint)
     several = typing.get_origin(inner) is dict and typing.get_args(inner)[0] is str
     kind = typing.get_args(inner)[1] if several else inner
@@ -83,11 +78,7 @@ def _hook(hint: Any) -> tuple[type[Hook], bool] | None:
 
 
 def type_hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function's parameters, or of a class's constructor.
-
-    Raises:
-        OpError: one can't be read.
-    """
+    """Return the annotations of a function or a constructor; an ``OpError`` if one can't be read."""
     read = body.__init__ if isinstance(body, type) else body  # type: ignore[misc]
     try:
         return typing.get_type_hints(read, include_extras=True)

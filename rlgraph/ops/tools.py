@@ -15,7 +15,6 @@ policy gives. One instance serves one sample:
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
@@ -56,8 +55,7 @@ def arguments(name: str, body: Callable[..., Any]) -> type[BaseModel]:
         OpError: a parameter has no annotation, or one that JSON does not know; or a class has no ``execute``.
     """
     call = _called(name, body)
-    hints = type_hints(name, call)
-    described = _described(body, call).arguments
+    hints, described = type_hints(name, call), _described(body, call).arguments
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(call).parameters.values():
         if _of_policy(parameter, call is body) and not is_column(hints.get(parameter.name)):
@@ -89,20 +87,18 @@ def tool_schema(name: str, body: Callable[..., Any]) -> dict[str, Any]:
         {'type': 'integer', 'description': 'the first.'}
     """
     doc = _described(body, _called(name, body))
-    given = _untitled(arguments(name, body).model_json_schema())
-    parameters = {key: given[key] for key in ("type", "properties", "required", "$defs") if key in given}
+    schema = _untitled(arguments(name, body).model_json_schema())
+    parameters = {key: schema[key] for key in ("type", "properties", "required", "$defs") if key in schema}
     about = " ".join(f"{doc.summary} {doc.body}".split())
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
 def _called(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that the policy calls."""
-    if not isinstance(body, type):
-        return body
-    execute = getattr(body, "execute", None)
-    if execute is None:
+    call: Callable[..., Any] | None = getattr(body, "execute", None) if isinstance(body, type) else body
+    if call is None:
         raise OpError(f"op {name}: the class {body.__name__} has no method `execute`")
-    return typing.cast("Callable[..., Any]", execute)
+    return call
 
 
 def _of_policy(parameter: inspect.Parameter, whole: bool) -> bool:
@@ -118,12 +114,9 @@ def _described(body: Callable[..., Any], call: Callable[..., Any]) -> Any:
 def _untitled(schema: Any) -> Any:
     """Return the keys in the usual order, without pydantic's titles, which repeat the names."""
     if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
+        return [*map(_untitled, schema)]
     if not isinstance(schema, dict):
         return schema
     ordered = {key: schema[key] for key in FIRST if key in schema} | schema
-    return {
-        key: _untitled(value)
-        for key, value in ordered.items()
-        if key not in ("title", "additionalProperties") or isinstance(value, dict)
-    }
+    added = {key for key in ("title", "additionalProperties") if not isinstance(ordered.get(key), dict)}
+    return {key: _untitled(value) for key, value in ordered.items() if key not in added}

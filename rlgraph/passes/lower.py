@@ -11,8 +11,7 @@ from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.intervals import count
 from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.renumber import renumbered
-from rlgraph.ir.row_layout import ONE
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import ONE, Version
 from rlgraph.passes.refill import collects, members
 from rlgraph.syntax.settings import Optimizer, Serve, Train
 

@@ -14,8 +14,7 @@ from collections import Counter
 from dataclasses import replace
 
 from rlgraph.ir.graph import Column, Graph, Node
-from rlgraph.ir.row_layout import ONE, RowLayout
-from rlgraph.ir.steps import Kind
+from rlgraph.ir.steps import ONE, Kind, RowLayout
 from rlgraph.ops.column_types import DOMAINS
 
 EVEN = RowLayout("even")

@@ -25,8 +25,7 @@ from typing import Literal
 from rlgraph.costs.memory import Footprint, Item, away_items
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import renumbered, surrounded, with_order
-from rlgraph.ir.row_layout import NONE
-from rlgraph.ir.steps import mover
+from rlgraph.ir.steps import NONE, mover
 from rlgraph.units import size_text
 
 TRIES = 20_000  # branches that are looked at, about a second; then the best set so far is taken, with a note

@@ -11,7 +11,7 @@ from rlgraph.costs.device_groups import GROUPS, has_groups
 from rlgraph.costs.memory import Footprint
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
-from rlgraph.ir.row_layout import ONE
+from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from rlgraph.ir.intervals import due, share, union
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.versions import made, since_entry, updates
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Version
 
 BEGIN = 0.0, -1  # when the first event starts, and the number of none
 
@@ -134,11 +133,11 @@ class _Weights:
     def _promised(self, model: str, version: Version, iteration: int) -> int:
         if version.is_older:
             return self._entry(max(0, iteration - self.plan.schedule.staleness))[model]
-        return self._entry(iteration)[model] + since_entry(self.plan, model, version, iteration + 1)
+        return self._entry(iteration)[model] + self.plan.since_entry(model, version, iteration + 1)
 
     def _entry(self, iteration: int) -> Counter[str]:
         while len(self.entries) <= iteration:
-            self.entries.append(self.entries[-1] + made(self.plan, len(self.entries)))
+            self.entries.append(self.entries[-1] + self.plan.new_versions(len(self.entries)))
         return self.entries[iteration]
 
 
@@ -155,7 +154,7 @@ def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
 
 def _share(plan: Plan, step: Step) -> float:
     if step.facts.syncs:  # which has nothing to do where no update made a new version since the last
-        made_by = [update for model in step.models for update in updates(plan, model)]
+        made_by = [update for model in step.models for update in plan.updates(model)]
         if made_by:
             return min(share(step.when), share(union(update.when for update in made_by)))
     return share(step.when)

@@ -10,7 +10,7 @@ from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Version
 from rlgraph.units import range_text, size_text
 
 PATHS = {

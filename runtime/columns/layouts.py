@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.ir.row_layout import RowLayout
+from rlgraph.ir.steps import RowLayout
 
 Layout = list[Any]  # one int64 array of row numbers per device, in the order of its rows
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.versions import since_entry
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Version
 from rlgraph.ops import registry
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.refill import repeated, streams
@@ -219,7 +218,7 @@ class Walk:
         if version.is_older:
             return self.entry.older[model]
         entered = self.entry.versions.get(model, 0)
-        return entered + since_entry(self.plan, model, version, self.entry.iteration + 1)
+        return entered + self.plan.since_entry(model, version, self.entry.iteration + 1)
 
     def numbers(self, domain: str) -> Any:
         """Return int64 ``[rows]``: the number of each row."""

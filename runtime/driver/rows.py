@@ -12,7 +12,7 @@ import numpy as np
 
 from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Step
-from rlgraph.ir.row_layout import NONE, RowLayout
+from rlgraph.ir.steps import NONE, RowLayout
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.layouts import Layout
 from rlgraph.runtime.driver.row_buffer import Stock

@@ -17,7 +17,6 @@ from itertools import count, takewhile
 from typing import Any
 
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.versions import made
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
@@ -109,7 +108,7 @@ def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
 def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
     """The versions on entry to an iteration after ``start``."""
     passed = range(start.iteration + 1, iteration + 1)
-    new = sum((made(plan, number) for number in passed), Counter[str]())
+    new = sum((plan.new_versions(number) for number in passed), Counter[str]())
     return {model: version + new[model] for model, version in start.versions.items()}
 
 

@@ -15,8 +15,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.intervals import Cadence, Cadences, count, due, share, union, words
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.ir.versions import made, since_entry
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Version
 from rlgraph.planning.simulate import Broken, simulate, steady, weighed
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
@@ -129,14 +128,14 @@ def test_an_update_that_begins_too_late_is_told_of() -> None:
 def test_versions_count_the_updates_that_ran() -> None:
     second = "add: {again: {op: update.policy, model: policy, loss: {kind: ppo_clip}, from: 3}}"
     plan = planned("ppo", second, "set: {update_policy.every: 2}")
-    assert [made(plan, t)["policy"] for t in range(1, 6)] == [0, 1, 1, 2, 1]
-    assert [made(plan, t)["critic"] for t in range(1, 6)] == [1] * 5
+    assert [plan.new_versions(t)["policy"] for t in range(1, 6)] == [0, 1, 1, 2, 1]
+    assert [plan.new_versions(t)["critic"] for t in range(1, 6)] == [1] * 5
     assert {step.node: step.models["policy"] for step in plan.steps if step.updated == "policy"} == {
         "update_policy": "v",
         "again": "v+1",
     }
-    assert [since_entry(plan, "policy", Version(1), t) for t in (3, 4)] == [0, 1]
-    assert [since_entry(plan, "policy", Version(2), t) for t in (1, 3, 4)] == [0, 1, 2]
+    assert [plan.since_entry("policy", Version(1), t) for t in (3, 4)] == [0, 1]
+    assert [plan.since_entry("policy", Version(2), t) for t in (1, 3, 4)] == [0, 1, 2]
 
 
 def test_generation_ahead_is_proved_through_a_cycle_of_updates() -> None:

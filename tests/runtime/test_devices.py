@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import ColumnPlan, Function
-from rlgraph.ir.row_layout import NONE
+from rlgraph.ir.steps import NONE
 from rlgraph.nodes import LOSSES, OPS
 from rlgraph.nodes.loss.policy import reinforce
 from rlgraph.nodes.support.ragged import Ragged

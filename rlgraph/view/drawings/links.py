@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.weights import Version
+from rlgraph.ir.steps import Version
 
 
 @dataclass(frozen=True)
