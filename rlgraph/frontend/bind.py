@@ -6,7 +6,7 @@ All problems are collected and raised together. Edges are not resolved here: see
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ from rlgraph.errors import GraphError, Mark, nearest
 from rlgraph.frontend.bind_model import bind_model, reads_own_weights
 from rlgraph.frontend.bind_node import bind_node
 from rlgraph.frontend.infer import edge_problems
-from rlgraph.frontend.pools import bind_pools, engine_pools, pools_exist
 from rlgraph.frontend.tree_paths import SECTIONS
-from rlgraph.ir.graph import Graph
-from rlgraph.syntax.settings import Eval, Schedule, Section
+from rlgraph.ir.graph import Graph, Model
+from rlgraph.syntax.settings import Eval, Pool, Schedule, Section
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
 
@@ -36,14 +35,13 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     binder = Binder()
     _sections_known(tree, binder)
     binder.open_values += _open_values(tree)
-    sections = _section(tree, "models", binder).items()
-    models = {n: model for n, t in sections if (model := bind_model(n, t, device, binder))}
-    nodes = [
-        node for n, t in _section(tree, "nodes", binder).items() if (node := bind_node(n, t, models, binder))
-    ]
+    sections = _section(tree, "models", binder)
+    models = {n: model for n, t in sections.items() if (model := bind_model(n, t, device, binder))}
+    stages = _section(tree, "nodes", binder)
+    nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
     reads_own_weights(nodes, models, binder)
-    pools = bind_pools(_section(tree, "pools", binder), devices, binder)
-    pools_exist(_section(tree, "models", Binder()), _section(tree, "nodes", Binder()), pools, binder)
+    pools = _pools(_section(tree, "pools", binder), devices, binder)
+    _pools_exist(sections, stages, pools, binder)
     graph = Graph(
         name=_word(tree, "graph", binder),
         about=_text(tree, "about", binder),
@@ -51,14 +49,14 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         models=models,
         nodes=tuple(nodes),
         devices=pools,
-        engines=engine_pools(models.values(), [*pools]),
+        engines=_engine_pools(models, [*pools]),
         schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
         open_values=tuple(binder.open_values),
     )
     _validated(Eval, tree, "eval", binder)
     if not binder.problems:
         _next_is_written(graph, binder)
-    elif len(nodes) == len(_section(tree, "nodes", Binder())) and "bad-name" not in binder.kinds():
+    elif len(nodes) == len(stages) and "bad-name" not in binder.kinds():
         # every node is known by its ports, so problems between nodes can be reported too
         binder.problems += edge_problems(graph)
     if binder.problems:
@@ -76,13 +74,13 @@ def _next_is_written(graph: Graph, binder: Binder) -> None:
             binder.problem("no-next", law, node.mark, remedy=f"write `{key}: {model}`")
 
 
-def _open_values(tree: Tree) -> Iterable[str]:
-    """Yield the paths of values written ???, each place once; one from ``${...}`` counts at its origin."""
-    found: dict[Mark, list[tuple[Any, ...]]] = {}
+def _open_values(tree: Tree) -> list[str]:
+    """Return the paths of values written ???, each place once; one from ``${...}`` counts at its origin."""
+    places: dict[Mark, list[tuple[Any, ...]]] = {}
     for path, leaf in tree.walk():
         if leaf.value == OPEN:
-            found.setdefault(leaf.mark, []).append(path)
-    return [".".join(map(str, max(paths, key=partial(_written, tree, at)))) for at, paths in found.items()]
+            places.setdefault(leaf.mark, []).append(path)
+    return [".".join(map(str, max(paths, key=partial(_written, tree, at)))) for at, paths in places.items()]
 
 
 def _written(tree: Tree, at: Mark, path: tuple[Any, ...]) -> int:
@@ -136,6 +134,41 @@ def _seed(tree: Tree, binder: Binder) -> int:
         binder.problem("wrong-type", "`seed` is a whole number, 0 or more", item.mark)
         return 0
     return int(item.value) if item else 0
+
+
+def _pools(sections: Mapping[str, Tree], devices: int, binder: Binder) -> dict[str, int]:
+    """Return pool -> devices. Pools with ``auto`` share the devices left by the others, at least one each."""
+    pools = {n: validate(Pool, t, f"pools.{n}", binder) for n, t in sections.items()}
+    asked = {n: pool.devices if pool else "auto" for n, pool in pools.items()} or {"main": "auto"}
+    fixed = {name: size for name, size in asked.items() if isinstance(size, int)}
+    autos = [name for name in asked if name not in fixed]
+    left = devices - sum(fixed.values())
+    shares = {name: left // len(autos) + (at < left % len(autos)) for at, name in enumerate(autos)}
+    return {name: fixed[name] if name in fixed else max(shares[name], 1) for name in asked}
+
+
+def _pools_exist(
+    models: Mapping[str, Tree], nodes: Mapping[str, Tree], pools: Mapping[str, int], binder: Binder
+) -> None:
+    """Check that every pool that a node or an engine names is one of the graph's."""
+    kinds = ("train", "serve")
+    engines = {f"{n}.{kind}": model.get(kind) for n, model in models.items() for kind in kinds}
+    for owner, section in (*engines.items(), *nodes.items()):
+        item = section.get("pool") if section else None
+        if item and item.value not in (None, OPEN, *pools):
+            law = f"`{owner}` is to run on pool `{item.value}`, which the graph does not have"
+            remedy = nearest(str(item.value), pools) or f"add it: pools.{item.value}.devices=auto"
+            binder.problem("unknown-pool", law, item.mark, pools, remedy)
+
+
+def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str, str]:
+    """Return ``policy.train`` and ``policy.serve`` -> pool, for every model."""
+    train = {f"{name}.train": model.spec.train.pool for name, model in models.items()}
+    serve = {f"{name}.serve": model.spec.serve.pool for name, model in models.items()}
+    trains = next((pool for pool in pools if pool not in serve.values()), pools[0])
+    taken = {trains, *train.values()}
+    serves = next((pool for pool in pools if pool not in taken), trains)
+    return {n: pool or trains for n, pool in train.items()} | {n: p or serves for n, p in serve.items()}
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

@@ -32,14 +32,13 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
         GraphError: there is no such op or hook, and the binder is not strict.
     """
     named = tree.get("op")
-    if not tree.is_map or named is None or not isinstance(named.value, str):
+    if named is None or not isinstance(named.value, str):
         law, remedy = f"node `{name}` does not say what it is", f"{name}: {{op: ...}}; see `rlgraph nodes`"
         binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
         return None
-    found = binder.attempt(find_op, named.value, named.mark)
-    if found is None:
+    op, target = binder.attempt(find_op, named.value, named.mark) or (None, "")
+    if op is None:
         return None
-    op, target = found
     hooks = {n: h for n, kind, item in hooked(op, tree) if (h := _hook(f"{name}.{n}", kind, item, binder))}
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
     attributes, courses = _attributes(name, rest, op, binder, f"op {op.name}", _accepted(op))
@@ -58,10 +57,9 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
         law, remedy = f"`{path}` does not say its `kind`", f"as {{kind: {next(iter(HOOKS[hook.word]))}}}"
         binder.problem("no-kind", law, tree.key or tree.mark, remedy=remedy)
         return None
-    found = binder.attempt(find_hook, hook, kind.value, kind.mark)
-    if found is None:
+    op, target = binder.attempt(find_hook, hook, kind.value, kind.mark) or (None, "")
+    if op is None:
         return None
-    op, target = found
     rest = replace(tree, value={n: t for n, t in tree.items.items() if n != "kind"})
     attributes, courses = _attributes(path, rest, op, binder, f"{hook.word} {op.name}")
     return Call(op, target, attributes or {}, courses=courses)
@@ -69,12 +67,10 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
 
 def _accepted(op: Op) -> tuple[str, ...]:
     """Return the keys that an op's nodes may have beside its attributes."""
-    keys: tuple[str, ...]
     keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
-    keys += ("model",) if op.declared.recorded else ()
-    keys += KEYS if not op.outputs else ()
-    keys += ("of",) if op.copies else ()
-    return keys + (("refill",) if op.declared.filters else ())
+    further = {"model": op.declared.recorded, **dict.fromkeys(KEYS, not op.outputs)}
+    further |= {"of": op.copies, "refill": op.declared.filters}
+    return (*keys, *(key for key, applies in further.items() if applies))
 
 
 def _attributes(
@@ -83,8 +79,8 @@ def _attributes(
     """Return every attribute's value, or None with the problems noted, and the courses of some."""
     fields = op.attributes.model_fields
     if not binder.strict:  # as given, over the defaults
-        given = {n: child.plain() for n, child in tree.items.items() if n in fields}
-        return {n: field.default for n, field in fields.items() if not field.is_required()} | given, {}
+        written = {n: child.plain() for n, child in tree.items.items() if n in fields}
+        return {n: field.default for n, field in fields.items() if not field.is_required()} | written, {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
     tree, courses = take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
     values = validate(op.attributes, tree, path, binder, what, keys)
@@ -98,9 +94,8 @@ def _with_columns(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
     """Return an op of recorded rows with the columns that its attribute names beside its own."""
     if not op.declared.recorded:
         return op
-    own, ports = {port.name for port in op.outputs}, []
-    given = attributes.get("columns")
-    for column, text in (given if isinstance(given, Mapping) else {}).items():
+    own, ports, columns = {port.name for port in op.outputs}, [], attributes.get("columns")
+    for column, text in (columns if isinstance(columns, Mapping) else {}).items():
         mark = tree.at(("columns", column)).mark
         try:
             ports.append(Port(column, ColumnType.parse(str(text))))
@@ -128,9 +123,8 @@ def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
     if item is None:
         return {}
     if not item.is_map or not all(isinstance(child.value, str) for child in item.items.values()):
-        binder.problem(
-            "wrong-type", f"`{key}` maps the op's names to columns, as {{rewards: shaped}}", item.mark
-        )
+        law = f"`{key}` maps the op's names to columns, as {{rewards: shaped}}"
+        binder.problem("wrong-type", law, item.mark)
         return {}
     for child in item.items.values():
         if not NAME.match(child.value):

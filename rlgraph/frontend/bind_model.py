@@ -47,11 +47,10 @@ def on_device(spec: ModelSection, device: str) -> ModelSection:
     serve, train = spec.serve, spec.train
     dtype = "bfloat16" if device == "cuda" else "float32"
     engine = SERVERS if device == "cuda" or any(given(serve)) else EMBEDDED
-    settled = {"engine": engine if serve.engine == "auto" else serve.engine}
-    settled["dtype"] = dtype if serve.dtype == "auto" else serve.dtype
-    computes = {"dtype": dtype if train.dtype == "auto" else train.dtype}
-    engines = {"serve": serve.model_copy(update=settled), "train": train.model_copy(update=computes)}
-    return spec.model_copy(update=engines)
+    auto = {"engine": engine, "dtype": dtype}
+    serve = serve.model_copy(update={key: auto[key] for key in auto if getattr(serve, key) == "auto"})
+    train = train.model_copy(update={"dtype": dtype} if train.dtype == "auto" else {})
+    return spec.model_copy(update={"serve": serve, "train": train})
 
 
 def given(serve: Serve) -> Iterator[str]:
@@ -71,9 +70,8 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
     for key in engine.needs:
         if not getattr(serve, key):
             law = f"the engine {serve.engine} needs `{path}.{key}`, which the graph does not give"
-            binder.problem(
-                "serve-option", law, tree.at(("serve", "engine")).mark, remedy=f"give {path}.{key}"
-            )
+            chosen = tree.at(("serve", "engine"))
+            binder.problem("serve-option", law, chosen.mark, remedy=f"give {path}.{key}")
     if not engine.paths and not spec.frozen:
         law = f"model `{name}` is trained, and no weights can be brought to the engine {serve.engine}"
         remedy = f"say models.{name}.frozen=true if it is only read, or choose another {path}.engine"
@@ -91,9 +89,8 @@ def _options(path: str, serve: Serve, tree: Tree, binder: Binder) -> None:
     for option in serve.options:
         mark = tree.at(("serve", "options", option)).key
         if engine.own_servers and serve.addresses:
-            law = (
-                f"`{path}.options.{option}` is of servers that the run starts; those of addresses run already"
-            )
+            law = f"`{path}.options.{option}` is of servers that the run starts; "
+            law += "those of addresses run already"
             binder.problem("serve-option", law, mark, remedy="start them with it, and leave it out here")
         elif option in engine.owned:
             law = f"`{path}.options.{option}` is not the graph's to give: {engine.owned[option]}"

@@ -51,9 +51,8 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
         binder.problem("wrong-type", f"`rows` of node `{name}` names a filter", item.mark)
         return None
     if op.source:
-        binder.problem(
-            "rows-of-a-source", f"op {op.name} makes its own rows", item.key, remedy="remove `rows`"
-        )
+        law = f"op {op.name} makes its own rows"
+        binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
     return item.value
 
 
@@ -68,11 +67,11 @@ def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
         return None
     if item.value is True:
         return Refill()
-    found: Refill | None = validate(Refill, item, f"{name}.refill", binder)
-    if found is None or found.policy in (None, OPEN):
-        return found
-    policy = binder.attempt(find_function, found.policy, "policy", item.items["policy"].mark)
-    return found.model_copy(update={"policy": policy})
+    refill: Refill | None = validate(Refill, item, f"{name}.refill", binder)
+    if refill is None or refill.policy in (None, OPEN):
+        return refill
+    policy = binder.attempt(find_function, refill.policy, "policy", item.items["policy"].mark)
+    return refill.model_copy(update={"policy": policy})
 
 
 def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
@@ -159,8 +158,8 @@ def _cadence(name: str, tree: Tree, op: Op, binder: Binder) -> Cadences:
         else:
             numbers[key] = item.value
     every = numbers.get("every", 1)
-    found = Cadence(numbers.get("from", every), every)
-    return () if found == ALWAYS else (found,)
+    cadence = Cadence(numbers.get("from", every), every)
+    return () if cadence == ALWAYS else (cadence,)
 
 
 def _copied(
@@ -181,15 +180,15 @@ def _copied(
         law = f"there is no model `{item.plain()}`" if item else f"node `{name}` does not say whose weights"
         binder.problem("unknown-model", law, mark, models, nearest(model, models) or "add `of: MODEL`")
         return None, False
-    found = models[model]
-    if found is onto:
+    copied = models[model]
+    if copied is onto:
         law = f"node `{name}` copies `{model}` onto itself"
         binder.problem("copy-onto-itself", law, mark, remedy="name the model whose weights it is to have")
     if not onto.spec.frozen:
         law = f"node `{name}` copies onto model `{onto.name}`, which is trained"
         binder.problem("copy-onto-trained", law, tree.items["model"].mark, remedy="copy onto a frozen one")
-    if found.spec.head != onto.spec.head:
-        law = f"node `{name}` copies `{model}`, which has head {found.spec.head}, onto `{onto.name}`, "
+    if copied.spec.head != onto.spec.head:
+        law = f"node `{name}` copies `{model}`, which has head {copied.spec.head}, onto `{onto.name}`, "
         law += f"which has {onto.spec.head}"
-        binder.problem("wrong-head", law, mark, remedy=f"give models.{onto.name} `head: {found.spec.head}`")
+        binder.problem("wrong-head", law, mark, remedy=f"give models.{onto.name} `head: {copied.spec.head}`")
     return model, at == "next"

@@ -22,11 +22,9 @@ from rlgraph.syntax.source import Tree
 
 
 def compose(graph: str, overrides: Sequence[str] = ()) -> Tree:
-    """Return the composed tree of a graph.
+    """Return the composed tree of a graph, given as a path or the name of a shipped one.
 
-    Args:
-        graph: a path, or the name of a shipped graph.
-        overrides: ``key=value`` as typed on the command line.
+    ``overrides`` are ``key=value`` as typed on the command line.
 
     Raises:
         GraphError: a file, an edit, an override or an interpolation is wrong.
@@ -42,16 +40,15 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     """
     tree = _load(graph, None, ())
     for override in overrides:
-        tree = _override(tree, override)
+        name, value = setting(override)
+        tree = put_set(tree, resolve(tree, name, value.key), value, value.key)
     return tree
 
 
 def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
-    path = _find(graph, by)
+    path, mark = _find(graph, by), by.mark if by else None
     if path.resolve() in seen:
-        raise fail(
-            "extends-cycle", f"`extends` goes in a circle: {path} extends itself", by.mark if by else None
-        )
+        raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
     tree = source.read(path)
     parent, edits = tree.get("extends"), tree.get("edits")
     if parent and not isinstance(parent.value, str):
@@ -72,42 +69,28 @@ def _find(graph: str, by: Tree | None) -> Path:
     shipped = shipped_graphs()
     if graph in shipped:
         return shipped[graph]
-    names = [*shipped]
-    law = (
-        f"no graph `{graph}`: there is no such file in {folder.resolve()}, and no shipped graph of that name"
-    )
+    why = f"there is no such file in {folder.resolve()}, and no shipped graph of that name"
     if not by and os.path.isdir(path):
-        law = f"no graph `{graph}`: that is a folder"
-    raise fail("no-graph", law, by.mark if by else None, names, nearest(Path(graph).stem, names))
+        why = "that is a folder"
+    law, hint = f"no graph `{graph}`: {why}", nearest(Path(graph).stem, shipped)
+    raise fail("no-graph", law, by.mark if by else None, shipped, hint)
 
 
 def _extend(child: Tree, parent: Tree, edits: Tree | None) -> Tree:
     for name, item in child.items.items():
         if name not in ("graph", "about", "extends", "edits"):
             law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
-            raise fail(
-                "section-beside-extends", law, item.key, remedy=f"edits: [{{set: {{{name}...: ...}}}}]"
-            )
+            remedy = f"edits: [{{set: {{{name}...: ...}}}}]"
+            raise fail("section-beside-extends", law, item.key, remedy=remedy)
     tree = parent
     for name in ("graph", "about"):
         if child.get(name):
             tree = tree.with_item(name, child.items[name])
-    for edit in _edits(edits):
+    if edits and not isinstance(edits.value, list | None):
+        raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
+    for edit in (edits.value if edits else None) or ():
         tree = apply(tree, edit)
     return tree
-
-
-def _edits(edits: Tree | None) -> list[Tree]:
-    if edits is None or edits.value is None:
-        return []
-    if not isinstance(edits.value, list):
-        raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
-    return edits.value
-
-
-def _override(tree: Tree, text: str) -> Tree:
-    name, value = setting(text)
-    return put_set(tree, resolve(tree, name, value.key), value, value.key)
 
 
 def setting(text: str) -> tuple[str, Tree]:
@@ -123,8 +106,7 @@ def setting(text: str) -> tuple[str, Tree]:
     column = len(name) + 2
     if value.lstrip().startswith("#"):
         law = f"`{value.strip()}` is a comment in YAML, not a value"
-        raise fail(
-            "bad-override", law, Mark(where, 1, column), remedy=f"quote it: '{name}=\"{value.strip()}\"'"
-        )
+        remedy = f"quote it: '{name}=\"{value.strip()}\"'"
+        raise fail("bad-override", law, Mark(where, 1, column), remedy=remedy)
     parsed = source.parse(where, column - 1) if value.strip() else Tree("", Mark(where, 1, 1))
     return name.strip(), replace(parsed, key=Mark(where, 1, 1))

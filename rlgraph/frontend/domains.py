@@ -9,15 +9,14 @@ from rlgraph.errors import Problem
 from rlgraph.ir.graph import Column, GraphDomain, Node, ancestors
 from rlgraph.ops.column_types import ColumnType, is_made_of
 
-AXIS_REMEDY = (
-    "an op between them makes one of the other: reward.kl_penalty spreads sample rewards over tokens"
-)
+AXIS_REMEDY = "an op between them makes one of the other: "
+AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
 Domains = Mapping[str, GraphDomain]
 
 
 def line(domains: Domains, domain: str) -> list[str]:
     """Return the names of a domain and of those that it was made of."""
-    return [made.name for made in ancestors(domains, domain)]
+    return [ancestor.name for ancestor in ancestors(domains, domain)]
 
 
 def row_a_prompt(domains: Domains, column: Column) -> bool:
@@ -25,10 +24,10 @@ def row_a_prompt(domains: Domains, column: Column) -> bool:
 
     Tokens don't: those of two rollouts of a prompt are not the same.
     """
-    made = domains[column.domain]
-    parent = domains.get(made.parent or "")
-    only = made.times == 1 and not made.filtered and column.type.axis is None
-    return only and parent is not None and is_made_of(made.kind, parent.kind)
+    domain = domains[column.domain]
+    parent = domains.get(domain.parent or "")
+    only = domain.times == 1 and not domain.filtered and column.type.axis is None
+    return only and parent is not None and is_made_of(domain.kind, parent.kind)
 
 
 def start(domains: Domains, column: Column, domain: str) -> str | None:
@@ -36,20 +35,16 @@ def start(domains: Domains, column: Column, domain: str) -> str | None:
 
     Its own, where ``domain`` was made of that; that of the prompts, where it has one row per prompt.
     """
-    found = line(domains, domain)
-    if column.domain in found:
+    names, parent = line(domains, domain), domains[column.domain].parent
+    if column.domain in names:
         return column.domain
-    parent = domains[column.domain].parent
-    return parent if row_a_prompt(domains, column) and parent in found else None
+    return parent if row_a_prompt(domains, column) and parent in names else None
 
 
 def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
-    """Return the kind of problem between two types, and its remedy; nothing where they fit.
+    """Return the kind of problem between the type that a parameter declares and a column's, and its remedy.
 
-    Args:
-        want: what a parameter declares.
-        have: a column's type.
-        kind: of the column's rows, prompts or samples.
+    Both are empty where the types fit. ``kind`` is that of the column's rows, prompts or samples.
     """
     if want.dtype != have.dtype:
         return "wrong-dtype", "map the parameter to another column by `in`"
@@ -61,33 +56,25 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
 
 
 def unrelated(
-    domains: Domains, node: Node, column: Column, found: GraphDomain, reads: Sequence[Column], maker: Node
+    domains: Domains, node: Node, column: Column, rest: GraphDomain, reads: Sequence[Column], maker: Node
 ) -> Problem:
-    """Return the problem of a column whose rows are unrelated to those that a node reads beside it.
+    """Return the problem of a column whose rows, made by ``maker``, are unrelated to a node's others.
 
-    Args:
-        domains: by name.
-        node: the reader.
-        column: what does not fit.
-        found: the domain of what else the node reads.
-        reads: all that it reads.
-        maker: the node that makes the column's rows.
+    Of ``reads``, all that the node reads, the others are of the domain ``rest``.
     """
     law = f"node `{node.name}` reads columns of unrelated domains: "
-    law += f"`{column.name}` is {column.label}, others are of {found.name}"
+    law += f"`{column.name}` is {column.label}, others are of {rest.name}"
     remedy = "columns that meet in a node come from the same rollout or source"
     one_each = {**domains, column.domain: replace(domains[column.domain], times=1)}
     times = maker.op.declared.times
-    if times and start(one_each, column, found.name):
+    if times and start(one_each, column, rest.name):
         remedy = "of two rollouts of the same prompts, one makes one row per prompt: "
         remedy += f"set: {{{maker.name}.{times}: 1}}"
-    drawing = _drawn(domains, reads, node.name)
-    return Problem("unrelated-domains", law, node.mark, (), remedy, drawing)
+    return Problem("unrelated-domains", law, node.mark, (), remedy, _drawn(domains, reads, node.name))
 
 
 def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:
     """Draw the columns that meet in a node, each with the node that makes its rows."""
-    makers = {column.name: domains[column.domain].maker for column in columns}
-    rows = [f"{maker} ─ {name} ─┐" for name, maker in makers.items()]
+    rows = [f"{domains[column.domain].maker} ─ {column.name} ─┐" for column in dict.fromkeys(columns)]
     width = max(map(len, rows))
     return "\n".join([*(f"{row:>{width}}" for row in rows), f"{'└─> ' + node:>{width + 3 + len(node)}}"])

@@ -26,10 +26,7 @@ TRAIN, EVAL = ("nodes",), ("eval", "nodes")
 def insert(tree: Tree, name: str, content: Tree) -> Tree:
     """Splice a node onto a column: whoever read it, in training, evaluation and report, reads the new one.
 
-    Args:
-        tree: a graph as written.
-        name: of the new node.
-        content: the new node, and ``on``, the column that it is put on.
+    ``content`` is the new node, and ``on``, the column that it is put on.
 
     Raises:
         GraphError: nothing writes the column, the new node does not read it or writes not one column, or its
@@ -37,17 +34,21 @@ def insert(tree: Tree, name: str, content: Tree) -> Tree:
     """
     mark, on = content.key or content.mark, content.get("on")
     if on is None or not isinstance(on.value, str):
-        law = f"`insert` puts a node on a column: {name}: {{op: ..., on: COLUMN}}"
-        raise fail("bad-edit", law, mark)
+        raise fail("bad-edit", f"`insert` puts a node on a column: {name}: {{op: ..., on: COLUMN}}", mark)
     writer = next((path for path, node in _nodes(tree) if on.value in written(node).values()), None)
     if writer is None:
-        raise _no_column(tree, on.value, on.mark)
+        known, law = [*dict.fromkeys(_columns(tree))], f"no node writes column `{on.value}`"
+        raise fail("edit-missing", law, on.mark, known, nearest(on.value, known))
     _free(name, mark, _names(tree))
     body = content.with_item("on", None)
     column = _spliced(name, body, on)
     _free(column, mark, _columns(tree))
     tree = _redirect(tree, on.value, column, mark)
-    return _put_behind(tree, writer, name, body)
+    section = _section(tree, writer[:-1])
+    items: dict[str, Tree] = {}
+    for other, child in section.items.items():
+        items |= {other: child, name: body} if other == writer[-1] else {other: child}
+    return put(tree, writer[:-1], replace(section, value=items), body.mark)
 
 
 def rename(tree: Tree, old: str, new: Tree) -> Tree:
@@ -81,9 +82,9 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
 def _spliced(name: str, body: Tree, on: Tree) -> str:
     """Return the column that an inserted node writes."""
     node = _node(name, filled(body)[0])
-    if node is None or node.call is None:
+    if node is None:
         raise fail("no-op", f"node `{name}` does not say what it is", body.key, remedy=f"{name}: {{op: ...}}")
-    if on.value not in (node.call.ins.get(port.name, port.name) for port in wanted(node)):
+    if on.value not in (node.called.ins.get(port.name, port.name) for port in wanted(node)):
         law = f"node `{name}` ({node.op.name}) is put on column `{on.value}`, and does not read it"
         remedy = f"say which of its parameters does: in: {{PARAMETER: {on.value}}}"
         raise fail("insert-unread", law, on.mark, sorted(declared(node)), remedy)
@@ -157,7 +158,7 @@ def _sections(tree: Tree, *columns: str) -> set[TreePath]:
 
 def _readers(path: TreePath, node: Node, column: str, there: set[TreePath]) -> list[str]:
     """Return the parameters through which a node reads a column, which the sections ``there`` write."""
-    ins = node.call.ins if node.call else {}
+    ins = node.called.ins
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
     absent = path[:-1] == TRAIN and TRAIN not in there
     ports = [port for port in wanted(node) if not (absent and port.optional and port.name not in ins)]
@@ -211,15 +212,6 @@ def _rekey(tree: Tree, section: TreePath, old: str, new: str) -> Tree:
     return put(tree, section, replace(inside, value=items), inside.mark)
 
 
-def _put_behind(tree: Tree, writer: TreePath, name: str, node: Tree) -> Tree:
-    """Insert a new node behind the one that writes the column it reads."""
-    section = _section(tree, writer[:-1])
-    items: dict[str, Tree] = {}
-    for other, child in section.items.items():
-        items |= {other: child, name: node} if other == writer[-1] else {other: child}
-    return put(tree, writer[:-1], replace(section, value=items), node.mark)
-
-
 def _section(tree: Tree, path: TreePath) -> Tree:
     for part in path:
         tree = tree.get(part) or Tree({}, tree.mark)
@@ -240,13 +232,10 @@ def _columns(tree: Tree) -> Iterator[str]:
 def _nodes(tree: Tree) -> Iterator[tuple[TreePath, Node]]:
     """Yield every node with its place; those of ``eval`` as they are with its changes."""
     plain, _ = filled(tree)
-    train = _section(plain, TRAIN).items
+    train, changes = _section(plain, TRAIN).items, _section(plain, EVAL).items.items()
     places: list[tuple[TreePath, Tree]] = [((*TRAIN, name), node) for name, node in train.items()]
-    changes = _section(plain, EVAL).items.items()
     places += [((*EVAL, name), changed(train.get(name), change)) for name, change in changes]
-    for path, body in places:
-        if node := _node(path[-1], body):
-            yield path, node
+    yield from ((path, node) for path, body in places if (node := _node(path[-1], body)))
 
 
 def _node(name: str, tree: Tree) -> Node | None:
@@ -267,8 +256,3 @@ def _outs(node: Node) -> Mapping[str, str]:
 def _free(name: str, mark: Mark, taken: Iterable[str]) -> None:
     if name in taken:
         raise fail("name-taken", f"there is a `{name}` already", mark, remedy="take another name")
-
-
-def _no_column(tree: Tree, name: str, mark: Mark) -> Exception:
-    known = [*dict.fromkeys(_columns(tree))]
-    return fail("edit-missing", f"no node writes column `{name}`", mark, known, nearest(name, known))

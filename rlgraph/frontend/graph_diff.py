@@ -34,20 +34,16 @@ class Change:
 
     @property
     def name(self) -> str:
-        """The place as edits spell it: ``rollout.n``, ``models.ref``."""
+        """Return the place as edits spell it: ``rollout.n``, ``models.ref``."""
         inside = self.path[0] == "nodes" and len(self.path) > 1 and self.path[1] not in SECTIONS
         return ".".join(self.path[1:] if inside else self.path)
 
 
 def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
-    """The edits that turn graph ``a`` into ``b``; none where they are the same.
+    """Return the edits that turn graph ``a`` into ``b``, as ``compose.as_written`` returns both.
 
-    Args:
-        a, b: graphs as ``compose.as_written`` returns them.
-
-    Returns:
-        What ``edits`` of a graph that extends ``a`` holds, as ``[{"set": {"rollout.n": 8}}]``: at most one
-        edit of each kind. No two of them touch one place.
+    They are what ``edits`` of a graph that extends ``a`` holds, as ``[{"set": {"rollout.n": 8}}]``: at most
+    one of each kind, and none where the graphs are the same. No two of them touch one place.
 
     Raises:
         GraphError: they differ in a section that no graph has, which no edit reaches.
@@ -62,13 +58,13 @@ def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
 
 
 def diff_text(a: Tree, b: Tree) -> str:
-    """The edits one a line, with the old value beside the new; nothing where the graphs are the same."""
+    """Return the edits, one a line, with the old value beside the new; nothing between equal graphs."""
     changes = sorted(_changes(a, b), key=lambda change: WORDS.index(change.word))
     return "".join(f"{change.word:<8} {change.name}{_values(change)}\n" for change in changes)
 
 
 def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
-    """Edits as YAML, to stand below ``extends``; a value a line.
+    """Return edits as YAML, to stand below ``extends``; a value a line.
 
     Example:
         >>> print(diff_yaml([{"remove": ["values"]}, {"set": {"rollout.n": 8}}]), end="")

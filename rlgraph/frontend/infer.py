@@ -26,7 +26,7 @@ from rlgraph.ops.declare import Port
 
 
 def infer(graph: Graph) -> Graph:
-    """Edges, columns and domains of every node.
+    """Return the graph with the edges, columns and domains of every node.
 
     Raises:
         GraphError: two writers of a column, a column that nothing writes, a cycle, or a column of another
@@ -77,10 +77,9 @@ class Inference:
         self.problems.append(Problem(kind, law, mark, (), remedy, drawing))
 
     def _outs(self, node: Node) -> dict[str, str]:
-        """The op's name of each output -> the column that it becomes."""
-        assert node.call
+        """Return the op's name of each output -> the column that it becomes."""
         names = {port.name or node.name for port in node.op.outputs}
-        for name in node.call.outs:
+        for name in node.called.outs:
             if name not in names:
                 law = f"`out` of node `{node.name}` names `{name}`, which op {node.op.name} does not write"
                 self.problem("unknown-output", law, node.mark, nearest(name, names))
@@ -95,28 +94,27 @@ class Inference:
             self.problem("two-writers", law, node.mark, remedy)
 
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
-        """Each parameter that this node reads -> its port and column: the op's own and its hooks'."""
-        assert node.call
-        ports, known = [*wanted(node)], declared(node)
-        for name in node.call.ins:
+        """Yield each parameter that a node reads, the op's own and its hooks', with its port and column."""
+        ins, known = node.called.ins, declared(node)
+        for name in ins:
             if name not in known:
                 law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
                 remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
                 self.problem("unknown-input", law, node.mark, remedy)
-        for port in ports:
-            column = node.call.ins.get(port.name) or self._measured(node, port)
-            if column in self.writers or not port.optional or port.name in node.call.ins:
+        for port in wanted(node):
+            column = ins.get(port.name) or self._measured(node, port)
+            if column in self.writers or not port.optional or port.name in ins:
                 yield port.name, (port, column)
 
     def _measured(self, node: Node, port: Port) -> str:
-        """The column of a parameter's name. What an update measures by is found under any name of its own."""
+        """Return the column of a parameter's name; what an update measures by may have a name of its own."""
         if port.name in self.writers or port.name != "rollout_logprobs" or not node.updates:
             return port.name
         renamed = [column for column, output in self.outputs.items() if output == port.name]
         return renamed[0] if port.optional and len(renamed) == 1 else port.name
 
     def in_order(self) -> Iterator[Node]:
-        """Writers before readers, otherwise as written. Of a circle none: it is a problem."""
+        """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
         waits = {
             n.name: {self.writers[c].name for _, c in self.ports[n.name].values() if c in self.writers}
             | ({n.rows} & self.filters if n.rows else set())
@@ -155,19 +153,18 @@ class Inference:
             for name, (_, column) in ports.items()
             if start(self.domains, self.columns[column], domain.name)
         }
-        made, outs = self._made(node, domain), self.outs[node.name]
+        written_to, outs = self._written_to(node, domain), self.outs[node.name]
         for port in node.op.outputs:
             column = outs[port.name]
-            self.columns[column] = Column(column, port.type, made.name, node.name)
+            self.columns[column] = Column(column, port.type, written_to.name, node.name)
         if node.name in self.filters:
-            self._filtered(node, made)
-        assert node.call
+            self._filtered(node, written_to)
         self.done[node.name] = replace(
             node,
-            call=replace(node.call, ins=ins, outs=outs),
+            call=replace(node.called, ins=ins, outs=outs),
             reads=tuple(dict.fromkeys(ins.values())),
             writes=tuple(outs.values()),
-            domain=made.name,
+            domain=written_to.name,
         )
 
     def _missing(self, node: Node, column: str) -> None:
@@ -177,10 +174,10 @@ class Inference:
         self.problem("missing-column", law, node.mark, remedy)
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
-        """The domain that the node works on: that of its filter or of what it reads, the finest of them."""
+        """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
         if node.rows is not None and node.rows not in self.filters:
             self._no_filter(node, node.rows)
-        found = self.domains.get(self.parts.get(node.rows or "", ""))
+        finest = self.domains.get(self.parts.get(node.rows or "", ""))
         reads = [(port, self.columns[column]) for port, column in ports.values()]
 
         def last(read: tuple[Port, Column]) -> tuple[bool, bool]:
@@ -188,19 +185,19 @@ class Inference:
             return _by_chance(node, read[0]), row_a_prompt(self.domains, read[1])
 
         for port, column in sorted(reads, key=last):
-            finer = found is None or found.name in line(self.domains, column.domain)
-            meets = finer or (found and start(self.domains, column, found.name) is not None)
+            finer = finest is None or finest.name in line(self.domains, column.domain)
+            meets = finer or (finest and start(self.domains, column, finest.name) is not None)
             if not meets and _by_chance(node, port):
                 continue
             if not self._type_fits(node, port, column):
                 return None
-            if found and not meets:
+            if finest and not meets:
                 asked = [column for port, column in reads if not _by_chance(node, port)]
                 maker = self.graph.node(self.domains[column.domain].maker)
-                self.problems.append(unrelated(self.domains, node, column, found, asked, maker))
+                self.problems.append(unrelated(self.domains, node, column, finest, asked, maker))
                 return None
-            found = self.domains[column.domain] if finer else found
-        return found or GraphDomain("", "", node.name)
+            finest = self.domains[column.domain] if finer else finest
+        return finest or GraphDomain("", "", node.name)
 
     def _has_rows(self, node: Node, domain: GraphDomain) -> bool:
         """Return whether there is a row for each that the op declares: samples do not become prompts."""
@@ -231,9 +228,9 @@ class Inference:
         return not wrong
 
     def _edge(self, column: str, domain: GraphDomain) -> str:
-        """The column as a node of this domain reads it: itself, or a copy made domain by domain."""
-        made, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
-        for name in reversed(made[: made.index(str(first))]):
+        """Return the column as a node of a domain reads it: itself, or a copy made domain by domain."""
+        names, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
+        for name in reversed(names[: names.index(str(first))]):
             if (column, name) not in self.copies:
                 self._copy(self.columns[column], self.domains[name])
             column = self.copies[column, name].writes[0]
@@ -258,7 +255,7 @@ class Inference:
         )
 
     def _filtered(self, node: Node, domain: GraphDomain) -> None:
-        """The domain of the rows that a filter keeps."""
+        """Note the domain of the rows that a filter keeps."""
         name = f"{domain.name}/{node.name}"
         self.domains[name] = GraphDomain(name, domain.kind, node.name, domain.name, filtered=True)
         self.parts[node.name] = name
@@ -269,25 +266,17 @@ class Inference:
         remedy = nearest(rows, self.filters) or (f"the filters are {known}" if known else "")
         self.problem("no-filter", law, node.mark, remedy or f"add one: {rows}: {{op: filter.mixed}}")
 
-    def _made(self, node: Node, domain: GraphDomain) -> GraphDomain:
-        """The domain of what the node writes: its own new one where the op makes one."""
-        declared = node.op.declared
-        if declared.makes is None:
+    def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
+        """Return the domain of what a node writes: its own new one where the op makes one."""
+        kind, times = node.op.declared.makes, node.op.declared.times
+        if kind is None:
             return domain
-        assert node.call
-        taken = declared.makes in self.domains
-        made = GraphDomain(
-            name=f"{declared.makes}:{node.name}" if taken else declared.makes,
-            kind=declared.makes,
-            maker=node.name,
-            parent=domain.name or None,
-            times=node.call.attributes[declared.times] if declared.times else 1,
-        )
-        self.domains[made.name] = made
-        return made
+        name = f"{kind}:{node.name}" if kind in self.domains else kind
+        copies = node.called.attributes[times] if times else 1
+        self.domains[name] = GraphDomain(name, kind, node.name, domain.name or None, copies)
+        return self.domains[name]
 
 
 def _by_chance(node: Node, port: Port) -> bool:
     """Return whether a node reads a column only because another writes that name, not because it asked."""
-    assert node.call
-    return port.optional and port.name not in node.call.ins
+    return port.optional and port.name not in node.called.ins

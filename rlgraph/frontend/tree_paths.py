@@ -26,12 +26,10 @@ def changed(node: Tree | None, change: Tree) -> Tree:
 
 
 def has(tree: Tree, path: tuple[str, ...]) -> bool:
+    child: Tree | None = tree
     for part in path:
-        child = tree.get(part)
-        if child is None:
-            return False
-        tree = child
-    return True
+        child = child.get(part) if child else None
+    return child is not None
 
 
 def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
@@ -47,13 +45,8 @@ def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
     known = [*(nodes.items if nodes else ()), *SECTIONS]
     inside = next((f"{s}.{parts[0]}" for s in ("models", "pools") if has(tree, (s, parts[0]))), "")
     if parts[0] not in known:
-        raise fail(
-            "edit-missing",
-            f"`{parts[0]}` is neither a node nor a section",
-            mark,
-            known,
-            f"did you mean `{inside}`?" if inside else nearest(parts[0], known),
-        )
+        hint = f"did you mean `{inside}`?" if inside else nearest(parts[0], known)
+        raise fail("edit-missing", f"`{parts[0]}` is neither a node nor a section", mark, known, hint)
     return ("nodes", *parts)
 
 

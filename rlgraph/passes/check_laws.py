@@ -17,7 +17,7 @@ from rlgraph.passes.trace import refusal, sampler, source, writer
 
 
 def assume(graph: Graph) -> Graph:
-    """Every law of the graph's nodes checked; a note where a filter may have cut groups.
+    """Check every law of the graph's nodes, and note where a filter may have cut groups.
 
     Raises:
         GraphError: with every law that is broken.
@@ -37,12 +37,12 @@ def assume(graph: Graph) -> Graph:
 
 
 def _cut_groups(graph: Graph) -> tuple[str, ...]:
-    """Filters that look at single rows may leave a part of a group to a node that compares its samples."""
+    """Return notes of filters of single rows that may leave a part of a group to a node that compares it."""
     notes = []
     for node in graph.nodes:
         if node.call and node.op.declared.rows == "group":
-            filters = [graph.node(made.maker) for made in graph.ancestors(node.domain) if made.filtered]
-            cut = [f"`{made.name}`" for made in filters if made.op.declared.rows == "each"]
+            filters = [graph.node(domain.maker) for domain in graph.ancestors(node.domain) if domain.filtered]
+            cut = [f"`{filtering.name}`" for filtering in filters if filtering.op.declared.rows == "each"]
             if cut:
                 notes.append(f"{', '.join(cut)} may cut groups: `{node.name}` compares what is left of them")
     return tuple(notes)
@@ -50,8 +50,7 @@ def _cut_groups(graph: Graph) -> tuple[str, ...]:
 
 def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A group has more than one sample."""
-    made = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
-    domain = made[0]
+    domain = next(domain for domain in graph.ancestors(node.domain) if not domain.filtered)
     if domain.parent is None or domain.times > 1:
         return None
     law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{domain.maker}` makes one"
@@ -99,7 +98,7 @@ def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
         return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: null}}")
     law = f"node `{node.name}`: aggregate {how} divides by a constant number of tokens, `norm`"
     rollout = sampler(graph, node.domain)
-    limit = rollout.call.name_of("response_limit") if rollout and rollout.call else ""
+    limit = rollout.called.name_of("response_limit") if rollout else ""
     value = f"'${{nodes.{rollout.name}.{limit}}}'" if rollout and limit else "1024"
     return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
 
@@ -147,7 +146,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
 
 
 def _trained(graph: Graph, node: Node) -> str | None:
-    """The model that a node's KL is about: the one it updates, or the one that sampled its rows."""
+    """Return the model that a node's KL is about: the one it updates, or the one that sampled its rows."""
     if node.updates:
         return node.model
     rollout = sampler(graph, node.domain)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.schedules import Course
-from rlgraph.passes.trace import draw, sampler
+from rlgraph.passes.trace import refusal, sampler
 
 
 def resolve(graph: Graph) -> Graph:
@@ -30,19 +30,18 @@ def resolve(graph: Graph) -> Graph:
 def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
     if not (node.call and node.op.engine == "train" and node.call.name_of("temperature")):
         return node
-    rollout, given = sampler(graph, node.domain), _temperature(node.call)
-    drawn = _temperature(rollout.call) if rollout and rollout.call else None
-    if rollout and given is not None and drawn is not None and given != drawn:
-        law = f"node `{node.name}` scores at temperature {given}; `{rollout.name}` sampled at {drawn}"
+    rollout, own = sampler(graph, node.domain), _temperature(node.call)
+    drawn = _temperature(rollout.called) if rollout else None
+    if rollout and own is not None and drawn is not None and own != drawn:
+        law = f"node `{node.name}` scores at temperature {own}; `{rollout.name}` sampled at {drawn}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
-        drawing = draw(graph, [rollout.name, node.name])
-        problems.append(Problem("temperature", law, node.mark, (), remedy, drawing))
+        problems.append(refusal("temperature", law, graph, node, [rollout.name], remedy))
     if rollout and isinstance(drawn, Course) and not all(value for _, value in drawn.points):
         law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
         law += "at 0 there is no distribution to score by"
         remedy = f"let {rollout.name}.temperature stay above 0"
         problems.append(Problem("temperature", law, node.mark, (), remedy))
-    return replace(node, call=_at(node.call, given or drawn or 1.0))
+    return replace(node, call=_at(node.call, own or drawn or 1.0))
 
 
 def _temperature(call: Call) -> float | Course | None:

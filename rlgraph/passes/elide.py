@@ -19,8 +19,7 @@ def elide(graph: Graph) -> Graph:
     It stays with ``keep: true``, with several optimizer steps, and where anything else reads it.
     """
     for node in graph.nodes:
-        reader = _only_reader(graph, node)
-        if reader:
+        if reader := _only_reader(graph, node):
             graph = _without(graph, node, reader)
     return replace(graph, notes=graph.notes + _twins(graph))
 
@@ -33,42 +32,40 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     if len(readers) != 1 or not readers[0].updates or node.writes[0] in graph.report.values():
         return None
     (reader,) = readers
-    assert reader.call
     same = (reader.model, reader.version) == (node.model, node.version)
-    ports = [port for port, column in reader.call.ins.items() if column == node.writes[0]]
-    alike = reader.call.value("temperature") == node.call.value("temperature")
-    alike = alike and reader.call.course("temperature") == node.call.course("temperature")
+    ports = [port for port, column in reader.called.ins.items() if column == node.writes[0]]
+    alike = reader.called.value("temperature") == node.call.value("temperature")
+    alike = alike and reader.called.course("temperature") == node.call.course("temperature")
     return reader if same and alike and ports == [COLUMN] and reader.optimizer_steps == 1 else None
 
 
 def _without(graph: Graph, node: Node, reader: Node) -> Graph:
-    assert reader.call
     (column,) = node.writes
-    ins = {port: source for port, source in reader.call.ins.items() if port != COLUMN}
+    ins = {port: source for port, source in reader.called.ins.items() if port != COLUMN}
     changed = replace(
         reader,
-        call=replace(reader.call, ins=ins),
+        call=replace(reader.called, ins=ins),
         reads=tuple(read for read in reader.reads if read != column),
         after=tuple(name for name in reader.after if name != node.name),
     )
     nodes = tuple(changed if n is reader else n for n in graph.nodes if n is not node)
     why = f"`{reader.name}` makes one optimizer step from {node.model}@v, so its own log-probs are these"
     note = f"left out `{node.name}`: {why} (keep it by {node.name}.keep=true)"
-    columns = {name: found for name, found in graph.columns.items() if name != column}
+    columns = {name: kept for name, kept in graph.columns.items() if name != column}
     return replace(graph, nodes=nodes, columns=columns, notes=(*graph.notes, note))
 
 
 def _twins(graph: Graph) -> tuple[str, ...]:
     """Return notes of nodes that compute the same from the same: reported, never merged."""
-    seen: dict[str, Node] = {}
+    seen: dict[str, str] = {}
     notes = []
     for node in graph.nodes:
         if node.call and node.op.engine == "train" and not node.updates:
-            attributes = sorted(node.call.attributes.items())
-            weights = (node.model, node.version)
-            key = repr((node.call.target, weights, node.reads, attributes, node.call.courses))
-            twin = seen.setdefault(key, node)
-            if twin is not node:
-                both = f"`{twin.name}` and `{node.name}`"
-                notes.append(f"{both} compute the same: one could read the other's column")
+            call, weights = node.call, (node.model, node.version)
+            key = repr((call.target, weights, node.reads, sorted(call.attributes.items()), call.courses))
+            twin = seen.setdefault(key, node.name)
+            if twin != node.name:
+                notes.append(
+                    f"`{twin}` and `{node.name}` compute the same: one could read the other's column"
+                )
     return tuple(notes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rlgraph.engines.registry import SERVING
-from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
 from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.renumber import renumbered
@@ -21,7 +21,7 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 def make_plan(
     graph: Graph, evaluation: Graph | None, eval_every: int, digest: str, device: str = "cpu"
 ) -> Plan:
-    """The steps of one iteration, and those of an evaluation."""
+    """Return the plan of a graph's iteration, and of an evaluation."""
     phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
     steps = {phase: _steps(g, phase) for phase, g in phases.items()}
     return Plan(
@@ -50,12 +50,12 @@ def make_plan(
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
     numbers = {node.name: number for number, node in enumerate(graph.nodes, 1)}
-    writer = {column: node.name for node in graph.nodes for column in node.writes}
+    writer = {column: numbers[node.name] for node in graph.nodes for column in node.writes}
     ends = collects(graph.nodes)
     regions = {node.name: end.after[0] for end in ends for node in (*members(graph, end), end)}
     steps = []
     for node in graph.nodes:
-        needs = {numbers[writer[c]] for c in node.reads} | {numbers[name] for name in node.after}
+        needs = {writer[c] for c in node.reads} | {numbers[name] for name in node.after}
         steps.append(
             Step(
                 id=numbers[node.name],
@@ -80,14 +80,10 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 region=regions.get(node.name, ""),
                 source=node.source,
                 path=_path(node, graph),
-                engine=_engine(node),
+                engine=(node.op.engine or "") if node.call else "".join(node.kind.facts.engines[-1:]),
             )
         )
     return renumbered(steps, graph.report.values())[0]
-
-
-def _engine(node: Node) -> str:
-    return (node.op.engine or "") if node.call else "".join(node.kind.facts.engines[-1:])
 
 
 def _path(node: Node, graph: Graph) -> str:
@@ -104,14 +100,13 @@ def _path(node: Node, graph: Graph) -> str:
 
 
 def in_one_process(plan: Plan) -> Plan:
-    """The plan for pools that share a process: weights from pool to pool stay in it, as within a pool."""
+    """Return the plan for pools that share a process: weights from pool to pool stay in it, as within one."""
 
     def handed(step: Step) -> Step:
-        if not step.source:
+        serve = plan.models[next(iter(step.models))].serve if step.source else None
+        if serve is None or serve.addresses:
             return step
-        serve = plan.models[next(iter(step.models))].serve
-        assert serve
-        return step if serve.addresses else replace(step, path=SERVING[serve.engine].paths[0])
+        return replace(step, path=SERVING[serve.engine].paths[0])
 
     return replace(plan, steps=tuple(map(handed, plan.steps)), eval_steps=tuple(map(handed, plan.eval_steps)))
 
@@ -124,23 +119,20 @@ def _version(node: Node) -> dict[str, Version | None]:
 
 
 def _function(node: Node) -> Function:
-    assert node.call
-    call: Call = node.call
+    call = node.called
+    hooks = {n: Function(h.target, h.attributes, courses=h.courses) for n, h in node.hooks.items()}
     return Function(
         target=call.target,
-        attributes=dict(call.attributes),
-        ins=dict(call.ins),
-        outs=dict(call.outs),
-        handles=dict(node.op.handles),
+        attributes=call.attributes,
+        ins=call.ins,
+        outs=call.outs,
+        handles=call.op.handles,
         model=node.model,
         of=node.of,
         tokenizer=node.tokenizer,
-        courses=dict(call.courses),
-        roles=dict(call.op.declared.roles),
-        hooks={
-            name: Function(hook.target, dict(hook.attributes), courses=dict(hook.courses))
-            for name, hook in node.hooks.items()
-        },
+        courses=call.courses,
+        roles=call.op.declared.roles,
+        hooks=hooks,
     )
 
 
@@ -152,30 +144,26 @@ def _columns(graph: Graph) -> dict[str, ColumnPlan]:
 
 
 def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
-    """The models that some step needs, with the engines that hold them."""
+    """Return the models that some step needs, with the engines that hold them."""
     nodes = [node for phase in phases for node in phase.nodes]
     used = [node for node in nodes if node.call and node.op.engine]
     engines = {name: {n.op.engine for n in used if name in (n.model, n.of)} for name in graph.models}
     tokenizers = {node.tokenizer for node in nodes}
-    found = {}
+    models = {}
     for name, model in graph.models.items():
         if engines[name] or name in tokenizers:
-            spec = model.spec
+            spec, serves = model.spec, "serve" in engines[name]
             optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
-            serve = (
-                _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"])
-                if "serve" in engines[name]
-                else None
-            )
-            found[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
+            serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
+            models[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
     apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
-    return {name: replace(model, shares=_shared(name, found, apart)) for name, model in found.items()}
+    return {name: replace(model, shares=_shared(name, models, apart)) for name, model in models.items()}
 
 
 def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) -> str:
-    """The model that holds the weights of a frozen one already; "" where none does."""
+    """Return the model that holds the weights of a frozen one already; "" where none does."""
     model, names = models[name], list(models)
     if not model.train or not model.frozen or name in apart:
         return ""
@@ -193,12 +181,12 @@ def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) 
 
 
 def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
-    """An engine with its pool; not validated again, since a value may still be open."""
+    """Return an engine with its pool; not validated again, since a value may still be open."""
     return kind.model_construct(**{**dict(spec), "pool": pool})
 
 
 def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
-    """An optimizer's settings; a schedule without an end ends with the run."""
+    """Return an optimizer's settings; a schedule without an end ends with the run."""
     if spec is None or spec.schedule == "constant" or spec.total_steps:
         return spec
     updates = [node for node in graph.nodes if node.updates and node.model == model]

@@ -10,8 +10,6 @@ sampled makes up for it, and so do importance weights:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlgraph.errors import Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.passes.trace import read_from, refusal, sampler, source
@@ -37,11 +35,10 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         return None
     law += f"`{made.writes[0]}` is {source(made)}, and the rows are sampled by {rollout.weights}"
     if _newer(made, rollout, node):
-        weighed = "rollout_weights" in (node.call.ins if node.call else ())
+        if "rollout_weights" in node.called.ins:
+            return None
         remedy = _corrections(graph, node, rollout)
-        return (
-            None if weighed else refusal("stale-ratio", law, graph, node, [rollout.name, made.name], remedy)
-        )
+        return refusal("stale-ratio", law, graph, node, [rollout.name, made.name], remedy)
     remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
     if made.model == rollout.model:
         remedy = f"read them before the update: {made.name}: {{model: {rollout.model}}}"
@@ -87,19 +84,18 @@ def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         law += f"and is {source(made)}"
         remedy = f"{_recompute(graph, rollout, made)}set: {{{node.name}.in.old_logprobs: old_logprobs}}"
         return refusal("wrong-weights", law, graph, node, names, remedy)
-    return (
-        _corrected_twice(graph, node, f"the loss {call.op.name} does so by itself") if node.updates else None
-    )
+    why = f"the loss {call.op.name} does so by itself"
+    return _corrected_twice(graph, node, why) if node.updates else None
 
 
 def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A baseline is what the weights that sampled the rows earn on the same prompts without chance."""
     made, rollout = read_from(graph, node, "greedy_rewards"), sampler(graph, node.domain)
-    if made is None or node.call is None:
+    if made is None:
         return None
     law = f"node `{node.name}` ({node.op.name}) takes off what the weights that sampled earn without chance; "
     if rollout is None:
-        ins = f"in: {{rewards: {node.call.ins.get('rewards', 'rewards')}}}"
+        ins = f"in: {{rewards: {node.called.ins.get('rewards', 'rewards')}}}"
         remedy = f"replace: {{{node.name}: {{op: advantage.reinforce_pp, {ins}}}}}"
         return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
     greedy = sampler(graph, made.domain)
@@ -111,9 +107,9 @@ def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
     if greedy.weights != rollout.weights:
         law += f"`{greedy.name}` samples with {greedy.weights}, `{rollout.name}` with {rollout.weights}; "
         edits["model"] = f"{rollout.model}{'@next' if rollout.reads_next else ''}"
-    if greedy.call and (temperature := greedy.call.value("temperature")) != 0:
+    if (temperature := greedy.called.value("temperature")) != 0:
         law += f"`{greedy.name}` samples at temperature {temperature}"
-        edits[greedy.call.name_of("temperature")] = 0
+        edits[greedy.called.name_of("temperature")] = 0
     remedy = f"set: {{{', '.join(f'{greedy.name}.{name}: {value}' for name, value in edits.items())}}}"
     names = [rollout.name, greedy.name, made.name]
     return refusal("no-greedy", law.rstrip("; "), graph, node, names, remedy) if edits else None
@@ -123,9 +119,8 @@ def _newer(made: Node, rollout: Node, node: Node) -> bool:
     """Return whether log-probs are of a version after the sampler's, and not after what the node updates."""
     last = _version(node) if node.updates else _version(made)
     same = made.op.engine == "train" and made.model == rollout.model
-    return (
-        same and _version(rollout) < _version(made) <= last and (not node.updates or made.model == node.model)
-    )
+    same = same and (not node.updates or made.model == node.model)
+    return same and _version(rollout) < _version(made) <= last
 
 
 def _version(node: Node) -> int:
@@ -152,7 +147,7 @@ def _corrected_twice(graph: Graph, node: Node, why: str) -> Problem | None:
 
 
 def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
-    """What makes a loss with a ratio legal on rows of an older version."""
+    """Return what makes a loss with a ratio legal on rows of an older version."""
     ratio = f"set: {{{node.name}.in.old_logprobs: {_measured(rollout)}}}"
     decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo}}}}"
     if _measured(rollout) != "rollout_logprobs":
@@ -161,7 +156,7 @@ def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
 
 
 def _weights(graph: Graph, node: Node, rollout: Node) -> str:
-    """The edit that adds importance weights."""
+    """Return the edit that adds importance weights."""
     made = read_from(graph, node, "old_logprobs")
     old = made.writes[0] if made else "old_logprobs"
     ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
@@ -172,7 +167,7 @@ def _weights(graph: Graph, node: Node, rollout: Node) -> str:
 
 
 def _recompute(graph: Graph, rollout: Node, made: Node) -> str:
-    """The edit that lets the model that sampled write ``old_logprobs``, where nothing does so yet."""
+    """Return the edit that lets the model that sampled write ``old_logprobs``, where nothing does so yet."""
     if made.name != "old_logprobs" and _there(graph, "old_logprobs"):
         return ""
     edit = f"{{old_logprobs: {{op: logprobs, model: {rollout.model}}}}}"
@@ -185,18 +180,17 @@ def _there(graph: Graph, column: str) -> bool:
 
 
 def _measured(rollout: Node) -> str:
-    """The column of the log-probs that a rollout measured itself."""
-    outs: Mapping[str, str] = rollout.call.outs if rollout.call else {}
-    return outs.get("rollout_logprobs", "rollout_logprobs")
+    """Return the column of the log-probs that a rollout measured itself."""
+    return rollout.called.outs.get("rollout_logprobs", "rollout_logprobs")
 
 
 def _greedy(node: Node, rollout: Node, made: Node) -> str:
-    """The edit that adds a greedy rollout of the same prompts, and its reward."""
-    assert rollout.call
-    outs = ", ".join(f"{name}: greedy_{name}" for name in rollout.call.outs)
-    limit, temperature = (rollout.call.name_of(role) for role in ("response_limit", "temperature"))
-    call = f"op: {rollout.op.name}, model: {rollout.model}, n: 1, {temperature}: 0, "
-    call += f"{limit}: {rollout.call.attributes.get(limit)}"
+    """Return the edit that adds a greedy rollout of the same prompts, and its reward."""
+    drawn = rollout.called
+    outs = ", ".join(f"{name}: greedy_{name}" for name in drawn.outs)
+    limit, temperature = drawn.name_of("response_limit"), drawn.name_of("temperature")
+    call = f"op: {drawn.op.name}, model: {rollout.model}, n: 1, {temperature}: 0, "
+    call += f"{limit}: {drawn.attributes.get(limit)}"
     scores = any(port.name == "responses" for port in made.op.inputs)
     score = f"{{op: {made.op.name if scores else 'reward.math'}, in: {{responses: greedy_responses}}}}"
     add = f"add: {{greedy: {{{call}, out: {{{outs}}}}}, greedy_rewards: {score}}}"

@@ -58,11 +58,8 @@ def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
 
 def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
     """Return domain -> mini-batches of its updates (of the first, where they differ)."""
-    found: dict[str | None, int] = {}
-    for node in graph.nodes:
-        if node.updates and node.call:
-            found.setdefault(node.domain, int(node.call.value("minibatches", 1)))
-    return found
+    updates = [node for node in reversed(graph.nodes) if node.updates]
+    return {node.domain: int(node.called.value("minibatches", 1)) for node in updates}
 
 
 def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> RowLayout:
@@ -80,8 +77,7 @@ def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[st
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
-        assert node.call
-        return RowLayout("balanced", node.call.value("minibatches", steps.get(node.domain, 1)))
+        return RowLayout("balanced", node.called.value("minibatches", steps.get(node.domain, 1)))
     weights: Counter[RowLayout] = Counter()
     for name in node.reads:
         # a number per token weighs more to move than a number per row

@@ -63,9 +63,7 @@ def _copied_in_place(graph: Graph) -> None:
 
 def _whole_groups(graph: Graph) -> None:
     """Check that tensor-parallel groups fill their pool."""
-    for name in dict.fromkeys(
-        str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"
-    ):
+    for name in (str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"):
         size, pool = graph.models[name].spec.serve.tensor_parallel, graph.engines[f"{name}.serve"]
         if graph.devices[pool] % size:
             law = (

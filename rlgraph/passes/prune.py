@@ -23,7 +23,7 @@ def prune(graph: Graph) -> Graph:
 
 def _roots(graph: Graph) -> list[Node]:
     if graph.report:
-        return [node for node in graph.nodes if set(node.writes) & set(graph.report.values())]
+        return [node for node in graph.nodes if {*node.writes} & {*graph.report.values()}]
     return [node for node in graph.nodes if node.updates] or list(graph.nodes)
 
 

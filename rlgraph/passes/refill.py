@@ -32,9 +32,8 @@ def refill(graph: Graph) -> Graph:
     filters = [node for node in graph.nodes if node.refill and _selects(graph, node)]
     problems = [*_same_source(graph, filters)]
     for node in filters if not problems else ():
-        collected = _collected(graph, node)
-        problems += _problems(collected, collected.node(f"collect:{node.name}"))
-        graph = collected
+        graph = _collected(graph, node)
+        problems += _problems(graph, graph.node(f"collect:{node.name}"))
     if problems:
         raise GraphError(problems)
     return graph
@@ -42,8 +41,8 @@ def refill(graph: Graph) -> Graph:
 
 def members(graph: Graph, collect: Node) -> list[Node]:
     """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
-    found = reached(graph.needs, graph.needs[collect.name], waits=lambda *_: False)
-    return [node for node in graph.nodes if node.name in found]
+    inside = reached(graph.needs, graph.needs[collect.name], waits=lambda *_: False)
+    return [node for node in graph.nodes if node.name in inside]
 
 
 def collects(nodes: Sequence[Node]) -> list[Node]:
@@ -68,14 +67,12 @@ def aged(graph: Graph) -> Graph:
 
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
-    return [
-        node for node in graph.nodes if node.kind.facts.layout == "filter" and node.after == (filtering.name,)
-    ]
+    after = (filtering.name,)
+    return [node for node in graph.nodes if node.kind.facts.layout == "filter" and node.after == after]
 
 
 def _collected(graph: Graph, filtering: Node) -> Graph:
-    selects = _selects(graph, filtering)
-    region = _region(graph, filtering)
+    selects, region = _selects(graph, filtering), _region(graph, filtering)
     tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
     because = f"`{filtering.name}` refills: the steps from `{region.source}` on are repeated with the next "
     because += f"{region.kind} until {region.rows} rows stay, {tries}"
@@ -102,7 +99,7 @@ def _region(graph: Graph, filtering: Node) -> Region:
     assert filtering.refill
     wanted, line = filtering.refill, graph.ancestors(filtering.domain)
     source = graph.node(line[-1].maker)
-    batch = (source.call.value("rows") if source.call else None) or 0
+    batch = source.called.value("rows", 0)
     times = prod(domain.times for domain in line)
     return Region(
         filter=filtering.name,
@@ -127,10 +124,9 @@ def _problems(graph: Graph, collect: Node) -> list[Problem]:
 
 def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
     source = graph.node(region.source)
-    given = source.call.value("rows") if source.call else None
-    if not source.op.source or not isinstance(given, int):
+    if not source.op.source or not isinstance(source.called.value("rows"), int):
         law = f"`{region.filter}` refills from `{source.name}` ({source.op.name}), which is asked for more "
-        batch = (source.call.name_of("rows") if source.call else "") or "batch"
+        batch = source.called.name_of("rows") or "batch"
         law += f"prompts by its attribute `{batch}`, a number"
         yield Problem("no-batch", law, source.mark, (), f"set: {{{source.name}.{batch}: 128}}")
 

@@ -20,9 +20,8 @@ def verify(graph: Graph, after: str) -> None:
     for node in graph.nodes:
         unwritten = set(node.reads) - columns
         assert not unwritten, f"pass {after}: {node.name} reads {unwritten}, which nothing writes"
-        assert columns >= set(node.call.ins.values() if node.call else ()), (
-            f"pass {after}: {node.name}: lost edge"
-        )
+        ins = set(node.call.ins.values() if node.call else ())
+        assert ins <= columns, f"pass {after}: {node.name}: lost edge"
         assert set(node.after) <= known, f"pass {after}: {node.name} waits for a node that is gone"
         assert not node.inserted or node.because, f"pass {after}: {node.name} is inserted without a reason"
     if after in ("partition", "sync", "order"):
@@ -33,12 +32,9 @@ def verify(graph: Graph, after: str) -> None:
 
 def _one_layout_a_node(graph: Graph, after: str) -> None:
     for node in graph.nodes:
-        if node.kind.facts.in_place:
-            for column in node.reads:
-                have = graph.columns[column]
-                assert lies_so(graph, have, node.layout, node.pool), (
-                    f"pass {after}: {node.name} ({node.layout}) reads {column} ({have.layout})"
-                )
+        for column in [graph.columns[name] for name in node.reads if node.kind.facts.in_place]:
+            law = f"pass {after}: {node.name} ({node.layout}) reads {column.name} ({column.layout})"
+            assert lies_so(graph, column, node.layout, node.pool), law
 
 
 def _needs_come_first(graph: Graph) -> None:

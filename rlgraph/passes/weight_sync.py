@@ -10,7 +10,7 @@ from rlgraph.ir.steps import Kind
 
 
 def sync(graph: Graph) -> Graph:
-    """One ``sync`` for each version of a model that serve engines read, before its first reader.
+    """Insert one ``sync`` for each version of a model that serve engines read, before its first reader.
 
     An engine with weights of its own needs none.
     """

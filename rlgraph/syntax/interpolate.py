@@ -71,10 +71,9 @@ def _lookup(name: str, mark: Mark, root: Tree, problems: list[Problem], chain: t
         return Tree(None, mark)
     tree = root
     for part in name.split("."):
-        child = tree.get(part)
-        if child is None:
+        if part not in tree.items:
             law = f"`${{{name}}}` refers to what is not there: no `{part}`"
             problems.append(Problem("no-reference", law, mark, tuple(tree.items), nearest(part, tree.items)))
             return Tree(None, mark)
-        tree = child
+        tree = tree.items[part]
     return tree.mapped(partial(_filled, root, problems, (*chain, name)))

@@ -67,7 +67,7 @@ class Tree:
 
     @staticmethod
     def of(value: Any) -> Tree:
-        """A plain value as a tree, of no place in any file."""
+        """Return a plain value as a tree, of no place in any file."""
         if isinstance(value, Mapping):
             return Tree({name: Tree.of(child) for name, child in value.items()}, NOWHERE)
         return Tree([*map(Tree.of, value)] if isinstance(value, list) else value, NOWHERE)
@@ -90,22 +90,15 @@ class Tree:
 
     def with_item(self, name: str, child: Tree | None) -> Tree:
         """Return the tree with one item of the mapping set, in its old place if it had one, or taken out."""
-        items = dict(self.items)
-        if child is None:
-            del items[name]
-        else:
-            items[name] = child
-        return replace(self, value=items)
+        items = {**self.items, name: child}
+        return replace(self, value={n: item for n, item in items.items() if item is not None})
 
     def walk(self, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Tree]]:
         """Yield this tree and every tree below, with the path to it."""
         yield path, self
-        if isinstance(self.value, dict):
-            for name, child in self.value.items():
-                yield from child.walk((*path, name))
-        elif isinstance(self.value, list):
-            for index, child in enumerate(self.value):
-                yield from child.walk((*path, index))
+        children = enumerate(self.value) if isinstance(self.value, list) else self.items.items()
+        for part, child in children:
+            yield from child.walk((*path, part))
 
     def at(self, path: tuple[Any, ...]) -> Tree:
         """Return the deepest tree along a path that is there."""
@@ -154,7 +147,8 @@ def parse(source: Source, start: int = 0) -> Tree:
         remedy = "indent with spaces, not tabs" if "\t" in source.line(mark.line) else ""
         raise fail("not-yaml", f"this is no YAML: {error.problem}", mark, remedy=remedy) from error
     except yaml.reader.ReaderError as error:
-        mark = _mark_at(text, error.position, source)
+        before = text[: error.position].split("\n")
+        mark = Mark(source, len(before), len(before[-1]) + 1)
         raise fail("not-yaml", f"this is no YAML: {error.reason}", mark) from error
     if root is None:
         raise fail("empty", "nothing but white space and comments", Mark(source, 1, 1))
@@ -233,11 +227,6 @@ class Reader:
 
 def _mark(place: Any, source: Source) -> Mark:
     return Mark(source, place.line + 1, place.column + 1)
-
-
-def _mark_at(text: str, position: int, source: Source) -> Mark:
-    lines = text[:position].split("\n")
-    return Mark(source, len(lines), len(lines[-1]) + 1)
 
 
 def scalar(text: str) -> Any:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.syntax.source import OPEN, Tree
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 NODE_KEYS = ("op", "model", "tokenizer", "in", "out", "rows", "refill", "pool", "every", "from", "of")
 
@@ -28,7 +28,7 @@ class Binder:
     broken: set[str] = field(default_factory=set)  # models with a problem of their own
     strict: bool = True  # else attributes are not checked, and an op that is not found raises
 
-    def attempt(self, find: Callable[..., Found], *arguments: Any) -> Found | None:
+    def attempt(self, find: Callable[..., Result], *arguments: Any) -> Result | None:
         """Return what a function finds, or None with the problems noted that it raises."""
         try:
             return find(*arguments)
@@ -60,27 +60,26 @@ def validate(
 
     Args:
         section: type of the record.
-        tree: the values.
-        path: the graph's name for the tree, as ``models.policy``.
+        tree: the values, and ``path``, the graph's name for them, as ``models.policy``.
         binder: where problems are noted.
         what: the name of the reader of the values, as ``op rollout``.
         keys: further keys that are accepted, for the message.
     """
-    given = tree.plain()
-    if not isinstance(given, dict):
+    values = tree.plain()
+    if not isinstance(values, dict):
         binder.problem("wrong-type", f"`{path}` is a mapping of attributes", tree.mark, section.model_fields)
         return None
     try:
-        return section.model_validate(given)
+        return section.model_validate(values)
     except ValidationError as error:
-        found: dict[Mark, list[Any]] = {}
+        wrong: dict[Mark, list[Any]] = {}
         for item in error.errors(include_url=False):
             place = tree.at(item["loc"])
             if place.value != OPEN or item["type"] == "extra_forbidden":
-                found.setdefault(place.key or place.mark, []).append(item)
-        for mark, items in found.items():
+                wrong.setdefault(place.key or place.mark, []).append(item)
+        for mark, items in wrong.items():
             binder.problems += _explain(items, mark, section, tree, path, what, keys)
-        return None if found else _constructed(section, given)
+        return None if wrong else _constructed(section, values)
 
 
 def read_record(section: type[StrictRecord], tree: Tree, path: str) -> StrictRecord:
@@ -90,23 +89,20 @@ def read_record(section: type[StrictRecord], tree: Tree, path: str) -> StrictRec
         GraphError: with every problem.
     """
     binder = Binder()
-    found: StrictRecord | None = validate(section, tree, path, binder)
-    if found is None or binder.problems:
+    record: StrictRecord | None = validate(section, tree, path, binder)
+    if record is None or binder.problems:
         raise GraphError(binder.problems)
-    return found
+    return record
 
 
-def _constructed(section: type[BaseModel], given: Mapping[str, Any]) -> Any:
+def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
     """Return a record with open values: defaults stand in for them where there are any."""
-    values = {}
-    for name, value in given.items():
-        field = section.model_fields[name]
-        inner = next((o for o in _options(field.annotation) if issubclass(o, BaseModel)), None)
+    known = {n: v for n, v in values.items() if v != OPEN or section.model_fields[n].is_required()}
+    for name, value in known.items():
+        inner = _nested(section, name)
         if inner and isinstance(value, dict):
-            values[name] = _constructed(inner, value)
-        elif value != OPEN or field.is_required():
-            values[name] = value
-    return section.model_construct(**values)
+            known[name] = _constructed(inner, value)
+    return section.model_construct(**known)
 
 
 def _explain(
@@ -148,26 +144,23 @@ def _wanted(item: Any) -> str:
 
 def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the part of pydantic's location that names something in the tree: it adds branches of unions."""
-    known: list[Any] = []
-    for part in loc:
+    for count, part in enumerate(loc):
         if tree.at((part,)) is tree:
-            break
+            return loc[:count]
         tree = tree.at((part,))
-        known.append(part)
-    return tuple(known)
+    return loc
 
 
 def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     """Return the names that may stand at a location inside a section."""
+    inner: type[BaseModel] | None = section
     for part in loc:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        nested = [option for option in _options(annotation) if issubclass(option, BaseModel)]
-        if not nested:
-            return []
-        section = nested[0]
-    return [*section.model_fields]
+        inner = _nested(inner, part) if inner else None
+    return [*inner.model_fields] if inner else []
 
 
-def _options(annotation: Any) -> list[type]:
-    """Return the classes of a union, or the one class."""
-    return [o for o in getattr(annotation, "__args__", (annotation,)) if isinstance(o, type)]
+def _nested(section: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the record in a field's type, which may be a union."""
+    annotation = section.model_fields[name].annotation if name in section.model_fields else None
+    options = getattr(annotation, "__args__", (annotation,))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)

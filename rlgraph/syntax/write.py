@@ -11,7 +11,7 @@ from rlgraph.syntax.source import OPEN, Tree, scalar
 
 
 def show_text(tree: Tree, origin: bool = False) -> str:
-    """A composed graph as YAML; with ``origin``, each value's place as a comment."""
+    """Return a composed graph as YAML; with ``origin``, each value's place as a comment."""
     return "\n".join(line.rstrip() for line in _yaml(tree, 0, origin)) + "\n"
 
 
@@ -34,7 +34,7 @@ def place(tree: Tree) -> str:
 
 
 def flow(value: Any) -> str:
-    """A tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
+    """Return a tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
     value = value.value if isinstance(value, Tree) else value
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_word(name)}: {flow(child)}" for name, child in value.items()) + "}"
@@ -46,14 +46,10 @@ def flow(value: Any) -> str:
 
 
 def _word(value: str) -> str:
-    """A text as it is where YAML reads it back so, else in double quotes."""
-    if _is_plain(value):
+    """Return a text as it is where YAML reads it back so, else in double quotes."""
+    plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
+    if value == OPEN or (plain and scalar(value) == value):
         return value
     short = {"\n": "\\n", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
     escaped = (short.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
     return '"' + "".join(escaped) + '"'
-
-
-def _is_plain(value: str) -> bool:
-    plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
-    return value == OPEN or bool(plain and scalar(value) == value)
