@@ -66,7 +66,8 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
     section, _, model = old.rpartition(".")
     if section == "models" and has(tree, ("models", model)):
         _free(new.value, new.mark, tree.items["models"].items)
-        return _rename_model(tree, model, new.value, mark)
+        tree = _refer_by(tree, ("model", "of", "tokenizer"), model, new.value, mark)
+        return _refer(_rekey(tree, ("models",), model, new.value), old, f"models.{new.value}")
     node = old.removeprefix("nodes.")
     if node in _names(tree):
         _free(new.value, new.mark, _names(tree))
@@ -94,11 +95,6 @@ def _spliced(name: str, body: Tree, on: Tree) -> str:
         law = f"`insert` takes an op that writes one column; {node.op.name} writes {columns or 'none'}"
         raise fail("insert-outputs", law, body.key, remedy="use `add`, and set `in` of its readers")
     return column
-
-
-def _rename_model(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    tree = _refer_by(tree, ("model", "of", "tokenizer"), old, new, mark)
-    return _refer(_rekey(tree, ("models",), old, new), f"models.{old}", f"models.{new}")
 
 
 def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark) -> Tree:

@@ -158,7 +158,8 @@ class Inference:
             column = outs[port.name]
             self.columns[column] = Column(column, port.type, written_to.name, node.name)
         if node.name in self.filters:
-            self._filtered(node, written_to)
+            self.parts[node.name] = part = f"{written_to.name}/{node.name}"
+            self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)
         self.done[node.name] = replace(
             node,
             call=replace(node.called, ins=ins, outs=outs),
@@ -254,17 +255,11 @@ class Inference:
             because=because,
         )
 
-    def _filtered(self, node: Node, domain: GraphDomain) -> None:
-        """Note the domain of the rows that a filter keeps."""
-        name = f"{domain.name}/{node.name}"
-        self.domains[name] = GraphDomain(name, domain.kind, node.name, domain.name, filtered=True)
-        self.parts[node.name] = name
-
     def _no_filter(self, node: Node, rows: str) -> None:
         law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
-        known = ", ".join(sorted(self.filters))
-        remedy = nearest(rows, self.filters) or (f"the filters are {known}" if known else "")
-        self.problem("no-filter", law, node.mark, remedy or f"add one: {rows}: {{op: filter.mixed}}")
+        known = f"the filters are {', '.join(sorted(self.filters))}" if self.filters else ""
+        remedy = nearest(rows, self.filters) or known or f"add one: {rows}: {{op: filter.mixed}}"
+        self.problem("no-filter", law, node.mark, remedy)
 
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""

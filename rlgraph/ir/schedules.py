@@ -73,17 +73,16 @@ Varying = Course | Controller
 
 def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | None]:
     """Return a model with one learning rate in place of its course, and that course."""
-    given = tree.get("optimizer")
-    if given is None or not given.is_map:
+    optimizer = tree.get("optimizer")
+    if optimizer is None or not optimizer.is_map:
         return tree, None
     fixed = {name for name in Optimizer.model_fields if name != "lr"}
-    taken, courses = take_courses(Optimizer, given, f"{path}.optimizer", binder, "", fixed, {})
-    rate = courses.get("lr")
-    schedule = given.get("schedule")
+    settled, courses = take_courses(Optimizer, optimizer, f"{path}.optimizer", binder, "", fixed, {})
+    rate, schedule = courses.get("lr"), optimizer.get("schedule")
     if courses and schedule and schedule.value != "constant":
         law = f"`{path}.optimizer` has an `lr` that changes, and `schedule: {schedule.value}`"
         binder.problem("course", law, schedule.key, remedy="remove one of the two")
-    return tree.with_item("optimizer", taken), rate if isinstance(rate, Course) else None
+    return tree.with_item("optimizer", settled), rate if isinstance(rate, Course) else None
 
 
 def take_courses(
@@ -132,14 +131,7 @@ def take_courses(
 
 def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:
     """Return a course and its numbers, or None while one of them is open."""
-    leaves = _leaves(item, path, fluid, fixed)
-    points = tuple((at, leaf.value) for at, leaf in leaves)
-    return (Course(_shape(item), points), [leaf for _, leaf in leaves]) if leaves else None
-
-
-def _leaves(item: Tree, path: str, fluid: bool, fixed: bool) -> list[tuple[int, Tree]]:
-    """Return the iterations and values of a course; nothing while one of them is open."""
-    shape, mark = _shape(item), item.key or item.mark
+    shape, mark = next(shape for shape in SHAPES if shape in item.items), item.key or item.mark
     if fixed:
         raise fail("course", f"`{path}` is one number for the whole run", mark)
     if shape != "steps" and not fluid:
@@ -149,25 +141,26 @@ def _leaves(item: Tree, path: str, fluid: bool, fixed: bool) -> list[tuple[int, 
         if name != shape and (shape == "steps" or name not in ("over", "from")):
             raise _wrong(f"`{path}` changes by `{shape}`, beside which there is no `{name}`", other.key)
     if any(leaf.value == OPEN for _, leaf in item.walk()):
-        return []
-    return _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
+        return None
+    leaves = _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
+    return Course(shape, tuple((at, leaf.value) for at, leaf in leaves)), [leaf for _, leaf in leaves]
 
 
-def _steps(given: Tree, path: str) -> list[tuple[int, Tree]]:
-    steps = given.items.items()
+def _steps(values: Tree, path: str) -> list[tuple[int, Tree]]:
+    steps = values.items.items()
     if not steps or not all(at.isdecimal() and leaf.is_number for at, leaf in steps):
-        raise _wrong(f"`{path}` has steps, which are `iteration: value`", given.mark)
+        raise _wrong(f"`{path}` has steps, which are `iteration: value`", values.mark)
     leaves = {int(at): leaf for at, leaf in steps}
     if min(leaves) > 1:
-        raise _wrong(f"`{path}` has steps, and none of them is for iteration 1", given.mark)
+        raise _wrong(f"`{path}` has steps, and none of them is for iteration 1", values.mark)
     return sorted(leaves.items())
 
 
 def _ramp(item: Tree, shape: str, path: str) -> list[tuple[int, Tree]]:
-    given, over, start = item.items[shape], item.get("over"), item.get("from")
-    ends = given.value if isinstance(given.value, list) else []
+    values, over, start = item.items[shape], item.get("over"), item.get("from")
+    ends = values.value if isinstance(values.value, list) else []
     if len(ends) != 2 or not all(end.is_number for end in ends):
-        raise _wrong(f"`{path}` changes by `{shape}` from one number to another", given.mark)
+        raise _wrong(f"`{path}` changes by `{shape}` from one number to another", values.mark)
     if not (over and over.is_count and (start is None or start.is_count)):
         raise _wrong(f"`{path}` changes `over` a number of iterations, 1 or more", (over or item).mark)
     first = int(start.value) if start else 1
@@ -176,10 +169,6 @@ def _ramp(item: Tree, shape: str, path: str) -> list[tuple[int, Tree]]:
 
 def _wrong(law: str, mark: Mark | None) -> GraphError:
     return fail("course", law, mark, remedy=f"as {EXAMPLE}")
-
-
-def _shape(item: Tree) -> Shape:
-    return next(shape for shape in SHAPES if shape in item.items)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

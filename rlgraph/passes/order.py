@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.graph import Graph
 from rlgraph.passes.refill import collects, members
 
 
@@ -16,13 +16,8 @@ def order(graph: Graph) -> Graph:
     """
     graph = replace(graph, nodes=graph.in_order)
     for collect in collects(graph.nodes):
-        graph = replace(graph, nodes=_together(graph, collect))
+        # the nodes of a region stand right before the collect of their rows: they are repeated as one
+        region, at = members(graph, collect), graph.nodes.index(collect)
+        before = (node for node in graph.nodes[:at] if node not in region)
+        graph = replace(graph, nodes=(*before, *region, *graph.nodes[at:]))
     return graph
-
-
-def _together(graph: Graph, collect: Node) -> tuple[Node, ...]:
-    """Return the nodes of a region right before the collect of their rows: they are repeated as one."""
-    region = members(graph, collect)
-    names = {node.name for node in region}
-    at = graph.nodes.index(collect)
-    return (*(n for n in graph.nodes[:at] if n.name not in names), *region, *graph.nodes[at:])

@@ -33,7 +33,9 @@ def refill(graph: Graph) -> Graph:
     problems = [*_same_source(graph, filters)]
     for node in filters if not problems else ():
         graph = _collected(graph, node)
-        problems += _problems(graph, graph.node(f"collect:{node.name}"))
+        inside = members(graph, graph.node(f"collect:{node.name}"))
+        checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead)
+        problems += [p for check in checks for p in check(graph, graph.regions[node.name], inside)]
     if problems:
         raise GraphError(problems)
     return graph
@@ -85,14 +87,13 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
         after=(filtering.name,),
         because=because,
     )
-    gone = {node.name for node in selects}
-    columns = {
-        name: replace(column, writer=collect.name) if column.writer in gone else column
-        for name, column in graph.columns.items()
-    }
-    nodes = (*(node for node in graph.nodes if node.name not in gone), collect)
-    regions = {**graph.regions, filtering.name: region}
-    return replace(graph, nodes=nodes, columns=columns, regions=regions)
+    rewritten = {name: replace(graph.columns[name], writer=collect.name) for name in collect.writes}
+    return replace(
+        graph,
+        nodes=(*(node for node in graph.nodes if node not in selects), collect),
+        columns={**graph.columns, **rewritten},
+        regions={**graph.regions, filtering.name: region},
+    )
 
 
 def _region(graph: Graph, filtering: Node) -> Region:
@@ -113,13 +114,6 @@ def _region(graph: Graph, filtering: Node) -> Region:
         keep=wanted.keep,
         policy=wanted.policy or "",
     )
-
-
-def _problems(graph: Graph, collect: Node) -> list[Problem]:
-    """Return the reasons why the steps before a ``collect`` can't be repeated."""
-    region, inside = graph.regions[collect.after[0]], members(graph, collect)
-    checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead)
-    return [problem for check in checks for problem in check(graph, region, inside)]
 
 
 def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:

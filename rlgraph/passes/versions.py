@@ -31,11 +31,10 @@ def version(graph: Graph) -> Graph:
     changed: dict[str, Node] = {}
     for model, nodes in readers.items():
         for node in nodes:
-            if node.op.declared.recorded:  # sampled before the run, by weights of an unknown version
-                changed[node.name] = replace(node, version=-1)
-                continue
             last = tuple(n.name for n in updates[model][-1:]) if node.reads_next else ()
             at = len(updates[model]) if node.reads_next else -len(updates[model]) * ahead(graph, node)
+            if node.op.declared.recorded:  # sampled before the run, by weights of an unknown version
+                last, at = (), -1
             changed[node.name] = replace(node, version=at, after=node.after + last)
     for model, nodes in updates.items():
         before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from rlgraph.engines.registry import SERVING, TRAINING
 from rlgraph.syntax.source import OPEN
@@ -36,7 +29,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _may_be_open(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _may_be_open(cls, value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
         """Take a value that is written ???, or holds one that is, as it is where the context is ``OPEN``."""
         try:
             return check(value)
@@ -83,8 +76,7 @@ class Serve(Section):
     )
     pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
     dtype: Dtype = Field(
-        default="auto",
-        description="of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs.",
+        default="auto", description="of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs."
     )
     max_rows: Count = Field(default=1024, description="samples that one engine generates at a time.")
     cache_tokens: Count | Literal["auto"] = Field(

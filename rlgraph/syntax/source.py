@@ -152,7 +152,11 @@ def parse(source: Source, start: int = 0) -> Tree:
         raise fail("not-yaml", f"this is no YAML: {error.reason}", mark) from error
     if root is None:
         raise fail("empty", "nothing but white space and comments", Mark(source, 1, 1))
-    return Reader(source).whole(root)
+    reader = Reader(source)
+    tree = reader.tree(root, frozenset())
+    if reader.problems:
+        raise GraphError(reader.problems)
+    return tree
 
 
 def _shallow(text: str, source: Source) -> None:
@@ -172,13 +176,6 @@ class Reader:
     source: Source
     problems: list[Problem] = field(default_factory=list)
     size: int = 0  # values so far, those of an alias counted each time
-
-    def whole(self, root: Any) -> Tree:
-        """Return the tree of a document, or raise a ``GraphError`` with all of its problems."""
-        tree = self.tree(root, frozenset())
-        if self.problems:
-            raise GraphError(self.problems)
-        return tree
 
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
