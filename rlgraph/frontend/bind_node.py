@@ -135,9 +135,8 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
         return natural[0]
     if binder.broken or (item and item.value == OPEN):
         return None
-    law = f"node `{name}` needs the tokenizer of one model" + (
-        f"; there is no `{item.value}`" if item else ""
-    )
+    unknown = f"; there is no `{item.value}`" if item else ""
+    law = f"node `{name}` needs the tokenizer of one model{unknown}"
     binder.problem("no-tokenizer", law, item.mark if item else tree.key, models, "add `tokenizer: MODEL`")
     return None
 

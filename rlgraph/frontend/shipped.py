@@ -1,4 +1,4 @@
-"""The shipped graphs: their files, and lines of them as examples."""
+"""The shipped graphs: their files, and lines of them as remedies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,14 @@ def graphs_folder() -> Path:
     return Path(next(iter(rlgraph.graphs.__path__)))
 
 
-def example(column: str) -> str:
-    """Return the node with which shipped ``ppo`` writes a column, as a line of a graph, or nothing.
+def writer_of(column: str) -> str:
+    """Return how a column could be written: the remedy for a missing one, or nothing.
 
     Example:
-        >>> example("values")
-        'values: {op: values, model: critic}'
+        >>> writer_of("values")
+        'add a node that writes it, as graph `ppo` does: values: {op: values, model: critic}'
     """
-    node = source.read(shipped_graphs()["ppo"]).items["nodes"].get(column)
-    return f"{column}: {flow(node)}" if node else ""
-
-
-def writer_of(column: str) -> str:
-    """Return how a column could be written: the remedy for a missing one, or nothing."""
-    if line := example(column):
-        return f"add a node that writes it, as graph `ppo` does: {line}"
+    if node := source.read(shipped_graphs()["ppo"]).items["nodes"].get(column):
+        return f"add a node that writes it, as graph `ppo` does: {column}: {flow(node)}"
     makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
     return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""

@@ -65,7 +65,6 @@ def _twins(graph: Graph) -> tuple[str, ...]:
             key = repr((call.target, weights, node.reads, sorted(call.attributes.items()), call.courses))
             twin = seen.setdefault(key, node.name)
             if twin != node.name:
-                notes.append(
-                    f"`{twin}` and `{node.name}` compute the same: one could read the other's column"
-                )
+                both = f"`{twin}` and `{node.name}`"
+                notes.append(f"{both} compute the same: one could read the other's column")
     return tuple(notes)

@@ -66,10 +66,8 @@ def _whole_groups(graph: Graph) -> None:
     for name in (str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"):
         size, pool = graph.models[name].spec.serve.tensor_parallel, graph.engines[f"{name}.serve"]
         if graph.devices[pool] % size:
-            law = (
-                f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out in groups "
-            )
-            law += f"of {size} (models.{name}.serve.tensor_parallel)"
+            law = f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out "
+            law += f"in groups of {size} (models.{name}.serve.tensor_parallel)"
             remedy = f"give it a multiple of {size}, or make groups smaller"
             raise fail("tensor-parallel", law, graph.models[name].mark, remedy=remedy)
 

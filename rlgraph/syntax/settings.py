@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -15,11 +15,17 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Default = TypeVar("Default")
 if TYPE_CHECKING:
     ServingName = str
     TrainingName = str
 else:
     ServingName, TrainingName = Literal["auto", *SERVING], Literal[tuple(TRAINING)]
+
+
+def option(default: Default, about: str) -> Default:
+    """Return a field with a default, and what the reference says of it."""
+    return Field(default=default, description=about)
 
 
 class Section(BaseModel):
@@ -43,72 +49,63 @@ class Optimizer(Section):
     """AdamW and its learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     lr: Positive = Field(description="the learning rate at its highest.")
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.999],
-        description="decay an optimizer step of the averages of the gradient and of its square.",
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = option(
+        [0.9, 0.999], "decay an optimizer step of the averages of the gradient and of its square."
     )
-    eps: Positive = Field(default=1e-8, description="what is added to the root of the averaged square.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="how much a weight shrinks an optimizer step, times the learning rate."
+    eps: Positive = option(1e-8, "what is added to the root of the averaged square.")
+    weight_decay: Annotated[float, Field(ge=0)] = option(
+        0.0, "how much a weight shrinks an optimizer step, times the learning rate."
     )
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="gradients with a larger norm are scaled down to it; 0 is off."
+    max_grad_norm: Annotated[float, Field(ge=0)] = option(
+        1.0, "gradients with a larger norm are scaled down to it; 0 is off."
     )
-    schedule: Literal["constant", "cosine", "linear"] = Field(
-        default="constant", description="how the learning rate goes on after the warm-up."
+    schedule: Literal["constant", "cosine", "linear"] = option(
+        "constant", "how the learning rate goes on after the warm-up."
     )
-    warmup_steps: Natural = Field(
-        default=0, description="optimizer steps in which the learning rate rises from 0."
-    )
-    total_steps: Natural = Field(
-        default=0, description="optimizer steps until a cosine or linear schedule ends; 0: those of the run."
+    warmup_steps: Natural = option(0, "optimizer steps in which the learning rate rises from 0.")
+    total_steps: Natural = option(
+        0, "optimizer steps until a cosine or linear schedule ends; 0: those of the run."
     )
 
 
 class Serve(Section):
     """The engine that generates with the model."""
 
-    engine: ServingName = Field(
-        default="auto",
-        description=f"which engine it is: {'; '.join(f'{n}, {e.about}' for n, e in SERVING.items())}. auto: "
+    engine: ServingName = option(
+        "auto",
+        f"which engine it is: {'; '.join(f'{n}, {e.about}' for n, e in SERVING.items())}. auto: "
         "sglang on CUDA and where `tensor_parallel`, `addresses` or `options` ask for it, else transformers, "
         "as on the GPUs of a machine without SGLang.",
     )
-    pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
-    dtype: Dtype = Field(
-        default="auto", description="of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs."
-    )
-    max_rows: Count = Field(default=1024, description="samples that one engine generates at a time.")
-    cache_tokens: Count | Literal["auto"] = Field(
-        default="auto",
-        description="tokens whose keys and values one engine holds; auto: as many as the plan leaves room "
+    pool: str | None = option(None, "where it is; null: the planner chooses.")
+    dtype: Dtype = option("auto", "of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs.")
+    max_rows: Count = option(1024, "samples that one engine generates at a time.")
+    cache_tokens: Count | Literal["auto"] = option(
+        "auto",
+        "tokens whose keys and values one engine holds; auto: as many as the plan leaves room "
         "for while it generates, and where memory is not planned 524,288, of sglang 65,536.",
     )
-    sync_folder: str | None = Field(
-        default=None,
-        description="a folder that both sides see, through which weights reach an engine on another pool, or "
+    sync_folder: str | None = option(
+        None,
+        "a folder that both sides see, through which weights reach an engine on another pool, or "
         "servers at addresses; null: they are broadcast.",
     )
-    tensor_parallel: Count = Field(
-        default=1, description="devices of a host that one engine spans; transformers: 1."
-    )
-    restarts: Natural = Field(
-        default=3,
-        description="of sglang: how often in a run a server that is lost is started anew and asked again. "
+    tensor_parallel: Count = option(1, "devices of a host that one engine spans; transformers: 1.")
+    restarts: Natural = option(
+        3,
+        "of sglang: how often in a run a server that is lost is started anew and asked again. "
         "Above 0, a copy of its weights stays in its host's memory, but for a GPU that trains them too: "
         "there the next sync brings them.",
     )
-    start_timeout: Positive = Field(
-        default=600.0, description="of sglang: seconds in which a server has to be up."
-    )
-    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(
-        default=[],
-        description="servers that run already, as http://host:30000, in place of any that the run would "
+    start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
+    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = option(
+        [],
+        "servers that run already, as http://host:30000, in place of any that the run would "
         "start. Their API key is taken from a variable where the workers start, such as SGLANG_API_KEY.",
     )
-    options: dict[str, str | bool | int | float] = Field(
-        default={},
-        description="settings of the engine's own, of sglang by the names of its ServerArgs, such as "
+    options: dict[str, str | bool | int | float] = option(
+        {},
+        "settings of the engine's own, of sglang by the names of its ServerArgs, such as "
         "{attention_backend: fa3}; those that the run decides are refused.",
     )
 
@@ -116,11 +113,11 @@ class Serve(Section):
 class Lora(Section):
     """Low-rank adapters, which train in place of the model's weights (LoRA, arXiv 2106.09685)."""
 
-    rank: Count = Field(default=16, description="of the two matrices whose product is added to a weight.")
-    alpha: Positive = Field(default=32.0, description="the product is scaled by alpha / rank.")
-    targets: Literal["all-linear"] | list[str] = Field(
-        default="all-linear",
-        description="the last names of the decoder's linear layers that get one, such as q_proj, or "
+    rank: Count = option(16, "of the two matrices whose product is added to a weight.")
+    alpha: Positive = option(32.0, "the product is scaled by alpha / rank.")
+    targets: Literal["all-linear"] | list[str] = option(
+        "all-linear",
+        "the last names of the decoder's linear layers that get one, such as q_proj, or "
         "all-linear; in a mixture of experts attention's alone.",
     )
 
@@ -128,27 +125,21 @@ class Lora(Section):
 class Train(Section):
     """The engine that trains the model."""
 
-    engine: TrainingName = Field(default=next(iter(TRAINING)), description="which engine it is.")
-    pool: str | None = Field(default=None, description="where it is; null: the planner chooses.")
-    micro_tokens: Count = Field(default=16384, description="padded tokens of one micro-batch on one device.")
-    dtype: Dtype = Field(
-        default="auto",
-        description="of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs.",
+    engine: TrainingName = option(next(iter(TRAINING)), "which engine it is.")
+    pool: str | None = option(None, "where it is; null: the planner chooses.")
+    micro_tokens: Count = option(16384, "padded tokens of one micro-batch on one device.")
+    dtype: Dtype = option(
+        "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."
     )
-    recompute: bool | Literal["auto"] = Field(
-        default="auto",
-        description="compute activations again in the backward pass: less memory, a third more work. auto: "
+    recompute: bool | Literal["auto"] = option(
+        "auto",
+        "compute activations again in the backward pass: less memory, a third more work. auto: "
         "where memory is planned and would not suffice otherwise.",
     )
-    lora: Lora | None = Field(
-        default=None, description="train adapters in place of the weights; null: the weights themselves."
-    )
-    compile: bool = Field(
-        default=False, description="compile the decoder layers by torch.compile, for any batch and length."
-    )
-    packing: bool = Field(
-        default=True,
-        description="lay rows end to end and read a prompt that they share once, where that is less work.",
+    lora: Lora | None = option(None, "train adapters in place of the weights; null: the weights themselves.")
+    compile: bool = option(False, "compile the decoder layers by torch.compile, for any batch and length.")
+    packing: bool = option(
+        True, "lay rows end to end and read a prompt that they share once, where that is less work."
     )
 
 
@@ -156,18 +147,13 @@ class ModelSection(Section):
     """A set of weights by name."""
 
     path: str = Field(description="a folder with the model, or its name on the Hugging Face hub.")
-    head: Literal["lm", "value"] = Field(
-        default="lm",
-        description="what it puts out: lm, a distribution of the next token; value, one number per token.",
+    head: Literal["lm", "value"] = option(
+        "lm", "what it puts out: lm, a distribution of the next token; value, one number per token."
     )
-    frozen: bool = Field(
-        default=False, description="whether it is only read; any other model needs an optimizer."
-    )
-    optimizer: Optimizer | None = Field(
-        default=None, description="how its updates step; null where it is frozen."
-    )
-    serve: Serve = Field(default=Serve(), description="the engine that generates with it.")
-    train: Train = Field(default=Train(), description="the engine that trains it, and scores with it.")
+    frozen: bool = option(False, "whether it is only read; any other model needs an optimizer.")
+    optimizer: Optimizer | None = option(None, "how its updates step; null where it is frozen.")
+    serve: Serve = option(Serve(), "the engine that generates with it.")
+    train: Train = option(Train(), "the engine that trains it, and scores with it.")
 
 
 class Refill(Section):
@@ -176,28 +162,26 @@ class Refill(Section):
     ``refill: true`` is all of the defaults (dynamic sampling, DAPO, arXiv 2503.14476).
     """
 
-    rows: Count | None = Field(
-        default=None, description="rows that an iteration has behind it, exactly; null: what one batch makes."
+    rows: Count | None = option(
+        None, "rows that an iteration has behind it, exactly; null: what one batch makes."
     )
-    rounds: Count = Field(
-        default=10, description="how often what is before it runs in an iteration; then the run ends."
-    )
-    expected: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0,
-        description="the share of rows that stays: the first round asks by it, and predictions assume it; "
+    rounds: Count = option(10, "how often what is before it runs in an iteration; then the run ends.")
+    expected: Annotated[float, Field(gt=0, le=1)] = option(
+        1.0,
+        "the share of rows that stays: the first round asks by it, and predictions assume it; "
         "later rounds go by what was measured in the iteration.",
     )
-    over_sample: Annotated[float, Field(ge=1)] = Field(
-        default=1.0, description="how much more than needed, by what was measured, later rounds ask for."
+    over_sample: Annotated[float, Field(ge=1)] = option(
+        1.0, "how much more than needed, by what was measured, later rounds ask for."
     )
-    keep: Natural = Field(
-        default=0,
-        description="iterations that a row may wait which stays and is not needed; it comes before new ones, "
+    keep: Natural = option(
+        0,
+        "iterations that a row may wait which stays and is not needed; it comes before new ones, "
         "and is off-policy by as many versions. 0: it is dropped.",
     )
-    policy: str | None = Field(
-        default=None,
-        description="a function in a file, as my_buffer.py:name: which of the groups that wait come now, in "
+    policy: str | None = option(
+        None,
+        "a function in a file, as my_buffer.py:name: which of the groups that wait come now, in "
         "which order; the others wait on. null: all, the oldest first.",
     )
 
@@ -205,40 +189,38 @@ class Refill(Section):
 class Pool(Section):
     """A named set of devices."""
 
-    devices: Count | Literal["auto"] = Field(
-        default="auto", description="how many; auto: those that there are."
-    )
+    devices: Count | Literal["auto"] = option("auto", "how many; auto: those that there are.")
 
 
 class Schedule(Section):
     """Length of a run, and what is kept on the way."""
 
     iterations: Natural = Field(description="passes through the graph.")
-    staleness: Natural = Field(
-        default=0,
-        description="how many iterations generation may run ahead of training, on a pool of its own: as many "
+    staleness: Natural = option(
+        0,
+        "how many iterations generation may run ahead of training, on a pool of its own: as many "
         "iterations old are its weights. 0: both take turns.",
     )
-    save_every: Natural = Field(default=0, description="iterations between checkpoints; 0: only at the end.")
-    keep: Count = Field(default=2, description="checkpoints that stay on disk.")
-    record_every: Natural = Field(
-        default=0,
-        description="iterations from one whose columns are kept on disk to the next, from the first on, for "
+    save_every: Natural = option(0, "iterations between checkpoints; 0: only at the end.")
+    keep: Count = option(2, "checkpoints that stay on disk.")
+    record_every: Natural = option(
+        0,
+        "iterations from one whose columns are kept on disk to the next, from the first on, for "
         "data.recorded and `rlgraph replay`; 0: none.",
     )
-    restarts: Natural = Field(
-        default=0,
-        description="how often a run whose worker or host is lost starts its workers anew and resumes. Above "
+    restarts: Natural = option(
+        0,
+        "how often a run whose worker or host is lost starts its workers anew and resumes. Above "
         "0, a checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and "
         "replaced by the next; those of `save_every` stay.",
     )
-    on_nan: Literal["skip", "stop", "dump"] = Field(
-        default="skip",
-        description="what an update does whose gradient is not finite: skip, it leaves out that optimizer "
+    on_nan: Literal["skip", "stop", "dump"] = option(
+        "skip",
+        "what an update does whose gradient is not finite: skip, it leaves out that optimizer "
         "step and counts it in the metric `skipped`; stop, the run ends there, as where a loss is not "
         "finite; dump, as stop, and the rows of the micro-batch are written to the run's `dumps/`.",
     )
-    timeout: Positive = Field(default=3600.0, description="seconds that one step may take.")
+    timeout: Positive = option(3600.0, "seconds that one step may take.")
 
 
 class Eval(Section):
@@ -247,17 +229,16 @@ class Eval(Section):
     Updates never run in it. It runs before the first iteration, every ``every``, and after the last.
     """
 
-    nodes: dict[str, dict[str, Any]] = Field(
-        default={},
-        description="other attributes for the graph's nodes, and new nodes (those with an ``op``), which "
+    nodes: dict[str, dict[str, Any]] = option(
+        {},
+        "other attributes for the graph's nodes, and new nodes (those with an ``op``), which "
         "take the place of any that write the same columns.",
     )
     report: Annotated[dict[str, str], Field(min_length=1)] = Field(
         description="metric: the column whose mean it is."
     )
-    every: Natural = Field(
-        default=0,
-        description="iterations from one to the next; 0: only before the first iteration and after the last.",
+    every: Natural = option(
+        0, "iterations from one to the next; 0: only before the first iteration and after the last."
     )
 
 
@@ -265,16 +246,12 @@ class GraphFile(Section):
     """A graph of rlgraph: models, nodes and a schedule; or ``extends`` and ``edits``."""
 
     graph: str = Field(default="", pattern=r"^[\w.-]+$", description="the graph's name: one word.")
-    about: str = Field(default="", description="what it is, in a sentence.")
-    extends: str = Field(
-        default="", description="the parent: a shipped graph by name, or a file beside this one."
-    )
-    edits: list[dict[str, Any]] = Field(
-        default=[], description="what is changed in the parent, applied in order."
-    )
-    seed: Natural = Field(default=0, description="what every random number depends on.")
-    models: dict[str, ModelSection] = Field(default={}, description="sets of weights, by name.")
-    nodes: dict[str, dict[str, Any]] = Field(default={}, description="stages, by name: each runs an op.")
-    eval: Eval | None = Field(default=None, description="what is measured on the way.")
-    pools: dict[str, Pool] = Field(default={}, description="sets of devices, by name.")
+    about: str = option("", "what it is, in a sentence.")
+    extends: str = option("", "the parent: a shipped graph by name, or a file beside this one.")
+    edits: list[dict[str, Any]] = option([], "what is changed in the parent, applied in order.")
+    seed: Natural = option(0, "what every random number depends on.")
+    models: dict[str, ModelSection] = option({}, "sets of weights, by name.")
+    nodes: dict[str, dict[str, Any]] = option({}, "stages, by name: each runs an op.")
+    eval: Eval | None = option(None, "what is measured on the way.")
+    pools: dict[str, Pool] = option({}, "sets of devices, by name.")
     schedule: Schedule = Field(description="how long to run, and what is kept on the way.")
