@@ -12,9 +12,8 @@ from rlgraph.costs.device_groups import aligned
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
-from rlgraph.frontend.bind import bind
+from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
 from rlgraph.frontend.compose import compose
-from rlgraph.frontend.evaluation import bind_evaluation, evaluation_every
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plan import Origin, Plan, Target
 from rlgraph.passes import PASSES

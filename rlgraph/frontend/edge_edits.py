@@ -7,7 +7,7 @@ declarations, and write what changes as ``in`` and ``out``: the composed graph i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from rlgraph.errors import Mark, fail, nearest
@@ -133,8 +133,11 @@ def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
         if {port.name for port in wanted(node) if port.optional} & {*_readers(path, node, new, there)}:
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
-    tree = _map_ports(tree, "out", lambda _, node: [p for p, c in _outs(node).items() if c == old], new, mark)
-    return _redirect(tree, old, new, mark)
+
+    def outs(_: TreePath, node: Node) -> list[str]:
+        return [output or node.name for output, column in written(node).items() if column == old]
+
+    return _redirect(_map_ports(tree, "out", outs, new, mark), old, new, mark)
 
 
 def _redirect(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
@@ -242,11 +245,6 @@ def _node(name: str, tree: Tree) -> Node | None:
         return None
     call = replace(bound[0], ins=names(tree, "in", binder), outs=names(tree, "out", binder))
     return Node(name, call=call, hooks=bound[1], mark=tree.key)
-
-
-def _outs(node: Node) -> Mapping[str, str]:
-    """Return the name by which ``out`` knows each output -> its column."""
-    return {output or node.name: column for output, column in written(node).items()}
 
 
 def _free(name: str, mark: Mark, taken: Iterable[str]) -> None:

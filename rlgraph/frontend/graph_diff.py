@@ -48,13 +48,10 @@ def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
     Raises:
         GraphError: they differ in a section that no graph has, which no edit reaches.
     """
-    changes = [*_changes(a, b)]
-    edits: list[dict[str, Any]] = []
-    for word in WORDS:
-        of_kind = {c.name: c.new.plain() if c.new else None for c in changes if c.word == word}
-        if of_kind:
-            edits.append({word: [*of_kind] if word == "remove" else of_kind})
-    return edits
+    edits: dict[str, dict[str, Any]] = {word: {} for word in WORDS}
+    for change in _changes(a, b):
+        edits[change.word][change.name] = change.new.plain() if change.new else None
+    return [{word: [*named] if word == "remove" else named} for word, named in edits.items() if named]
 
 
 def diff_text(a: Tree, b: Tree) -> str:

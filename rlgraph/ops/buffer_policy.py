@@ -16,17 +16,10 @@ from rlgraph.errors import RunError
 
 @dataclass(frozen=True)
 class Group:
-    """Waiting rows of one prompt.
+    """Waiting rows of one prompt: how many, and their tokens in all, prompts included."""
 
-    Attributes:
-        prompt: its number: the position in the data.
-        age: iterations since it was begun; 1 is the iteration before.
-        rows: how many there are.
-        tokens: of all of them, prompts included.
-    """
-
-    prompt: int
-    age: int
+    prompt: int  # its position in the data
+    age: int  # iterations since it was begun; 1 is the iteration before
     rows: int
     tokens: int
 

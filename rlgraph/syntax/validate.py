@@ -77,8 +77,8 @@ def validate(
             place = tree.at(item["loc"])
             if place.value != OPEN or item["type"] == "extra_forbidden":
                 wrong.setdefault(place.key or place.mark, []).append(item)
-        for mark, items in wrong.items():
-            binder.problems += _explain(items, mark, section, tree, path, what, keys)
+        for items in wrong.values():
+            binder.problems += _explain(items, section, tree, path, what, keys)
         return None if wrong else _constructed(section, values)
 
 
@@ -106,15 +106,11 @@ def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
 
 
 def _explain(
-    items: list[Any],
-    mark: Mark,
-    section: type[BaseModel],
-    tree: Tree,
-    path: str,
-    what: str,
-    keys: tuple[str, ...],
+    items: list[Any], section: type[BaseModel], tree: Tree, path: str, what: str, keys: tuple[str, ...]
 ) -> Iterable[Problem]:
-    others = []
+    """Yield the problems of one place, from pydantic's errors there."""
+    others, place = [], tree.at(items[0]["loc"])
+    mark = place.key or place.mark
     for item in items:
         name = str(item["loc"][-1])
         if item["type"] == "extra_forbidden":
