@@ -24,8 +24,7 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.syntax.source import Tree
-from rlgraph.syntax.write import flow, show_text
+from rlgraph.syntax.source import Tree, flow, show_text
 from rlgraph.view.contents import contents
 from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid

@@ -22,8 +22,7 @@ from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
 from rlgraph.runtime.training import TrainingRun
-from rlgraph.syntax.source import Tree
-from rlgraph.syntax.write import show_text
+from rlgraph.syntax.source import Tree, show_text
 
 
 def run_graph(

@@ -21,9 +21,8 @@ from pydantic import BaseModel, Field
 
 from rlgraph.ir.plan import Step
 from rlgraph.syntax.settings import Positive, Section
-from rlgraph.syntax.source import read
+from rlgraph.syntax.source import flow, read
 from rlgraph.syntax.validate import read_record
-from rlgraph.syntax.write import flow
 
 Factors = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TICK = 1e-6  # seconds; a clock tells no shorter times apart

@@ -14,8 +14,7 @@ from typing import Any
 
 from rlgraph.errors import fail, nearest
 from rlgraph.frontend.tree_paths import SECTIONS
-from rlgraph.syntax.source import Tree
-from rlgraph.syntax.write import flow
+from rlgraph.syntax.source import Tree, flow
 
 NAMED = (("nodes",), ("models",), ("pools",), ("eval", "nodes"), ())  # whose items are added, not set
 WORDS = ("remove", "replace", "add", "set")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
-from rlgraph.syntax import source
-from rlgraph.syntax.write import flow
+from rlgraph.syntax.source import flow, read
 
 
 def shipped_graphs() -> dict[str, Path]:
@@ -29,7 +28,7 @@ def writer_of(column: str) -> str:
         >>> writer_of("values")
         'add a node that writes it, as graph `ppo` does: values: {op: values, model: critic}'
     """
-    if node := source.read(shipped_graphs()["ppo"]).items["nodes"].get(column):
+    if node := read(shipped_graphs()["ppo"]).items["nodes"].get(column):
         return f"add a node that writes it, as graph `ppo` does: {column}: {flow(node)}"
     makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
     return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""

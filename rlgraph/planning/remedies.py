@@ -15,7 +15,7 @@ from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
-from rlgraph.syntax.write import flow
+from rlgraph.syntax.source import flow
 from rlgraph.units import size_text
 
 MOST = 2**14  # devices that a remedy may ask for

@@ -26,7 +26,7 @@ from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
-from rlgraph.syntax.write import flow
+from rlgraph.syntax.source import flow
 from rlgraph.units import middle, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)

@@ -15,8 +15,7 @@ from rlgraph.ir.plan import Function, Plan, Step, plain
 from rlgraph.printing.column_text import weight
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import prediction_text, sentence, step_text
-from rlgraph.syntax.source import Tree
-from rlgraph.syntax.write import flow, place
+from rlgraph.syntax.source import Tree, flow, place
 from rlgraph.version import VERSION
 from rlgraph.view.docs import docs, hook_name
 from rlgraph.view.drawings.links import links, title, weights

@@ -10,8 +10,7 @@ from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
-from rlgraph.syntax.source import Tree, read
-from rlgraph.syntax.write import show_text
+from rlgraph.syntax.source import Tree, read, show_text
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -20,8 +20,7 @@ from rlgraph.frontend.edits import EDITS, apply
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.syntax.source import Tree, parse
-from rlgraph.syntax.write import show_text
+from rlgraph.syntax.source import Tree, parse, show_text
 
 REWIRED = Path(__file__).parent / "rewired" / "rewired.yaml"
 PENALTY = "op: 'ops.py:length_penalty'"

@@ -25,8 +25,7 @@ from rlgraph.passes.prune import prune
 from rlgraph.passes.verify import verify
 from rlgraph.printing.plan_diff import against_text
 from rlgraph.printing.plan_text import graph_text, plan_text
-from rlgraph.syntax.source import Source, parse
-from rlgraph.syntax.write import show_text
+from rlgraph.syntax.source import Source, parse, show_text
 
 HEAD = """
 graph: small
