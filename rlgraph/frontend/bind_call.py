@@ -111,7 +111,7 @@ def _paths(op: Op, tree: Tree) -> dict[str, Any]:
     """Return the attributes given as paths, relative to the file that they stand in."""
     fields = op.attributes.model_fields.items()
     named = [attribute for attribute, spec in fields if holds_paths(spec.annotation, *spec.metadata)]
-    return {name: given.mapped(_resolved).plain() for name in named if (given := tree.get(name))}
+    return {name: item.mapped(_resolved).plain() for name in named if (item := tree.get(name))}
 
 
 def _resolved(leaf: Tree) -> Tree:

@@ -243,10 +243,10 @@ class Graph:
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
     """Return whether a domain is another, or the rows of it that filters kept."""
     while domain != whole:
-        made = domains[domain]
-        if not made.filtered or not made.parent:
+        part = domains[domain]
+        if not part.filtered or not part.parent:
             return False
-        domain = made.parent
+        domain = part.parent
     return True
 
 

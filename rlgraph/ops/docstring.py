@@ -25,8 +25,8 @@ class Docstring:
     @property
     def sources(self) -> list[str]:
         """Return the method's sources: arXiv ids, dois, addresses, or text after ``Source:``, each once."""
-        found = SOURCE.findall(f"{self.summary}\n{self.body}")
-        named = (f"arXiv {name}" if name[0].isdigit() else name.removeprefix("Source: ") for name in found)
+        names = SOURCE.findall(f"{self.summary}\n{self.body}")
+        named = (f"arXiv {name}" if name[0].isdigit() else name.removeprefix("Source: ") for name in names)
         return list(dict.fromkeys(named))
 
 

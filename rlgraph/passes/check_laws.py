@@ -60,30 +60,30 @@ def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
 def _reference(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A KL term measures the distance to other weights than those that are trained."""
     column = call.ins.get("ref_logprobs")
-    if column is None or (made := writer(graph, column)).model != _trained(graph, node):
+    if column is None or (scorer := writer(graph, column)).model != _trained(graph, node):
         return None
     law = f"node `{node.name}` measures the KL to a reference; "
-    law += f"`{column}` is of the same weights, {source(made)}"
+    law += f"`{column}` is of the same weights, {source(scorer)}"
     frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
-    remedy = f"set: {{{made.name}.model: {frozen[0] if frozen else 'ref'}}}"
+    remedy = f"set: {{{scorer.name}.model: {frozen[0] if frozen else 'ref'}}}"
     if not frozen:
-        remedy += f", and add models.ref: {{path: '${{models.{made.model}.path}}', frozen: true}}"
-    return refusal("same-reference", law, graph, node, [made.name], remedy)
+        remedy += f", and add models.ref: {{path: '${{models.{scorer.model}.path}}', frozen: true}}"
+    return refusal("same-reference", law, graph, node, [scorer.name], remedy)
 
 
 def _critic_values(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Values are a critic's, and a critic is trained on its own."""
     column = call.ins["values"]
-    made = writer(graph, column)
+    critic = writer(graph, column)
     wrong = f"node `{node.name}` ({node.op.name}) reads `values`, the estimates of a critic; "
-    if made.op.engine == "train" and made.op.declared.head != "value":
-        law = wrong + f"`{column}` is {source(made)}, which has no value head"
+    if critic.op.engine == "train" and critic.op.declared.head != "value":
+        law = wrong + f"`{column}` is {source(critic)}, which has no value head"
         remedy = "add: {values: {op: values, model: critic}}"
-        return refusal("no-critic", law, graph, node, [made.name], remedy)
-    if node.updates and made.op.engine == "train" and made.model != node.model:
-        law = wrong + f"`{column}` is {source(made)}, and it trains `{node.model}`"
-        remedy = f"set: {{{node.name}.model: {made.model}}}"
-        return refusal("other-critic", law, graph, node, [made.name], remedy)
+        return refusal("no-critic", law, graph, node, [critic.name], remedy)
+    if node.updates and critic.op.engine == "train" and critic.model != node.model:
+        law = wrong + f"`{column}` is {source(critic)}, and it trains `{node.model}`"
+        remedy = f"set: {{{node.name}.model: {critic.model}}}"
+        return refusal("other-critic", law, graph, node, [critic.name], remedy)
     return None
 
 

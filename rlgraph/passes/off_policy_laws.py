@@ -22,27 +22,27 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
 
     A newer version will do where ``rollout_weights`` make up for the rest.
     """
-    made, rollout = read_from(graph, node, "old_logprobs"), sampler(graph, node.domain)
-    if made is None or (rollout is None and made.op.source):
+    old, rollout = read_from(graph, node, "old_logprobs"), sampler(graph, node.domain)
+    if old is None or (rollout is None and old.op.source):
         return None  # elided, or not read; or recorded with the rows
     law = f"the loss {call.op.name} of node `{node.name}` divides by log-probs of the weights that sampled; "
     if rollout is None:
         law += "its rows come from data, and no weights sampled them"
-        return refusal("no-sampler", law, graph, node, [made.name], SFT % node.name)
-    if made is rollout:
-        return _corrected_twice(graph, node, f"the loss {call.op.name} divides by `{made.name}`'s log-probs")
-    if made.op.engine == "train" and made.weights == rollout.weights:
+        return refusal("no-sampler", law, graph, node, [old.name], SFT % node.name)
+    if old is rollout:
+        return _corrected_twice(graph, node, f"the loss {call.op.name} divides by `{old.name}`'s log-probs")
+    if old.op.engine == "train" and old.weights == rollout.weights:
         return None
-    law += f"`{made.writes[0]}` is {source(made)}, and the rows are sampled by {rollout.weights}"
-    if _newer(made, rollout, node):
+    law += f"`{old.writes[0]}` is {source(old)}, and the rows are sampled by {rollout.weights}"
+    if _newer(old, rollout, node):
         if "rollout_weights" in node.called.ins:
             return None
         remedy = _corrections(graph, node, rollout)
-        return refusal("stale-ratio", law, graph, node, [rollout.name, made.name], remedy)
+        return refusal("stale-ratio", law, graph, node, [rollout.name, old.name], remedy)
     remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
-    if made.model == rollout.model:
-        remedy = f"read them before the update: {made.name}: {{model: {rollout.model}}}"
-    return refusal("wrong-ratio", law, graph, node, [rollout.name, made.name], remedy)
+    if old.model == rollout.model:
+        remedy = f"read them before the update: {old.name}: {{model: {rollout.model}}}"
+    return refusal("wrong-ratio", law, graph, node, [rollout.name, old.name], remedy)
 
 
 def on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
@@ -66,23 +66,23 @@ def on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Importance weights are a train engine's log-probs over those that the rollout itself measured."""
-    made, behaviour = read_from(graph, node, "old_logprobs"), read_from(graph, node, "rollout_logprobs")
+    old, behaviour = read_from(graph, node, "old_logprobs"), read_from(graph, node, "rollout_logprobs")
     rollout = sampler(graph, node.domain)
-    if made is None or behaviour is None:
+    if old is None or behaviour is None:
         return None  # elided, or not read
     law = f"{call.op.name} of node `{node.name}` weighs rows by the log-probs that they were sampled with; "
     if rollout is None:
         remedy = SFT % node.name if node.updates else f"remove: [{node.name}]"
         return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
-    names = [rollout.name, made.name]
+    names = [rollout.name, old.name]
     if behaviour is not rollout:
         law += f"`{behaviour.writes[0]}` is {source(behaviour)}, and the rows are sampled by `{rollout.name}`"
         remedy = f"set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
         return refusal("wrong-behaviour", law, graph, node, [behaviour.name, *names], remedy)
-    if (made.weights != rollout.weights and not _newer(made, rollout, node)) or made.op.engine != "train":
+    if (old.weights != rollout.weights and not _newer(old, rollout, node)) or old.op.engine != "train":
         law += f"`old_logprobs` is to be what weights of `{rollout.model}` make of them since, "
-        law += f"and is {source(made)}"
-        remedy = f"{_recompute(graph, rollout, made)}set: {{{node.name}.in.old_logprobs: old_logprobs}}"
+        law += f"and is {source(old)}"
+        remedy = f"{_recompute(graph, rollout, old)}set: {{{node.name}.in.old_logprobs: old_logprobs}}"
         return refusal("wrong-weights", law, graph, node, names, remedy)
     why = f"the loss {call.op.name} does so by itself"
     return _corrected_twice(graph, node, why) if node.updates else None
@@ -90,19 +90,19 @@ def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A baseline is what the weights that sampled the rows earn on the same prompts without chance."""
-    made, rollout = read_from(graph, node, "greedy_rewards"), sampler(graph, node.domain)
-    if made is None:
+    base, rollout = read_from(graph, node, "greedy_rewards"), sampler(graph, node.domain)
+    if base is None:
         return None
     law = f"node `{node.name}` ({node.op.name}) takes off what the weights that sampled earn without chance; "
     if rollout is None:
         ins = f"in: {{rewards: {node.called.ins.get('rewards', 'rewards')}}}"
         remedy = f"replace: {{{node.name}: {{op: advantage.reinforce_pp, {ins}}}}}"
         return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
-    greedy = sampler(graph, made.domain)
+    greedy = sampler(graph, base.domain)
     if greedy is None or greedy is rollout:
         what = "of the very samples" if greedy else "of data"
-        law += f"`{made.writes[0]}` is {source(made)}, {what}"
-        return refusal("no-greedy", law, graph, node, [rollout.name, made.name], _greedy(node, rollout, made))
+        law += f"`{base.writes[0]}` is {source(base)}, {what}"
+        return refusal("no-greedy", law, graph, node, [rollout.name, base.name], _greedy(node, rollout, base))
     edits: dict[str, object] = {}
     if greedy.weights != rollout.weights:
         law += f"`{greedy.name}` samples with {greedy.weights}, `{rollout.name}` with {rollout.weights}; "
@@ -111,16 +111,16 @@ def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
         law += f"`{greedy.name}` samples at temperature {temperature}"
         edits[greedy.called.name_of("temperature")] = 0
     remedy = f"set: {{{', '.join(f'{greedy.name}.{name}: {value}' for name, value in edits.items())}}}"
-    names = [rollout.name, greedy.name, made.name]
+    names = [rollout.name, greedy.name, base.name]
     return refusal("no-greedy", law.rstrip("; "), graph, node, names, remedy) if edits else None
 
 
-def _newer(made: Node, rollout: Node, node: Node) -> bool:
+def _newer(old: Node, rollout: Node, node: Node) -> bool:
     """Return whether log-probs are of a version after the sampler's, and not after what the node updates."""
-    last = _version(node) if node.updates else _version(made)
-    same = made.op.engine == "train" and made.model == rollout.model
-    same = same and (not node.updates or made.model == node.model)
-    return same and _version(rollout) < _version(made) <= last
+    last = _version(node) if node.updates else _version(old)
+    same = old.op.engine == "train" and old.model == rollout.model
+    same = same and (not node.updates or old.model == node.model)
+    return same and _version(rollout) < _version(old) <= last
 
 
 def _version(node: Node) -> int:
@@ -157,8 +157,8 @@ def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
 
 def _weights(graph: Graph, node: Node, rollout: Node) -> str:
     """Return the edit that adds importance weights."""
-    made = read_from(graph, node, "old_logprobs")
-    old = made.writes[0] if made else "old_logprobs"
+    writer = read_from(graph, node, "old_logprobs")
+    old = writer.writes[0] if writer else "old_logprobs"
     ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
     renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
     call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
@@ -166,12 +166,12 @@ def _weights(graph: Graph, node: Node, rollout: Node) -> str:
     return f"add: {{{recompute}rollout_weights: {call}}}"
 
 
-def _recompute(graph: Graph, rollout: Node, made: Node) -> str:
+def _recompute(graph: Graph, rollout: Node, old: Node) -> str:
     """Return the edit that lets the model that sampled write ``old_logprobs``, where nothing does so yet."""
-    if made.name != "old_logprobs" and _there(graph, "old_logprobs"):
+    if old.name != "old_logprobs" and _there(graph, "old_logprobs"):
         return ""
     edit = f"{{old_logprobs: {{op: logprobs, model: {rollout.model}}}}}"
-    return f"{'replace' if made.name == 'old_logprobs' else 'add'}: {edit}, "
+    return f"{'replace' if old.name == 'old_logprobs' else 'add'}: {edit}, "
 
 
 def _there(graph: Graph, column: str) -> bool:
@@ -184,14 +184,14 @@ def _measured(rollout: Node) -> str:
     return rollout.called.outs.get("rollout_logprobs", "rollout_logprobs")
 
 
-def _greedy(node: Node, rollout: Node, made: Node) -> str:
+def _greedy(node: Node, rollout: Node, base: Node) -> str:
     """Return the edit that adds a greedy rollout of the same prompts, and its reward."""
     drawn = rollout.called
     outs = ", ".join(f"{name}: greedy_{name}" for name in drawn.outs)
     limit, temperature = drawn.name_of("response_limit"), drawn.name_of("temperature")
     call = f"op: {drawn.op.name}, model: {rollout.model}, n: 1, {temperature}: 0, "
     call += f"{limit}: {drawn.attributes.get(limit)}"
-    scores = any(port.name == "responses" for port in made.op.inputs)
-    score = f"{{op: {made.op.name if scores else 'reward.math'}, in: {{responses: greedy_responses}}}}"
+    scores = any(port.name == "responses" for port in base.op.inputs)
+    score = f"{{op: {base.op.name if scores else 'reward.math'}, in: {{responses: greedy_responses}}}}"
     add = f"add: {{greedy: {{{call}, out: {{{outs}}}}}, greedy_rewards: {score}}}"
     return f"{add}, set: {{{node.name}.in.greedy_rewards: greedy_rewards}}"

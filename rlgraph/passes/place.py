@@ -45,8 +45,8 @@ def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
         return graph.engines[f"{node.model}.{node.op.engine}"]
     if node.call and node.op.source and not node.pool:
         readers = [reader for column in node.writes for reader in graph.readers(column)]
-        found = (graph.engines[f"{r.model}.{r.op.engine}"] for r in readers if r.call and r.op.engine)
-        return next(found, "")
+        pools_near = (graph.engines[f"{r.model}.{r.op.engine}"] for r in readers if r.call and r.op.engine)
+        return next(pools_near, "")
     return node.pool
 
 

@@ -62,9 +62,9 @@ def aged(graph: Graph) -> Graph:
     for collect in collects(graph.nodes):
         waits = graph.regions[collect.after[0]].keep
         for node in members(graph, collect):
-            made = sum(other.updates and other.model == node.model for other in graph.nodes)
+            updates = sum(other.updates and other.model == node.model for other in graph.nodes)
             if node.version is not None:
-                older[node.name] = replace(node, version=node.version - waits * made)
+                older[node.name] = replace(node, version=node.version - waits * updates)
     return replace(graph, nodes=tuple(older.get(node.name, node) for node in graph.nodes))
 
 

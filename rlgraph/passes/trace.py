@@ -16,7 +16,7 @@ def writer(graph: Graph, column: str) -> Node:
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
     """Return the rollout that made a domain's rows, recorded or not, or None where they come from data."""
-    makers = [graph.node(made.maker) for made in graph.ancestors(domain)]
+    makers = [graph.node(ancestor.maker) for ancestor in graph.ancestors(domain)]
     return next((n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded)), None)
 
 
