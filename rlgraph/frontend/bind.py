@@ -37,7 +37,6 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     """
     binder = Binder()
     _sections_known(tree, binder)
-    binder.open_values += _open_values(tree)
     sections = _section(tree, "models", binder)
     models = {n: model for n, t in sections.items() if (model := bind_model(n, t, device, binder))}
     stages = _section(tree, "nodes", binder)
@@ -46,15 +45,13 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     pools = _pools(_section(tree, "pools", binder), devices, binder)
     _pools_exist(sections, stages, pools, binder)
     graph = Graph(
-        name=_word(tree, "graph", binder),
-        about=_text(tree, "about", binder),
-        seed=_seed(tree, binder),
+        **_head(tree, binder),
         models=models,
         nodes=tuple(nodes),
         devices=pools,
         engines=_engine_pools(models, [*pools]),
         schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
-        open_values=tuple(binder.open_values),
+        open_values=tuple(_open_values(tree)),
     )
     _validated(Eval, tree, "eval", binder)
     if not binder.problems:
@@ -153,26 +150,17 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
     return section.items
 
 
-def _word(tree: Tree, name: str, binder: Binder) -> str:
-    item = tree.get(name)
-    if item and not (isinstance(item.value, str) and re.fullmatch(r"[\w.-]+", item.value)):
-        binder.problem("bad-name", f"`{name}` is one word: letters, digits, `_`, `-` and `.`", item.mark)
-    return str(item.value) if item else ""
-
-
-def _text(tree: Tree, name: str, binder: Binder) -> str:
-    item = tree.get(name)
-    if item and not isinstance(item.value, str):
-        binder.problem("wrong-type", f"`{name}` is a text", item.mark)
-    return str(item.value) if item else ""
-
-
-def _seed(tree: Tree, binder: Binder) -> int:
-    item = tree.get("seed")
-    if item and (not isinstance(item.value, int) or isinstance(item.value, bool) or item.value < 0):
-        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", item.mark)
-        return 0
-    return int(item.value) if item else 0
+def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
+    """Return the name of a graph, what it is about, and its seed."""
+    name, about, seed = (tree.get(key) for key in ("graph", "about", "seed"))
+    if name and not (isinstance(name.value, str) and re.fullmatch(r"[\w.-]+", name.value)):
+        binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
+    if about and not isinstance(about.value, str):
+        binder.problem("wrong-type", "`about` is a text", about.mark)
+    if seed and not (seed.is_number and isinstance(seed.value, int) and seed.value >= 0):
+        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
+    defaults = (("name", name, ""), ("about", about, ""), ("seed", seed, 0))
+    return {key: item.value if item else default for key, item, default in defaults}
 
 
 def _pools(sections: Mapping[str, Tree], devices: int, binder: Binder) -> dict[str, int]:

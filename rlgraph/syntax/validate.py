@@ -24,7 +24,6 @@ class Binder:
     """Problems and results that binding collects on its way through a tree."""
 
     problems: list[Problem] = field(default_factory=list)
-    open_values: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)  # models with a problem of their own
     strict: bool = True  # else attributes are not checked, and an op that is not found raises
 
