@@ -35,9 +35,9 @@ from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Ran, Walk
 from rlgraph.runtime.driver.metrics import metrics
 from rlgraph.runtime.driver.row_buffer import Stock
-from rlgraph.runtime.messages.column_ref import ColumnRef
 from rlgraph.runtime.messages.report import Report
-from rlgraph.runtime.rundir.recording import recorded_columns
+from rlgraph.runtime.messages.tasks import ColumnRef
+from rlgraph.runtime.rundir.kept_columns import recorded_columns
 from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import Stock, Waiting, gathering
 from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.messages.report import Report
+from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
-from rlgraph.runtime.rundir.recording import about_domain, columns_by_domain, is_recorded, recorded_columns
 from rlgraph.runtime.rundir.rundir import RunDir
-from rlgraph.runtime.rundir.samples import excerpts, sample_columns
 
 
 class TrainingRun:
@@ -58,10 +58,8 @@ class TrainingRun:
             self._begin_save()
             self._finish_save()
         if stop:
-            raise RunError(
-                f"stopped after iteration {self.state.iteration}\n"
-                f"  continue with --resume --run-dir {self.folder.path}"
-            )
+            law = f"stopped after iteration {self.state.iteration}"
+            raise RunError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
 
     def _iterate(self, stop: list[int]) -> None:
@@ -71,7 +69,7 @@ class TrainingRun:
             self._stretch(stop)
 
     def _stretch(self, stop: list[int]) -> None:
-        """The iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
+        """Run the iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
         profiled = self.state.iteration + 1 in self.folder.profile
         if profiled:
             self.calls.all("begin_profile", place=True)
@@ -91,7 +89,7 @@ class TrainingRun:
             self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
 
     def _boundary(self) -> int:
-        """The next iteration after which something else comes."""
+        """Return the next iteration after which something else comes."""
         rhythms = [self.plan.schedule.save_every, self.plan.eval_every if self.plan.eval_steps else 0]
         rhythms += [1] if self.every_iteration else []
         later = range(self.state.iteration + 1, self.total + 1)
@@ -103,28 +101,25 @@ class TrainingRun:
         return iteration == self.total or bool(every and iteration % every == 0)
 
     def _kept(self, iteration: int) -> frozenset[str]:
-        """The columns that an iteration, counted from 0, keeps for its samples file and its record."""
+        """Return the columns that an iteration, counted from 0, keeps for its samples file and its record."""
         kept = frozenset[str]()
         if self._is_due(self.plan.schedule.save_every, iteration + 1):
-            kept |= {*sample_columns(self.plan, "train")}
-        if is_recorded(self.plan.schedule.record_every, iteration + 1):
-            kept |= recorded_columns(self.plan)
+            kept |= {*kept_columns.sample_columns(self.plan, "train")}
+        if kept_columns.is_recorded(self.plan.schedule.record_every, iteration + 1):
+            kept |= kept_columns.recorded_columns(self.plan)
         return kept
 
     def _setup(self, again: bool) -> None:
         meeting = self.calls.meeting()
         self.calls.all("join", str(self.folder.path.resolve()))
         self.progress.say("loading models")
-        places, found = self.cluster.places, self.calls.all("environment")
-        on = [
-            {"pool": pool, "device": number, **of} for (pool, number), of in zip(places, found, strict=True)
-        ]
+        places, hosts = self.cluster.places, self.calls.all("environment")
+        on = [{"pool": pool, "device": n, **host} for (pool, n), host in zip(places, hosts, strict=True)]
         self.folder.environment(on)
         enough_memory(self.plan, on)
         if again:  # what was lost may be ending still
             wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
-        reports = self.calls.all("setup", self.plan, meeting, place=True)
-        self._note(reports)
+        self._note(self.calls.all("setup", self.plan, meeting, place=True))
 
     def _note(self, reports: Iterable[Report]) -> None:
         """Tell the user once what workers noticed."""
@@ -134,13 +129,13 @@ class TrainingRun:
                 self.progress.note(note)
 
     def _measured(self, walk: Walk, since: float) -> dict[str, Any]:
-        """The metrics line of an iteration; its timeline and samples are written on the way."""
+        """Return the metrics line of an iteration; its timeline and samples are written on the way."""
         ran = walk.ran
         self._note(report for item in ran for report in item.reports.values())
         self.folder.timeline(ran, self.state.iteration)
         if self._is_due(self.plan.schedule.save_every, self.state.iteration):
             self._samples(walk)
-        if is_recorded(self.plan.schedule.record_every, self.state.iteration):
+        if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
             self._record(walk)
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
         values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **walk.measured(), **timed}
@@ -148,7 +143,7 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[str, float]:
         start = time.time()
-        state, columns = self.state, frozenset(sample_columns(self.plan, "eval"))
+        state, columns = self.state, frozenset(kept_columns.sample_columns(self.plan, "eval"))
         entry = Entry(state.iteration, state.versions)
         walk = Walk(self.plan, "eval", entry, state.positions, keep=columns, controls=state.controls)
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
@@ -167,28 +162,25 @@ class TrainingRun:
 
     def _samples(self, walk: Walk) -> None:
         self.calls.when = after(self.state.iteration)
-        found = excerpts(walk)
-        if found:
+        if excerpts := kept_columns.excerpts(walk):
             path = self.folder.samples(self.state.iteration, walk.phase)
-            columns, sources = zip(*found, strict=True)
+            columns, sources = zip(*excerpts, strict=True)
             # each device cuts out its rows, so that no more travels
             parts = [
-                self.cluster.call(source.place, "select", source.rows, source.part, returns=2)[1]
-                for several in sources
-                for source in several
+                self.cluster.call(place, "select", rows, part, returns=2)[1]
+                for place, part, rows in chain(*sources)
             ]
-            place = (walk.pools[columns[0].column], 0)
-            self.calls.one(place, "write_samples", path, columns, *parts)
+            self.calls.one((walk.pools[columns[0].column], 0), "write_samples", path, columns, *parts)
 
     def _record(self, walk: Walk) -> None:
         """Write the columns of an iteration; they count once all of them are on disk."""
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin(FOLDER)
-        for domain, columns in columns_by_domain(walk).items():
-            every, about = np.arange(walk.rows.count(domain)), about_domain(self.plan, domain, columns)
+        for about in kept_columns.records(walk):
+            every, columns = np.arange(walk.rows.count(about.domain)), [*about.types]
             how, refs = gathering([walk.selection(column).take(every) for column in columns])
             parts, place = [ref.location for ref in refs], (walk.pools[columns[0]], 0)
-            self.calls.one(place, "write_recorded", str(folder / file_of(domain)), about, *how, *parts)
+            self.calls.one(place, "write_recorded", str(folder / file_of(about.domain)), about, *how, *parts)
         self.folder.commit_recorded(folder, self.state.iteration)
 
     def _begin_save(self) -> None:
@@ -203,14 +195,11 @@ class TrainingRun:
                 how, rows = stock.gathering([*stock.columns])
                 parts = [ref.location for ref in rows]
                 self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *parts)
-        self.saving = (
-            folder,
-            replace(self.state),
-            self._is_due(self.plan.schedule.save_every, self.state.iteration),
-        )
+        lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
+        self.saving = folder, replace(self.state), lasting
 
     def _finish_save(self) -> None:
-        """A checkpoint counts once all of it is on disk."""
+        """Commit a checkpoint, which counts once all of it is on disk."""
         if self.saving:
             (folder, state, lasting), self.saving = self.saving, None
             self.calls.when = after(state.iteration)
@@ -225,15 +214,16 @@ class TrainingRun:
             self.calls.when = after(self.state.iteration)
             self.calls.all("load", str(folder), self.state.versions)
             for name, kinds in waiting.items():
-                files = {kind: folder / f"{name}-{kind}.npz" for kind in kinds}
-                stocks = {kind: self._stock(files[kind], stock) for kind, stock in kinds.items()}
+                stocks = {kind: self._stock(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**stocks)
             self.progress.resumed(self.state.iteration)
 
-    def _stock(self, path: Path, record: Mapping[str, Any]) -> Stock:
-        """Rows that wait, as a checkpoint has them."""
-        call = self.cluster.places[0], "read_rows", str(path)
-        return Stock.recorded(record, self.calls.columns(*call, count=len(record["columns"])))
+    def _stock(self, path: str, record: Mapping[str, Any]) -> Stock:
+        """Return rows that wait, as a checkpoint has them."""
+        count = len(record["columns"])
+        return Stock.recorded(
+            record, self.calls.columns(self.cluster.places[0], "read_rows", path, count=count)
+        )
 
     def _export(self) -> None:
         self.progress.say("writing the models")
@@ -245,7 +235,7 @@ class TrainingRun:
 
 @contextmanager
 def _stop_on_interrupt(progress: Progress) -> Iterator[list[int]]:
-    """A list that the first Ctrl-C puts an item into; the second is raised at once."""
+    """Yield a list that the first Ctrl-C puts an item into; the second is raised at once."""
     stop: list[int] = []
 
     def interrupted(number: int, frame: Any) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
-from rlgraph.runtime.cluster import cpu_tasks, ray_start
+from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
+from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.columns.shared_memory import Sweeper
 from rlgraph.runtime.engines.weights.transports import Handover
-from rlgraph.runtime.messages.place import Place
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
 
 SPLIT = re.compile(r"(\d+)")
@@ -96,6 +97,22 @@ def _places(pools: Mapping[str, int]) -> list[Place]:
     return [(pool, device) for pool, devices in pools.items() for device in range(devices)]
 
 
+def perform(plan: Plan, place: Place, logs: str, tasks: Sequence[Task], *parts: Part | ColumnRef) -> Any:
+    """Carry out tasks that need no engine, as ``Worker.perform`` of ``place``, in whichever process this is.
+
+    In Ray that is a task on a CPU of the worker's host; what it prints goes to a file in the folder ``logs``.
+    """
+    worker = _worker_beside(logs)
+    worker.plan, worker.at = plan, place
+    return worker.perform(tasks, (), *parts)
+
+
+@cache
+def _worker_beside(logs: str) -> Worker:
+    """Return the worker of this process."""
+    return Worker(threads=1, log=f"{logs}/beside-{os.getpid()}.log", beside=True)
+
+
 class RayCluster:
     """One actor per device, all of them in one placement group."""
 
@@ -118,7 +135,8 @@ class RayCluster:
             address: of a cluster to join; None: Ray is started here.
             logs: the folder for what workers print.
             timeout: seconds to wait for room, at most two minutes of them, and for the workers to start.
-            together: of each pool, how many consecutive devices have to be on one host; 1 unless given.
+            together: of each pool, how many consecutive devices have to be on one host, as of
+                ``rlgraph.costs.device_groups.together``; 1 unless given.
 
         Raises:
             RunError: the cluster can't be joined, or has too few devices, or a worker did not start.
@@ -137,13 +155,11 @@ class RayCluster:
             raise
 
     def _start_ray(self, address: str | None) -> None:
-        if address:
-            self.ray = ray_start.join(address=address)
-        else:
-            devices = len(self.places)
-            gpus = {"num_gpus": devices} if self.gpus else {}
-            self.ray = ray_start.join(num_cpus=devices, include_dashboard=False, **gpus)
-        self.task = self.ray.remote(cpu_tasks.perform)  # made once: each one is sent to the cluster anew
+        devices = len(self.places)
+        options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
+        options |= {"num_gpus": devices} if self.gpus else {}
+        self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
+        self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
         """Start a worker for each place; within a pool in the order of (host, device)."""
@@ -175,20 +191,11 @@ class RayCluster:
         return all(self._answers([worker.can_read.remote(offers) for worker in workers], timeout))
 
     def _answers(self, pending: Sequence[Any], timeout: float) -> list[Any]:
-        """Return the answers of workers that have just been started.
-
-        Args:
-            pending: a reference each.
-            timeout: seconds to wait for all of them.
-
-        Raises:
-            RunError: some did not start in time, or at all.
-            LostError: one of them is gone.
-        """
+        """Return the answers of workers that have just been started, within ``timeout`` seconds in all."""
         _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
         if late:
-            law = f"{len(late)} of the workers did not start in {timeout:.0f} s"
-            raise RunError(f"{law} (schedule.timeout)")
+            law = f"{len(late)} of the workers did not start in {timeout:.0f} s (schedule.timeout)"
+            raise RunError(law)
         try:
             return list(self.ray.get(pending))
         except Exception as error:

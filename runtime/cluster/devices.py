@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlgraph.costs.detect import (
-    SLOTS,
-    local_device,
-    local_devices,
-    memory,
-    of_cpu,
-    of_gpus,
-    this_machine,
-    visible_listing,
-)
+from rlgraph.costs import detect
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.errors import GraphError, Problem, RunError
 from rlgraph.ir.plan import Plan
@@ -57,7 +48,7 @@ class Devices:
 
 def of_machine() -> Devices:
     """Return the GPUs of this machine, or, where it has none, its CPU slots."""
-    return Devices("this machine", local_device(), (local_devices(),), this_machine)
+    return Devices("this machine", detect.local_device(), (detect.local_devices(),), detect.this_machine)
 
 
 def of_ray(address: str) -> Devices:
@@ -73,15 +64,14 @@ def of_ray(address: str) -> Devices:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         counts = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in nodes}
         gpus = {node: count for node, count in counts.items() if count}
-        where = f"the Ray cluster at {address}"
+        where, per_host = f"the Ray cluster at {address}", tuple(gpus.values())
         if gpus:
-            answers = _asked(ray, [*gpus])
-            return Devices(where, "cuda", (*gpus.values(),), partial(_of_answers, answers, (*gpus.values(),)))
+            return Devices(where, "cuda", per_host, partial(_of_answers, _asked(ray, [*gpus]), per_host))
         resources = [node["Resources"] for node in nodes if node["Resources"].get("CPU", 0) >= 1]
     finally:
         ray.shutdown()
-    slots = tuple(min(int(found["CPU"]), SLOTS) for found in resources)
-    least = min((found.get("memory", 0.0) for found in resources), default=0.0)
+    slots = tuple(min(int(host["CPU"]), detect.SLOTS) for host in resources)
+    least = min((host.get("memory", 0.0) for host in resources), default=0.0)
     return Devices(where, "cpu", slots, partial(_of_slots, slots, least))
 
 
@@ -96,17 +86,13 @@ class Answer:
 
 def _answer() -> Answer:
     try:
-        return Answer(visible_listing(), memory())
+        return Answer(detect.visible_listing(), detect.memory())
     except GraphError as error:  # its problems can be pickled, the error can't
         return Answer(problems=error.problems)
 
 
 def _asked(ray: Any, nodes: Sequence[str]) -> list[Answer]:
-    """Return the answer of each node; those that do not answer in time are left out.
-
-    Raises:
-        RunError: a node can't run the task, as where rlgraph is not installed.
-    """
+    """Return the answer of each node that answers in time; a ``RunError`` where rlgraph is not installed."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0)(_answer)
@@ -124,13 +110,13 @@ def _of_answers(answers: Sequence[Answer], per_host: tuple[int, ...]) -> Cluster
         if answer.problems:
             raise GraphError(answer.problems)
     least = min((answer.memory for answer in answers), default=0.0)
-    return of_gpus("".join(answer.listing for answer in answers), least, per_host)
+    return detect.of_gpus("".join(answer.listing for answer in answers), least, per_host)
 
 
 def _of_slots(slots: tuple[int, ...], host_memory: float) -> Cluster:
     each = min(slots, default=1)
-    found = of_cpu(each, host_memory)
-    return found.model_copy(update={"hosts": max(len(slots), 1), "cluster": f"auto-{len(slots)}xcpu-{each}"})
+    hosts = {"hosts": max(len(slots), 1), "cluster": f"auto-{len(slots)}xcpu-{each}"}
+    return detect.of_cpu(each, host_memory).model_copy(update=hosts)
 
 
 def agree(plan: Plan, devices: Devices) -> None:
@@ -142,11 +128,10 @@ def agree(plan: Plan, devices: Devices) -> None:
     if plan.device != devices.kind:
         made = f" ({plan.predicted.cluster})" if plan.predicted else ""
         law = f"the plan is for {NAMES[plan.device]}{made}, and {devices.where} has {devices}"
-        raise RunError(
-            f"{law}\n  plan for what is there, by --cluster auto, or join another cluster (--address)"
-        )
+        remedy = "plan for what is there, by --cluster auto, or join another cluster (--address)"
+        raise RunError(f"{law}\n  {remedy}")
     count = sum(plan.pools.values())
-    if devices.cluster is this_machine and devices.kind == "cuda" and count > sum(devices.per_host):
+    if devices.cluster is detect.this_machine and devices.kind == "cuda" and count > sum(devices.per_host):
         law = f"the plan takes {count} devices, and {devices.where} has {devices}"
         raise RunError(f"{law}\n  ask for fewer with --devices, or join a Ray cluster (--address)")
 
@@ -161,14 +146,14 @@ def enough_memory(plan: Plan, on: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         RunError: a device has less.
     """
-    for found in on if plan.peak and plan.predicted else ():
-        peak = plan.peak[found["pool"]]
+    for worker in on if plan.peak and plan.predicted else ():
+        peak = plan.peak[worker["pool"]]
         # the driver keeps some of what a data sheet says; the plan's reserve is for that too
         counted = peak.capacity - peak.parts.get("reserve", 0)
-        if found.get("memory", counted) < counted:
+        if worker.get("memory", counted) < counted:
             law = f"the plan counts on {size_text(counted)} of each device ({plan.predicted.cluster}), and "
-            law += f"{found['pool']}[{found['device']}] has {size_text(found['memory'])}: "
-            law += f"{found['name']} of {found['host']}"
+            law += f"{worker['pool']}[{worker['device']}] has {size_text(worker['memory'])}: "
+            law += f"{worker['name']} of {worker['host']}"
             raise RunError(f"{law}\n  plan for what is there: --cluster auto, or the file of a cluster")
 
 
@@ -191,7 +176,7 @@ def wait_for_memory(
         sleep: waits for some seconds.
     """
     for _ in range(WAITING):
-        frees = [(pool, *found) for (pool, _), found in zip(places, free(), strict=True) if found]
+        frees = [(pool, *memory) for (pool, _), memory in zip(places, free(), strict=True) if memory]
         needs = [min(plan.peak[pool].bytes if plan.peak else whole, FREE * whole) for pool, _, whole in frees]
         if all(left >= need for (_, left, _), need in zip(frees, needs, strict=True)):
             return

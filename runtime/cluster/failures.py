@@ -12,7 +12,7 @@ from typing import Any
 from rlgraph.errors import RlgraphError, RunError
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.errors import AwayError, ServerLostError
-from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.tasks import Place
 
 PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,13 +32,7 @@ class LostError(RunError):
 
 
 def failure(plan: str, law: str, error: Exception) -> RunError:
-    """Return the error of a step, or of an action between two.
-
-    Args:
-        plan: as text, with a mark where the failure was.
-        law: what failed where.
-        error: that it ended in.
-    """
+    """Return the error of a step, or of an action between two; ``plan`` is text with a mark where it was."""
     brief = f"{law}\n  {reason(error)}"
     lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
     return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
@@ -49,13 +43,8 @@ def culprit(
 ) -> tuple[Place, Exception]:
     """Return the place where a failure began, and its error.
 
-    A worker that is gone breaks the collectives of its peers, and their errors may come first.
-
-    Args:
-        cluster: that the calls run on.
-        pending: calls that have not reported, and where they run; the failed one is among them.
-        reference: of the failed call.
-        error: that it ended in.
+    A worker that is gone breaks the collectives of its peers, and their errors may come first: ``error`` of
+    the call with this reference, which is one of those that are pending.
     """
     rest = [other for other in pending if other != reference] if is_broken(error) else []
     end = time.monotonic() + PATIENCE_S
@@ -64,20 +53,20 @@ def culprit(
         for other in ready:
             try:
                 cluster.get([other])
-            except Exception as found:
-                if is_gone(found):
-                    return pending[other], found
+            except Exception as first:
+                if is_gone(first):
+                    return pending[other], first
     return pending[reference], error
 
 
 def reason(error: Exception) -> str:
     """Return the reason of an error: a user's mistake in its own words, anything else with its traceback."""
-    found = cause(error)
-    if isinstance(found, RlgraphError):
-        return str(found)
+    origin = cause(error)
+    if isinstance(origin, RlgraphError):
+        return str(origin)
     if is_gone(error):
         return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
-    return out_of_room(found) + _said(error)
+    return out_of_room(origin) + _said(error)
 
 
 def out_of_room(error: BaseException) -> str:
@@ -105,12 +94,11 @@ def is_broken(error: Exception) -> bool:
 
 def cause(error: Exception) -> BaseException:
     """Return the error that was raised inside a worker; the error itself where it comes from elsewhere."""
-    found = getattr(error, "cause", None)
-    return found if isinstance(found, BaseException) else error
+    inner = getattr(error, "cause", None)
+    return inner if isinstance(inner, BaseException) else error
 
 
 def _said(error: Exception) -> str:
     """Return the error with its traceback; Ray's errors hold that of the worker in their text."""
-    return (
-        str(error).strip() if hasattr(error, "cause") else "".join(traceback.format_exception(error)).strip()
-    )
+    text = str(error) if hasattr(error, "cause") else "".join(traceback.format_exception(error))
+    return text.strip()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rlgraph.ir.plan import Plan
-from rlgraph.runtime.messages.place import Place
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import Place, Task
 
 
 class WorkerCluster(Protocol):
@@ -19,24 +18,18 @@ class WorkerCluster(Protocol):
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; return a reference per return value. ``args`` may hold references."""
-        ...
 
     def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
         """Start tasks that need no engine beside a worker; return references as its ``perform``."""
-        ...
 
     def put(self, value: Any) -> Any:
         """Return a reference to a value that several calls are given."""
-        ...
 
     def get(self, references: Sequence[Any]) -> list[Any]:
         """Return the values of references."""
-        ...
 
     def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         """Return those that are ready, at least one unless ``timeout`` seconds pass, and the rest."""
-        ...
 
     def close(self) -> None:
         """End every process that this started."""
-        ...

@@ -8,7 +8,7 @@ Here two hosts have 8 GPUs, and the servers of pool gen span 4 devices, so that 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +22,7 @@ def units(pools: Mapping[str, int], together: Mapping[str, int]) -> list[Placeme
 
     Args:
         pools: devices of each pool.
-        together: of each pool, how many consecutive devices have to be on one host, as of
-            ``rlgraph.costs.device_groups.together``; 1 for a pool that it does not name.
+        together: as ``RayCluster`` takes it.
 
     Example:
         >>> units({"train": 2, "gen": 8}, {"gen": 4})
@@ -78,16 +77,10 @@ def filled(sizes: Sequence[int], room: Mapping[Any, int]) -> list[Any] | None:
 
 
 def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: float) -> Any:
-    """Wait for one placement group over all pools, with a bundle for each unit.
-
-    Args:
-        ray: the module, joined to a cluster.
-        parts: the units.
-        gpus: whether a device is a GPU.
-        timeout: seconds to wait for room.
+    """Return a placement group over all pools, with a bundle for each unit; a device is a GPU or a CPU.
 
     Raises:
-        RunError: the cluster has no room for them in that time.
+        RunError: the cluster that the module ``ray`` is joined to has no room in ``timeout`` seconds.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -96,14 +89,14 @@ def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: floa
     if group.wait(timeout):
         return group
     remove_placement_group(group)
-    pools: dict[str, int] = defaultdict(int)
+    pools = Counter[str]()
     for pool, size in parts:
         pools[pool] += size
     wanted = ", ".join(f"{pool} {devices}" for pool, devices in pools.items())
     several = {pool: size for pool, size in parts if size > 1}
     whole = "".join(f", those of {pool} by {size} on one host" for pool, size in several.items())
     each = "a GPU and a CPU" if gpus else "a CPU"
-    law = f"the cluster has no room for {sum(pools.values())} workers with {each} each ({wanted}{whole}): "
+    law = f"the cluster has no room for {pools.total()} workers with {each} each ({wanted}{whole}): "
     law += f"waited {timeout:.0f} s, and it has {_hosts(ray, kinds)}"
     raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
 
@@ -111,8 +104,8 @@ def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: floa
 def _hosts(ray: Any, kinds: Sequence[str]) -> str:
     """Return the resources of every host, and what of all of them is free."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = [f"{node['NodeManagerAddress']}: {_counts(node['Resources'], kinds)}" for node in nodes]
-    return f"{'; '.join(found)}; free of all are {_counts(ray.available_resources(), kinds)}"
+    hosts = [f"{node['NodeManagerAddress']}: {_counts(node['Resources'], kinds)}" for node in nodes]
+    return f"{'; '.join(hosts)}; free of all are {_counts(ray.available_resources(), kinds)}"
 
 
 def _counts(resources: Mapping[str, float], kinds: Sequence[str]) -> str:

@@ -22,9 +22,6 @@ SETTINGS = {
 def join(**options: Any) -> Any:
     """Return the module ``ray``, joined to the cluster at ``address``, or to one that starts here.
 
-    Args:
-        options: of ``ray.init``.
-
     Raises:
         RunError: there is none, or it can't be started.
     """

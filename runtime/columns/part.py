@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,17 +33,12 @@ class Part:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     @property
-    def dtype(self) -> Any:
-        """The data type of the values, where they are numbers."""
-        return self.values.dtype
-
-    @property
     def lengths(self) -> Any:
-        """int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
+        """Return int64 ``[rows]``: tokens of each row; 1 where there is no token axis."""
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
 
     def near(self) -> Part:
-        """The same rows on the host."""
+        """Return the same rows on the host."""
         far = isinstance(self.values, torch.Tensor)
         return Part(self.values.cpu().numpy(), self.offsets) if far else self
 
@@ -59,18 +55,17 @@ def pack(value: Any, dtype: str, what: str) -> Part:
     """
     if dtype == "text":
         if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-            raise TypeError(
-                f"{what} is declared as text, so the op returns a list of str; it returned {type(value)}"
-            )
+            law = f"{what} is declared as text, so the op returns a list of str"
+            raise TypeError(f"{law}; it returned {type(value)}")
         return Part(value)
-    ragged = value if isinstance(value, Ragged) else None
-    flat = value if ragged is None else ragged.values
+    flat, offsets = value, None
+    if isinstance(value, Ragged):
+        flat, offsets = value.values, value.offsets.cpu().numpy()
     if not isinstance(flat, torch.Tensor) or flat.dtype != DTYPES[dtype]:
         got = flat.dtype if isinstance(flat, torch.Tensor) else type(flat)
         raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
     values = flat.detach().contiguous()
-    near = values.device.type == "cpu"
-    return Part(values.numpy() if near else values, None if ragged is None else ragged.offsets.cpu().numpy())
+    return Part(values.numpy() if values.device.type == "cpu" else values, offsets)
 
 
 def packed(value: Any) -> Part:
@@ -81,10 +76,9 @@ def packed(value: Any) -> Part:
 
 def empty(kind: ColumnType) -> Part:
     """Return a part without rows, of a column type as the plan writes it."""
-    dtype = kind.dtype
-    if dtype == "text":
+    if kind.dtype == "text":
         return Part([])
-    values = torch.empty(0, dtype=DTYPES[dtype]).numpy()
+    values = torch.empty(0, dtype=DTYPES[kind.dtype]).numpy()
     return Part(values, np.zeros(1, np.int64) if kind.axis else None)
 
 
@@ -106,13 +100,8 @@ def _tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def take(part: Part, rows: Any) -> Part:
-    """Return the rows with these indices, in this order."""
-    return gather([part], rows)
-
-
 def gather(parts: Sequence[Part], rows: Any) -> Part:
-    """Return the rows with these indices of several parts, counted as if one followed the other."""
+    """Return the rows with these indices, in this order; parts count as if one followed the other."""
     if _is_long(parts):
         return _copied([part.near() for part in parts], np.asarray(rows, np.int64))
     part = parts[0] if len(parts) == 1 else concat(parts)
@@ -128,17 +117,13 @@ def gather(parts: Sequence[Part], rows: Any) -> Part:
 
 def gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part]) -> list[Part]:
     """Return a part of each column, out of those that hold its rows: see ``Worker.repartition``."""
-    found, at = [], 0
-    for pick, count in zip(picks, counts, strict=True):
-        found.append(gather(parts[at : at + count], pick))
-        at += count
-    return found
+    rest = iter(parts)
+    return [gather([*islice(rest, count)], pick) for pick, count in zip(picks, counts, strict=True)]
 
 
 def _is_long(parts: Sequence[Part]) -> bool:
-    if parts[0].offsets is None:
-        return False
-    return sum(len(part.values) for part in parts) > LONG * sum(map(len, parts))
+    ragged = parts[0].offsets is not None
+    return ragged and sum(len(part.values) for part in parts) > LONG * sum(map(len, parts))
 
 
 def _copied(parts: Sequence[Part], rows: Any) -> Part:
@@ -149,7 +134,7 @@ def _copied(parts: Sequence[Part], rows: Any) -> Part:
     lengths = np.concatenate([part.lengths for part in parts])[rows]
     offsets = _offsets(lengths)
     spans = np.stack([starts, starts + lengths, offsets[:-1]], 1)
-    values = np.empty(offsets[-1], parts[0].dtype)
+    values = np.empty(offsets[-1], parts[0].values.dtype)
 
     def copy(several: Any) -> None:
         for owner, (start, end, at) in zip(owners[several].tolist(), spans[several].tolist(), strict=True):
@@ -181,8 +166,7 @@ def load(path: str) -> list[Part]:
 def _loaded(file: Any, number: int) -> Part:
     if f"{number}.text" in file:
         return Part(json.loads(file[f"{number}.text"].tobytes()))
-    offsets = f"{number}.offsets"
-    return Part(file[f"{number}.values"], file.get(offsets))
+    return Part(file[f"{number}.values"], file.get(f"{number}.offsets"))
 
 
 def concat(parts: Sequence[Part]) -> Part:

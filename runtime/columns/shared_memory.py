@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.runtime.messages.column_ref import Segment
 from rlgraph.runtime.messages.errors import AwayError
+from rlgraph.runtime.messages.tasks import Segment
 
 FOLDER = Path("/dev/shm")  # where Linux has POSIX shared memory
 LEAST = 1 << 20  # bytes of values from which on they are shared
@@ -68,7 +68,7 @@ class SharedColumns:
         return Segment(taken[0].name, values.dtype.str, len(values), offsets)
 
     def drop(self, column: str) -> None:
-        """Nobody reads a column any more."""
+        """Free a column's segment: nobody reads the column any more."""
         if column in self.used:
             segment, values = self.used.pop(column)
             if (FOLDER / segment.name).stat().st_mode & stat.S_IWUSR:
@@ -83,7 +83,7 @@ class SharedColumns:
         self.used, self.free = {}, []
 
     def _taken(self, size: int) -> tuple[SharedMemory, Any] | None:
-        """The smallest free segment that is large enough, else a new one in place of the largest."""
+        """Return the smallest free segment that is large enough, else a new one in place of the largest."""
         self.free.sort(key=lambda one: len(one[1]))
         fits = [one for one in self.free if len(one[1]) >= size]
         if fits:
@@ -94,17 +94,17 @@ class SharedColumns:
         return self._new(size + size // 4)  # rows of a later iteration may be longer
 
     def _new(self, size: int) -> tuple[SharedMemory, Any] | None:
+        segment = None
         try:
             segment = SharedMemory(f"{self.session}-{token_hex(4)}", create=True, size=size)
+            segment.close()  # mapped anew below: its own mapping ends with it, whoever looks at it
+            with open(FOLDER / segment.name, "r+b") as file:
+                # takes the memory now: a page that is missing later would end the process
+                os.posix_fallocate(file.fileno(), 0, size)
         except OSError:
             self.is_full = True
-            return None
-        segment.close()  # mapped anew below: its own mapping ends with it, whoever looks at it
-        try:
-            _reserve(segment, size)
-        except OSError:
-            _unlink(segment)
-            self.is_full = True
+            if segment:
+                _unlink(segment)
             return None
         return segment, np.frombuffer(_mapped(segment.name, mmap.ACCESS_WRITE), np.uint8)
 
@@ -145,18 +145,9 @@ class Sweeper:
 
 
 def _mapped(name: str, access: int) -> mmap.mmap:
-    """The bytes of a segment; no handle of it stays open."""
+    """Return the bytes of a segment; no handle of it stays open."""
     with open(FOLDER / name, "r+b" if access == mmap.ACCESS_WRITE else "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=access)
-
-
-def _reserve(segment: SharedMemory, size: int) -> None:
-    """Take the memory now: a page that is missing later would end the process."""
-    file = os.open(FOLDER / segment.name, os.O_RDWR)
-    try:
-        os.posix_fallocate(file, 0, size)
-    finally:
-        os.close(file)
 
 
 def _unlink(segment: SharedMemory) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.columns.shared_memory import LEAST, SharedColumns, keep, read
-from rlgraph.runtime.messages.column_ref import HOST, WORKER, ColumnRef, Segment
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import HOST, WORKER, ColumnRef, Task
 
 FULL = (
     "shared memory (/dev/shm) has no room for a column: it goes through Ray's object store instead\n"
@@ -27,7 +26,7 @@ class Store:
         self.lent: list[tuple[str, weakref.ref[Any]]] = []  # segments that an op reads, and their values
 
     def given(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
-        """The parts that a task is given, wherever they lie."""
+        """Return the parts that a task is given, wherever they lie."""
         return [self._found(ref, sent, lends=task.method == "run") for ref in task.parts]
 
     def put(self, task: Task, made: Sequence[Part]) -> list[Part | ColumnRef]:
@@ -38,30 +37,30 @@ class Store:
         return [one for one in placed if one is not None]
 
     def settle(self) -> None:
-        """A task is over: what an op read in shared memory, and something still holds, stays as it is."""
+        """End a task: what its op read in shared memory, and something still holds, stays as it is."""
         for segment, values in self.lent:
             if values() is not None:
                 keep(segment)
         self.lent = []
 
     def drop(self, names: Iterable[str]) -> None:
-        """Return what may have been shared by these names, and is over."""
+        """Drop what may have been shared by these names, which is over."""
         for name in names:
             self.shared.drop(name)
 
     def _found(self, ref: ColumnRef, sent: Sequence[Part | ColumnRef], lends: bool) -> Part:
         if ref.location == WORKER:
             return self.parts[ref.name]
-        found = sent[ref.location]
-        if isinstance(found, Part):
-            return found
-        assert isinstance(found.location, Segment)
-        values = read(found.name, found.location)
-        self.lent += [(found.location.name, weakref.ref(values))] if lends else []
-        return Part(values, found.location.offsets)
+        held = sent[ref.location]
+        if isinstance(held, Part):
+            return held
+        segment = held.location
+        values = read(held.name, segment)
+        self.lent += [(segment.name, weakref.ref(values))] if lends else []
+        return Part(values, segment.offsets)
 
     def _placed(self, ref: ColumnRef, part: Part) -> Part | ColumnRef | None:
-        """A part as others get it, in shared memory if it is long and there is room; None if it stays."""
+        """Return a part as others get it, in shared memory if it is long and has room; None if it stays."""
         if ref.location == WORKER:
             self.parts[ref.name] = part
             return None

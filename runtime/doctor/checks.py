@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlgraph.runtime.doctor.gpu_checks import (
-    devices,
-    driver,
-    gpu_memory,
-    nccl,
-    numbers,
-    peers,
-    torch,
-    variables,
-)
+from rlgraph.runtime.doctor import gpu_checks
 from rlgraph.runtime.doctor.probes import ProbeFacts
 from rlgraph.runtime.doctor.verdicts import GUIDE, Line, Lines, ok, warn, wrong
 from rlgraph.units import size_text
@@ -42,7 +33,7 @@ def python(host: ProbeFacts) -> Lines:
 
 def libc(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
     name, release = host["libc"]
-    if gpus["gpus"] and (name != "glibc" or numbers(release) < GLIBC):
+    if gpus["gpus"] and (name != "glibc" or gpu_checks.numbers(release) < GLIBC):
         remedy = f"use a newer system (Ubuntu 22.04, Debian 12), or the container: {GUIDE}#container"
         yield wrong(f"{name or 'no glibc'} {release}: SGLang has wheels for glibc 2.34 or newer", remedy)
 
@@ -155,9 +146,8 @@ def model(model: ProbeFacts) -> Lines:
 def _template(model: ProbeFacts) -> Line:
     text = f"{model['path']}: {model['type']}, {model['tokenizer']} tokens"
     if not model["template"]:
-        return warn(
-            f"{text}, no chat template", "give prompts as text, or add chat_template.jinja to the model"
-        )
+        remedy = "give prompts as text, or add chat_template.jinja to the model"
+        return warn(f"{text}, no chat template", remedy)
     if "reason" in model:
         return wrong(f"{model['path']}: its chat template fails: {model['reason']}", "mend the template")
     return ok(f"{text}, prompts as {model['prompt']!r}")
@@ -168,13 +158,13 @@ CHECKS: dict[str, tuple[tuple[str, ...], Callable[..., Lines]]] = {
     "python": (("host",), python),
     "libc": (("host", "gpus"), libc),
     "packages": (("packages",), packages),
-    "gpus": (("gpus",), devices),
-    "gpu memory": (("gpus",), gpu_memory),
-    "driver": (("gpus", "torch"), driver),
-    "torch": (("gpus", "torch"), torch),
-    "peers": (("torch",), peers),
-    "nccl": (("host", "gpus"), nccl),
-    "variables": (("host", "gpus"), variables),
+    "gpus": (("gpus",), gpu_checks.devices),
+    "gpu memory": (("gpus",), gpu_checks.gpu_memory),
+    "driver": (("gpus", "torch"), gpu_checks.driver),
+    "torch": (("gpus", "torch"), gpu_checks.torch),
+    "peers": (("torch",), gpu_checks.peers),
+    "nccl": (("host", "gpus"), gpu_checks.nccl),
+    "variables": (("host", "gpus"), gpu_checks.variables),
     "shared memory": (("host", "gpus"), shared_memory),
     "limits": (("host", "gpus"), limits),
     "machine": (("host", "gpus"), machine),

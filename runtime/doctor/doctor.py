@@ -1,17 +1,24 @@
 """``rlgraph doctor``: is this machine fit for training, and what has to be mended?
 
-Probes gather facts (runtime/doctor/probes.py), and checks judge them (runtime/doctor/checks.py).
+Probes (probes.py), each in a process of its own with a time limit, print facts, and checks (checks.py) judge
+them.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from rlgraph.runtime.doctor.checks import CHECKS
-from rlgraph.runtime.doctor.gather import gather
 from rlgraph.runtime.doctor.probes import ProbeCall, ProbeFacts
 from rlgraph.runtime.doctor.verdicts import GUIDE, Line, wrong
 
@@ -88,3 +95,49 @@ def examine(models: Sequence[str], run_dir: str, address: str | None, timeout: f
 def _unanswered(answer: ProbeFacts, what: str, remedy: str) -> Line:
     subject = f"{what} {answer['argument']}" if answer["argument"] else what
     return wrong(f"{subject}: {answer['failed']}", remedy)
+
+
+def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:
+    """Run probes beside one another, for at most ``timeout`` seconds in all.
+
+    Args:
+        asked: each probe with its argument; one may be asked several times.
+
+    Returns:
+        For each probe its facts, one per time that it was asked, in order. Facts of a probe that gave none
+        are ``{"failed": reason, "argument": ...}``.
+    """
+    ends = time.monotonic() + timeout
+    started = [(name, argument, _start(name, argument)) for name, argument in asked]
+    facts: dict[str, list[ProbeFacts]] = {}
+    for name, argument, process in started:
+        result = answer(process, max(ends - time.monotonic(), 0.1), timeout)
+        facts.setdefault(name, []).append(result | ({"argument": argument} if "failed" in result else {}))
+    return facts
+
+
+def _start(name: str, argument: str | None) -> Popen[str]:
+    """Start the process of a probe."""
+    command = [sys.executable, "-m", "rlgraph.runtime.doctor.probes", name, *([argument] if argument else [])]
+    return Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+
+
+def answer(process: Popen[str], left: float, timeout: float) -> ProbeFacts:
+    """Return the facts that a probe's process prints last, or why there are none.
+
+    Args:
+        process: of the probe.
+        left: seconds to wait for it.
+        timeout: what the user allowed in all, for the message.
+    """
+    try:
+        printed, said = process.communicate(timeout=left)
+    except TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(TimeoutExpired):  # a process that waits for a disk can't be killed
+            process.communicate(timeout=1)
+        return {"failed": f"no answer within {timeout:g} s"}
+    if process.returncode:
+        return {"failed": (said.strip() or f"ended with exit code {process.returncode}").splitlines()[-1]}
+    facts: ProbeFacts = json.loads(printed.splitlines()[-1])
+    return facts

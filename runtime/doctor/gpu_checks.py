@@ -10,14 +10,8 @@ from rlgraph.units import size_text
 
 # CUDA's major version -> the oldest driver's: https://docs.nvidia.com/deploy/cuda-compatibility/
 DRIVERS = {11: 450, 12: 525, 13: 580}
-
-
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and FlashAttention's kernels
-
-
 USED = 0.05  # fraction of a GPU's memory: more than that belongs to another program
-
-
 # NVIDIA's guide calls these workarounds, to be removed again
 WORKAROUNDS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
 
@@ -28,9 +22,8 @@ def devices(gpus: ProbeFacts) -> Lines:
         remedy = "install the driver's tools, or start the container with --gpus all"
         yield wrong(f"{gpus['files']} device files of GPUs, and no nvidia-smi", remedy)
     elif not names:
-        yield warn(
-            "no NVIDIA GPU: runs compute on CPUs", f"if there is one, install its driver: {GUIDE}#driver"
-        )
+        remedy = f"if there is one, install its driver: {GUIDE}#driver"
+        yield warn("no NVIDIA GPU: runs compute on CPUs", remedy)
     elif len(set(names)) > 1:
         remedy = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES: the slowest sets the pace"
         yield warn(f"GPUs of several kinds: {', '.join(names)}", remedy)
@@ -67,9 +60,8 @@ def torch(gpus: ProbeFacts, torch: ProbeFacts) -> Lines:
     if not gpus["gpus"]:
         return
     if torch["cuda"] is None:
-        yield wrong(
-            f"torch {torch['version']} is built without CUDA", f"install a CUDA build: {GUIDE}#install"
-        )
+        text = f"torch {torch['version']} is built without CUDA"
+        yield wrong(text, f"install a CUDA build: {GUIDE}#install")
     elif torch["error"] or not torch["capabilities"]:
         remedy = "is the driver loaded on the host, and does CUDA_VISIBLE_DEVICES leave a GPU?"
         yield wrong(f"torch opens no GPU: {torch['error'] or 'none is visible'}", remedy)
@@ -84,10 +76,8 @@ def _capability(torch: ProbeFacts, major: int, minor: int) -> Line:
         text += f": torch {torch['version']} has kernels for {', '.join(kernels)}"
         return wrong(text, "install a build of torch for these GPUs")
     if (major, minor) < AMPERE:
-        return warn(
-            f"{text}: no bfloat16 and no FlashAttention",
-            "train with dtype float32, serve with it and the engine transformers",
-        )
+        remedy = "train with dtype float32, serve with it and the engine transformers"
+        return warn(f"{text}: no bfloat16 and no FlashAttention", remedy)
     return ok(f"torch opens {len(torch['capabilities'])} GPUs, {text}, NCCL {torch['nccl']}")
 
 
@@ -113,10 +103,10 @@ def peers(torch: ProbeFacts) -> Lines:
 
 
 def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
-    given = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
-    lines = [*_workarounds(given), *_interface(given.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])]
+    held = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
+    lines = [*_workarounds(held), *_interface(held.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])]
     if gpus["gpus"] and not lines:
-        listed = " ".join(f"{name}={value}" for name, value in given.items())
+        listed = " ".join(f"{name}={value}" for name, value in held.items())
         lines = [ok(listed or "no NCCL variable is set")]
     yield from lines
 

@@ -57,11 +57,7 @@ def host() -> ProbeFacts:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Return the cores that this process may use: those of its mask, or fewer under a quota of time.
-
-    Args:
-        root: the folder that holds ``sys``.
-    """
+    """Return the cores that this process may use: those of its mask, or fewer under a quota of time."""
     mask, limit = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup/cpu.max"
     quota, _, period = (limit.read_text(encoding="utf-8") if limit.is_file() else "max").partition(" ")
     return min(mask, max(1, int(quota) // int(period))) if quota.strip().isdigit() else mask
@@ -85,19 +81,13 @@ def gpus() -> ProbeFacts:
     """
     if shutil.which("nvidia-smi") is None:
         return {"gpus": [], "processes": [], "files": len([*Path("/dev").glob("nvidia[0-9]*")])}
-    return {
-        "gpus": [
-            {
-                "index": int(index),
-                "name": name,
-                "memory": int(total) * MEBI if total.isdigit() else None,
-                "used": int(used) * MEBI if used.isdigit() else 0,
-                "driver": driver,
-            }
-            for index, name, total, used, driver in _listed("--query-gpu", GPU_FIELDS)
-        ],
-        "processes": [" ".join(row) for row in _listed("--query-compute-apps", PROCESS_FIELDS)],
-    }
+    devices = []
+    for index, name, total, used, driver in _listed("--query-gpu", GPU_FIELDS):
+        sizes = {"memory": int(total) * MEBI if total.isdigit() else None}
+        sizes["used"] = int(used) * MEBI if used.isdigit() else 0
+        devices.append({"index": int(index), "name": name, **sizes, "driver": driver})
+    processes = [" ".join(row) for row in _listed("--query-compute-apps", PROCESS_FIELDS)]
+    return {"gpus": devices, "processes": processes}
 
 
 def torch() -> ProbeFacts:
@@ -158,9 +148,8 @@ def ray(address: str | None = None) -> ProbeFacts:
 
 def disk(path: str) -> ProbeFacts:
     """Probe the room at the nearest folder of a path that exists, and whether a file can be written there."""
-    folder = next(
-        place for place in (Path(path).absolute(), *Path(path).absolute().parents) if place.is_dir()
-    )
+    whole = Path(path).absolute()
+    folder = next(place for place in (whole, *whole.parents) if place.is_dir())
     usage = shutil.disk_usage(folder)
     return {"path": path, "free": usage.free, "total": usage.total, "writable": os.access(folder, os.W_OK)}
 
@@ -187,11 +176,8 @@ def model(path: str) -> ProbeFacts:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
-    facts |= {
-        "tokenizer": len(tokenizer),
-        "end": tokenizer.eos_token,
-        "template": bool(tokenizer.chat_template),
-    }
+    facts |= {"tokenizer": len(tokenizer), "end": tokenizer.eos_token}
+    facts["template"] = bool(tokenizer.chat_template)
     if tokenizer.chat_template:
         try:
             asked = [{"role": "user", "content": "2 + 2?"}]

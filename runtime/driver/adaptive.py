@@ -37,12 +37,13 @@ def controls(walk: Walk, steps: Iterable[Step]) -> dict[str, float]:
 
 def controls_after(walk: Walk) -> dict[str, float]:
     """Return what ``controls`` gives in the next iteration, of all steps; raises as ``adapted`` does."""
-    found = {}
-    for step in walk.plan.steps:
-        if not step.inserted:
-            for name, one in walk.plan.functions["train"][step.node].controllers.items():
-                found[f"{step.node}.{name}"] = _next(walk, step, name, one)
-    return found
+    functions = walk.plan.functions["train"]
+    return {
+        f"{step.node}.{name}": _next(walk, step, name, controller)
+        for step in walk.plan.steps
+        if not step.inserted
+        for name, controller in functions[step.node].controllers.items()
+    }
 
 
 def _value(walk: Walk, step: Step, name: str, controller: Controller) -> float:
@@ -57,25 +58,22 @@ def _next(walk: Walk, step: Step, name: str, controller: Controller) -> float:
     if not due(step.when, walk.entry.iteration + 1):
         return value
     key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
-    found, samples = _recorded(walk, step)
-    if key not in found and found and samples and value == controller.start:
+    sums, samples = _recorded(walk, step)
+    if key not in sums and sums and samples and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
-        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(found))
+        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(sums))
         remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
         raise RunError(f"{law}\n  {remedy}")
-    total, count = found.get(key, (0.0, 0.0))
+    total, count = sums.get(key, (0.0, 0.0))
     return controller.next(value, total / count if count else math.nan, samples)
 
 
 def _recorded(walk: Walk, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
     """Return sum and count of each metric that a step recorded, and its samples."""
-    walks = [walk]
-    if step.region:
-        walks = walk.rounds[step.region]
-    found: dict[str, tuple[float, float]] = {}
-    for one in walks:
-        for device in sorted(step.devices):
-            for key, (total, count) in one.rows.report(step, device).metrics.items():
-                before, seen = found.get(key, (0.0, 0.0))
-                found[key] = before + total, seen + count
-    return found, sum(one.rows.count(walk.columns[step.reads[0]].domain) for one in walks)
+    rows = [one.rows for one in (walk.rounds[step.region] if step.region else [walk])]
+    sums: dict[str, tuple[float, float]] = {}
+    for report in (some.report(step, device) for some in rows for device in sorted(step.devices)):
+        for key, (total, count) in report.metrics.items():
+            before, seen = sums.get(key, (0.0, 0.0))
+            sums[key] = before + total, seen + count
+    return sums, sum(some.count(walk.columns[step.reads[0]].domain) for some in rows)

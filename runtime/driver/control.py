@@ -9,7 +9,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.runtime.cluster.failures import culprit, failure
 from rlgraph.runtime.cluster.interface import WorkerCluster
-from rlgraph.runtime.messages.place import Place, place_text
+from rlgraph.runtime.messages.tasks import Place, place_text
 
 
 class ControlCalls:
@@ -27,9 +27,10 @@ class ControlCalls:
         Raises:
             RunError: of the first that failed, or of those that took too long.
         """
-        shared = [self.cluster.put(arg) for arg in args]
-        given = {at: (*shared, *at) if place else shared for at in self.cluster.places}
-        return self._results(method, {self.cluster.call(at, method, *given[at])[0]: at for at in given})
+        shared, calls = [self.cluster.put(arg) for arg in args], {}
+        for at in self.cluster.places:
+            calls[self.cluster.call(at, method, *shared, *(at if place else ()))[0]] = at
+        return self._results(method, calls)
 
     def one(self, place: Place, method: str, *args: Any) -> Any:
         """Call a method on one worker; raises as ``all`` does."""
@@ -43,37 +44,32 @@ class ControlCalls:
         return f"tcp://{address}:{port}"
 
     def columns(self, place: Place, method: str, *args: Any, count: int) -> list[Any]:
-        """References of the ``count`` columns that a worker's method gives behind its report; as ``all``."""
+        """Return references of the ``count`` columns that a method gives behind its report; as ``all``."""
         report, *columns = self.cluster.call(place, method, *args, returns=1 + count)
         self._results(method, {report: place})
         return columns
 
     def _results(self, method: str, called: dict[Any, Place]) -> list[Any]:
-        pending, found, limit = dict(called), {}, self.plan.schedule.timeout
+        pending, results, limit = dict(called), {}, self.plan.schedule.timeout
         while pending:
             ready, _ = self.cluster.wait([*pending], timeout=limit)
             if not ready:
                 late = ", ".join(map(place_text, pending.values()))
-                raise RunError(f"{self._what(method)} on {late} took over {limit:.0f} s (schedule.timeout)")
+                law = f"`{method}` {self.when} on {late} took over {limit:.0f} s (schedule.timeout)"
+                raise RunError(law)
             for reference in ready:
-                found[reference] = self._result(method, pending, reference)
+                results[reference] = self._result(method, pending, reference)
                 del pending[reference]
-        return [found[reference] for reference in called]
+        return [results[reference] for reference in called]
 
     def _result(self, method: str, pending: dict[Any, Place], reference: Any) -> Any:
         try:
             (result,) = self.cluster.get([reference])
         except Exception as error:
             place, first = culprit(self.cluster, pending, reference, error)
-            raise self._failed(method, place, first) from error
+            law = f"`{method}` {self.when} failed on {place_text(place)}"
+            raise failure(f"{plan_text(self.plan)}\n! {method}, {self.when}", law, first) from error
         return result
-
-    def _failed(self, method: str, place: Place, error: Exception) -> RunError:
-        law = f"{self._what(method)} failed on {place_text(place)}"
-        return failure(f"{plan_text(self.plan)}\n! {method}, {self.when}", law, error)
-
-    def _what(self, method: str) -> str:
-        return f"`{method}` {self.when}"
 
 
 def after(iteration: int) -> str:

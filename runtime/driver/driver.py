@@ -26,9 +26,7 @@ from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
 from rlgraph.runtime.driver.refill import repeated
 from rlgraph.runtime.driver.refill_round import more
 from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
-from rlgraph.runtime.messages.column_ref import HOST, STORE, WORKER, ColumnRef
-from rlgraph.runtime.messages.place import Place, place_text
-from rlgraph.runtime.messages.tasks import Task, Trail
+from rlgraph.runtime.messages.tasks import HOST, STORE, WORKER, ColumnRef, Place, Task, Trail, place_text
 
 Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
 
@@ -72,14 +70,7 @@ class Driver:
     """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
 
     def __init__(self, plan: Plan, cluster: WorkerCluster, watch: Watch, logs: Path | None = None) -> None:
-        """One for a run.
-
-        Args:
-            plan: what is run.
-            cluster: on which.
-            watch: is told where it stands.
-            logs: of the run's directory, where workers note which task they are at.
-        """
+        """Create the driver of a run; in the folder ``logs`` workers note which task they are at."""
         self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
         self.waiting: list[Queued] = []  # in the order in which each pool will get them
         self.open: list[Begun] = []  # whose calls are known and not made
@@ -96,7 +87,7 @@ class Driver:
         self._hand_over()
 
     def finish(self, walk: Walk) -> None:
-        """Collect reports until every step of a walk has its own. Whatever fails first, anywhere, is raised.
+        """Collect reports until every step of a walk has its own; raise whatever fails first, anywhere.
 
         Raises:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
@@ -138,7 +129,7 @@ class Driver:
         self._send()
 
     def _more(self, walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
-        """Steps that come before one: those of its region's next round."""
+        """Return steps that come before one: those of its region's next round."""
         try:
             return more(walk, step)
         except RunError as error:
@@ -174,7 +165,7 @@ class Driver:
         return share[-1][0].walk is walk and self._makers(call) <= awaited
 
     def _makers(self, call: WorkerCall) -> set[Any]:
-        """The calls that make what one is given and have not reported: the references of their reports."""
+        """Return references of the reports of calls that make what one is given, and have not reported."""
         return {self.makers[part.location] for part in call.parts if part.location in self.makers}
 
     def _send(self) -> None:
@@ -199,14 +190,13 @@ class Driver:
     def _call(self, place: Place, share: list[tuple[Begun, WorkerCall]], beside: bool = False) -> None:
         tasks, parts = list[Task](), list[Any]()
         for begun, call in share:
-            given = []
+            refs = list[ColumnRef]()
             for ref in call.parts:
-                given.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
+                refs.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
                 parts += [] if ref.location == WORKER else [ref.location]
             makes = begun.walk.makes(begun.step, HOST if self.cluster.shares and not beside else STORE)
             makes += (ColumnRef("", STORE),) * call.leaves
-            drops = begun.walk.drops(begun.step)
-            tasks.append(Task(call.method, call.args, tuple(given), makes, drops))
+            tasks.append(Task(call.method, call.args, tuple(refs), makes, begun.walk.drops(begun.step)))
         returns = 1 + sum(task.returned for task in tasks)
         if beside:
             reports, *made = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
@@ -220,7 +210,7 @@ class Driver:
             begun.made[place], made = made[: task.returned], made[task.returned :]
 
     def _needed(self, walk: Walk, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
-        """A sync between pools that brings what is there already is none, on both of them alike."""
+        """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
         if step.facts.moves == "off" and step.engine == "serve":
             self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
         if not step.source:
@@ -232,7 +222,7 @@ class Driver:
         return calls
 
     def _running(self) -> dict[str, Step]:
-        """The step that each pool is at: its first worker that has not reported."""
+        """Return the step that each pool is at: its first worker that has not reported."""
         workers_first = sorted(self.pending.values(), key=lambda asked: asked.beside)
         places = {asked.place[0]: asked.place for asked in reversed(workers_first)}
         return {pool: self._at(place)[1] for pool, place in places.items()}
@@ -241,7 +231,7 @@ class Driver:
         """Return what a walk waits for: the first of its calls, or of those that it must let pass."""
         every = [*self.pending.values()]
         first = next((asked for asked in every if asked.steps[-1][0] is walk), every[0])
-        return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
+        return *(first.steps[0] if first.beside else self._at(first.place)), first.place
 
     def _at(self, place: Place) -> tuple[Walk, Step]:
         """Return a worker's state: one that is gone fails all its calls at once, reported or not."""

@@ -23,9 +23,8 @@ from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.refill import repeated, streams
 from rlgraph.runtime.driver.row_buffer import Given, Selection, Waiting
 from rlgraph.runtime.driver.rows import Awaited, Rows
-from rlgraph.runtime.messages.column_ref import STORE, WORKER, ColumnRef
-from rlgraph.runtime.messages.place import Place
 from rlgraph.runtime.messages.report import Report
+from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
 
 WALKS = count()
 
@@ -81,9 +80,8 @@ class Walk:
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
         self.waiting, self.controls = waiting or {}, controls or {}
-        every = plan.eval_steps
-        if phase == "train":
-            every = tuple(step for step in plan.steps if due(step.when, entry.iteration + 1))
+        steps = plan.steps if phase == "train" else plan.eval_steps
+        every = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
         self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns, self.domains = plan.columns[phase], plan.domains[phase]
         self.streams = streams(plan, every, entry.iteration)
@@ -125,8 +123,8 @@ class Walk:
     def ran(self) -> list[Ran]:
         """Return the steps in the plan's order, their devices in order."""
         own = [Ran(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
-        rounds = [one for rounds in self.rounds.values() for one in rounds]
-        return sorted([*own, *(ran for one in rounds for ran in one.ran)], key=lambda ran: ran.step.id)
+        inner = [ran for rounds in self.rounds.values() for one in rounds for ran in one.ran]
+        return sorted([*own, *inner], key=lambda ran: ran.step.id)
 
     def makes(self, step: Step, shared: str) -> tuple[ColumnRef, ...]:
         """Return where each column that a step writes goes; ``shared`` is where those do that others read."""
@@ -172,7 +170,7 @@ class Walk:
                 one.refs.clear()
 
     def reported(self, step: Step, place: Place, report: Report) -> list[tuple[str, Place]]:
-        """A device's share of a step is done; what was shared, and by whom, that nobody reads any more."""
+        """Note a device's report of its share; return what was shared, and by whom, that is read no more."""
         reports = self.rows.reports.setdefault(step.id, {})
         reports[place] = report
         self.unreported -= 1
@@ -185,6 +183,7 @@ class Walk:
         return [(self._name(column), place) for column in over for place in self.places(self.pools[column])]
 
     def places(self, pool: str) -> list[Place]:
+        """Return the places of a pool's workers."""
         return [(pool, device) for device in range(self.plan.pools[pool])]
 
     def positions_after(self) -> dict[str, int]:
@@ -195,8 +194,8 @@ class Walk:
 
     def waiting_after(self) -> dict[str, Waiting]:
         """Return the rows that each region leaves for the next iteration."""
-        found = {**self.waiting, **{name: stream.leaves() for name, stream in self.streams.items()}}
-        return {name: waiting for name, waiting in found.items() if waiting.parts()}
+        left = {**self.waiting, **{name: stream.leaves() for name, stream in self.streams.items()}}
+        return {name: waiting for name, waiting in left.items() if waiting.parts()}
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of its regions."""
@@ -272,9 +271,7 @@ def filled(region: str) -> Awaited:
 def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
     """Return the columns whose every reader runs where they were made, on rows that lie as they do.
 
-    Args:
-        steps: of an iteration.
-        beside: the numbers of those that no worker runs.
+    Steps whose numbers are in ``beside`` are run by no worker.
     """
     writers = {column: step for step in steps for column in step.writes}
     away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}

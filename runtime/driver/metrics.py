@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -17,11 +18,11 @@ SEQUENCES = "int64[samples, tokens]"
 
 
 def metrics(ran: Sequence[Ran]) -> dict[str, float]:
-    """Means over rows and ranks of what the ops recorded; a count of 0 marks a sum.
+    """Return means over rows and ranks of what the ops recorded; a count of 0 marks a sum.
 
     A mean that several nodes record under one name is the first node's, and ``NODE/name`` that of each other.
     """
-    found: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, float]] = {}
     owners: dict[str, str] = {}
     for item in ran:
         node = item.step.node
@@ -29,9 +30,9 @@ def metrics(ran: Sequence[Ran]) -> dict[str, float]:
             for recorded, (total, count) in report.metrics.items():
                 own = not count or owners.setdefault(recorded, node) == node
                 name = recorded if own else f"{node}/{recorded}"
-                before = found.get(name, (0.0, 0.0))
-                found[name] = before[0] + total, before[1] + count
-    return {name: total / count if count else total for name, (total, count) in found.items()}
+                before, seen = sums.get(name, (0.0, 0.0))
+                sums[name] = before + total, seen + count
+    return {name: total / count if count else total for name, (total, count) in sums.items()}
 
 
 def beside(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
@@ -39,58 +40,51 @@ def beside(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
 
     ``pass@8`` of a node that records ``solved/gsm8k`` comes with ``eval/pass@8/gsm8k``.
     """
-    recorded: dict[str, float] = metrics(ran)
-    found: dict[str, float] = {}
-    for metric, column in plan.report.items():
-        own = f"{plan.columns['eval'][column].writer}/"
-        names = [name for name in recorded if name.startswith(own)]
-        found |= {f"eval/{metric}/{name.removeprefix(own)}": recorded[name] for name in names}
-    return found
+    owns = {metric: f"{plan.columns['eval'][column].writer}/" for metric, column in plan.report.items()}
+    recorded = metrics(ran)
+    return {
+        f"eval/{metric}/{name.removeprefix(own)}": recorded[name]
+        for metric, own in owns.items()
+        for name in recorded
+        if name.startswith(own)
+    }
 
 
 def times(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
-    """Seconds of each step: the longest of a device's own, of all rounds that repeat it.
+    """Return seconds of each step: the longest of a device's own, of all rounds that repeat it.
 
     Where its devices work together, from the first one's start to the last one's end. Of a sync between pools
     from the last one's start: the pool that is there first waits for the other.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = defaultdict(float)
     for item in ran:
         if item.reports:
-            name = f"time/{item.step.node}"
-            found[name] = found.get(name, 0.0) + _seconds(plan, item)
-    return found
+            seconds[f"time/{item.step.node}"] += _seconds(plan, item)
+    return seconds
 
 
 def _seconds(plan: Plan, item: Ran) -> float:
     reports = item.reports.values()
-    if not _together(plan, item.step):
+    # its devices work together on a train engine, and in a sync, which gathers its weights
+    if not (item.step.facts.syncs or _uses(plan, item.step, "train")):
         return max(report.end - report.start for report in reports)
     starts = [report.start for report in reports]
     return max(report.end for report in reports) - (max(starts) if item.step.source else min(starts))
 
 
-def _together(plan: Plan, step: Step) -> bool:
-    """Return whether a step is a collective: a train engine's, or a sync, which gathers its weights."""
-    return step.facts.syncs or _uses(plan, step, "train")
-
-
 def performance(plan: Plan, ran: Sequence[Ran], values: Mapping[str, float]) -> dict[str, float]:
     """Return what depends on the machine: tokens per second, memory, and on known GPUs the utilisation.
 
-    Args:
-        plan: what ran.
-        ran: its steps.
-        values: the iteration's metrics and times, ``time/step`` among them.
+    ``values`` are the iteration's metrics and times, ``time/step`` among them.
     """
-    found = {}
+    rates = {}
     tokens = sum(int(lengths.sum()) for item in ran for lengths in _sequences(plan, item))
     if tokens:
-        found["perf/tokens_per_second"] = tokens / values["time/step"]
+        rates["perf/tokens_per_second"] = tokens / values["time/step"]
     generating = sum(_seconds(plan, item) for item in ran if item.reports and _uses(plan, item.step, "serve"))
     if "tokens/generated" in values and generating:
-        found["perf/generated_per_second"] = values["tokens/generated"] / generating
-    return {**found, **_utilisations(plan, ran), **_memory(ran)}
+        rates["perf/generated_per_second"] = values["tokens/generated"] / generating
+    return {**rates, **_utilisations(plan, ran), **_memory(ran)}
 
 
 def _uses(plan: Plan, step: Step, engine: str) -> bool:
@@ -100,7 +94,7 @@ def _uses(plan: Plan, step: Step, engine: str) -> bool:
 
 
 def _sequences(plan: Plan, item: Ran) -> list[Any]:
-    """Tokens of each sequence that a step made on each device: of a rollout, or of a source of examples."""
+    """Return the lengths of sequences that a step made, per device: a rollout, or a source of examples."""
     columns = plan.columns[item.step.phase]
     if item.step.inserted or all(columns[name].type != SEQUENCES for name in item.step.writes):
         return []
@@ -111,8 +105,8 @@ MEMORY = {"memory": "memory", "memory_reserved": "reserved", "memory_used": "dev
 
 
 def _memory(ran: Sequence[Ran]) -> dict[str, float]:
-    """The most bytes of each worker in a step, and of each step on a GPU. Processes beside it don't count."""
-    found: dict[str, float] = {}
+    """Return the most bytes of each worker, and of each step on a GPU; processes beside it don't count."""
+    most: dict[str, float] = {}
     for item in ran:
         for (pool, device), report in item.reports.items():
             used = report.used
@@ -120,23 +114,23 @@ def _memory(ran: Sequence[Ran]) -> dict[str, float]:
             sizes |= {f"memory_step/{item.step.node}": used.memory} if used.gpu else {}
             for name, size in sizes.items():
                 if size and not report.beside:
-                    found[f"perf/{name}"] = max(found.get(f"perf/{name}", 0.0), float(size))
-    return found
+                    most[f"perf/{name}"] = max(most.get(f"perf/{name}", 0.0), float(size))
+    return most
 
 
 def _utilisations(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
     """Return the utilisation of each train engine's step whose GPU's peak and model's size are known."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for item in ran:
         used = [report.used for report in item.reports.values()]
         if any(one.tokens for one in used) and all(rates_of(one.gpu) for one in used):
             share = utilisation(plan, item.step, used, _seconds(plan, item))
-            found |= {f"perf/mfu/{item.step.node}": share} if share else {}
-    return found
+            shares |= {f"perf/mfu/{item.step.node}": share} if share else {}
+    return shares
 
 
 def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -> float | None:
-    """MFU: FLOPs that the model needs over those that the devices could have done (arXiv 2204.02311).
+    """Return FLOPs that the model needs over those that the devices could have done: MFU (arXiv 2204.02311).
 
     2 N FLOPs a token and causal attention in a forward pass, three times that with backward, each epoch;
     what is computed again is not counted. None of a model whose size is not known.

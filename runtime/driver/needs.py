@@ -47,23 +47,23 @@ def _rows(walk: Walk, step: Step) -> Iterable[Awaited]:
     if step.facts.layout == "even":  # each row of what it reads several times
         copied = columns[step.writes[0]].domain
         return rows.known_by(copied) | rows.known_by(read, step.layout) if rows.is_partial(copied) else ()
-    found = rows.known_by(read, step.layout)
+    events = rows.known_by(read, step.layout)
     if step.facts.layout == "filter":
-        found |= rows.known_by(columns[step.writes[0]].domain)
+        events |= rows.known_by(columns[step.writes[0]].domain)
     if step.facts.keeps_types:  # it brings rows from where they lie
-        found |= {event for name in step.reads for event in rows.known_by(read, columns[name].layout)}
-    return found
+        events |= {event for name in step.reads for event in rows.known_by(read, columns[name].layout)}
+    return events
 
 
 def _before(walk: Walk) -> Iterator[Walk]:
-    """The iterations in flight before one."""
+    """Yield the iterations in flight before one."""
     while walk.before is not None:
         walk = walk.before
         yield walk
 
 
 def _positioned(walk: Walk, node: str) -> Iterator[Need]:
-    """Return events that tell how many rows a source gave before, and what its region left over."""
+    """Yield events that tell how many rows a source gave before, and what its region left over."""
     for earlier in _before(walk):
         regions = [name for name, stream in earlier.streams.items() if stream.region.source == node]
         for event in map(filled, regions) if regions else earlier.rows.given_by(node):
@@ -74,10 +74,9 @@ def _measured(walk: Walk, step: Step) -> set[Need]:
     """Return what the adaptive attributes of a step follow: see ``adaptive.py``."""
     if step.inserted or not walk.plan.functions[walk.phase][step.node].controllers:
         return set()
-    found = set[Need]()
+    needs, domain = set[Need](), walk.columns[step.reads[0]].domain
     for earlier in _before(walk):
         if due(step.when, earlier.entry.iteration + 1):
-            domain = walk.columns[step.reads[0]].domain
             own = [filled(step.region)] if step.region else [step.id, *earlier.rows.known_by(domain)]
-            found |= {(earlier, event) for event in own}
-    return found
+            needs |= {(earlier, event) for event in own}
+    return needs

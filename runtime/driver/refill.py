@@ -82,19 +82,17 @@ class Stream:
         """Return metrics: see docs/metrics.md."""
         used, left = self.used, self.leaves()
         assert used is not None
-        found = {"rounds": self.rounds, "surplus": sum(map(len, self.stocks)) - len(used)}
-        found |= {"stayed": self.stayed / self.seen} if self.seen else {}
-        found |= {"waited": float((used.made < self.iteration).mean())} if self.region.keep else {}
+        values = {"rounds": self.rounds, "surplus": sum(map(len, self.stocks)) - len(used)}
+        values |= {"stayed": self.stayed / self.seen} if self.seen else {}
+        values |= {"waited": float((used.made < self.iteration).mean())} if self.region.keep else {}
         if any(step.leaves for step in self.steps):
             waits = len(left.prompts)
-            found |= {"unfinished": waits, "aborted": len(self.begun.prompts) - waits}
-        return {f"{self.region.filter}/{name}": value for name, value in found.items()}
+            values |= {"unfinished": waits, "aborted": len(self.begun.prompts) - waits}
+        return {f"{self.region.filter}/{name}": value for name, value in values.items()}
 
     def take(self, waiting: Waiting) -> None:
         """Begin with the waiting rows that are not too old: all of them, or those that the policy takes."""
-        rows, prompts, samples = (
-            self._young(stock, 0) for stock in (waiting.rows, waiting.prompts, waiting.samples)
-        )
+        rows = self._young(waiting.rows, 0)
         if self.region.policy and len(rows):
             groups, policy = rows.groups(self.iteration), load_function(self.region.policy)
             name, every = self.region.policy.rpartition("/")[2], np.arange(len(rows))
@@ -102,7 +100,8 @@ class Stream:
             now = chosen(policy, name, groups, self.region.rows)
             self.later = rows.take(every[~np.isin(owner, now)])
             rows = rows.take(np.concatenate([every[:0], *(every[owner == place] for place in now)]))
-        self.stocks, self.begun = [rows], Waiting(prompts=prompts, samples=samples)
+        begun = self._young(waiting.prompts, 0), self._young(waiting.samples, 0)
+        self.stocks, self.begun = [rows], Waiting(Stock(), *begun)
 
     def absorb(self, outcome: Outcome) -> None:
         """Add the outcome of a round."""

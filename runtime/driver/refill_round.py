@@ -48,15 +48,7 @@ class Round(Walk):
     def __init__(
         self, whole: Walk, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
     ) -> None:
-        """Start a round.
-
-        Args:
-            whole: the iteration that it is part of.
-            stream: the rounds that it is one of.
-            position: rows that the source has given before it.
-            asks: new rows that it asks of the source.
-            controls: adaptive numbers of the iteration.
-        """
+        """Start a round of an iteration: its source has given ``position`` rows, and is asked for more."""
         self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
         self.positions, self.waiting = {stream.region.source: position}, {}
         self.streams, self.rounds = {}, {}
@@ -77,8 +69,7 @@ class Round(Walk):
 
     def _kept(self) -> Stock:
         """Return the rows that the region's filter kept."""
-        names = self.collect.writes[0], self.collect.reads[0]
-        domain, parent = (self.columns[name].domain for name in names)
+        domain, parent = (self.columns[each[0]].domain for each in (self.collect.writes, self.collect.reads))
         rows = self.rows.origin(domain)
         columns = {name: self.selection(name).take(rows) for name in self.collect.reads}
         numbers = self.numbers(parent)[rows] // self.region.times
@@ -90,8 +81,7 @@ class Round(Walk):
             return Waiting()
         step, domain = self.partial, self.columns[self.partial.reads[0]].domain
         held = self.rows.layout(domain, step.layout, step.pool)
-        whole = [self.rows.report(step, device).whole for device in step.devices]
-        open_rows = [np.delete(held[device], rows) for device, rows in zip(step.devices, whole, strict=True)]
+        open_rows = [np.delete(held[at], self.rows.report(step, at).whole) for at in step.devices]
         rows = np.concatenate(open_rows)
         if not len(rows):
             return Waiting()
@@ -108,15 +98,15 @@ class Round(Walk):
         """Return int64 ``[rows]``: the number of each row through the run."""
         if domain in self.rows.filters:
             return self.numbers(self.rows.above(domain))[self.rows.origin(domain)]
-        made = self.domains[domain]
-        if made.parent is None:
+        parent, times = self.domains[domain].parent, self.domains[domain].times
+        if parent is None:
             new = self.first + np.arange(self.rows.count(domain) - len(self.begun.prompts))
             return np.concatenate([self.begun.prompts.prompts, new])
-        above, whole = self.numbers(made.parent), self.rows.whole(domain)
-        return layouts.children([above if whole is None else above[whole]], made.times)[0]
+        above, whole = self.numbers(parent), self.rows.whole(domain)
+        return layouts.children([above if whole is None else above[whole]], times)[0]
 
     def _times(self, step: Step) -> int:
-        """Rows that a step makes of each row that it reads."""
+        """Return the rows that a step makes of each row that it reads."""
         return self.domains[self.columns[step.writes[0]].domain].times
 
     def taken_up(self, step: Step, rows: Any) -> Given:
@@ -136,5 +126,5 @@ class Round(Walk):
 
     def _made(self, numbers: Any) -> Any:
         """Return the iteration in which each of some prompts was begun."""
-        found = dict(zip(self.begun.prompts.prompts.tolist(), self.begun.prompts.made.tolist(), strict=True))
-        return np.array([found.get(n, self.entry.iteration) for n in numbers.tolist()], np.int64)
+        begun = dict(zip(self.begun.prompts.prompts.tolist(), self.begun.prompts.made.tolist(), strict=True))
+        return np.array([begun.get(n, self.entry.iteration) for n in numbers.tolist()], np.int64)

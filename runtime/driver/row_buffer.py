@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.ops.buffer_policy import Group
-from rlgraph.runtime.messages.column_ref import ColumnRef
+from rlgraph.runtime.messages.tasks import ColumnRef
 
 Given = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
 

@@ -16,8 +16,8 @@ from rlgraph.ir.steps import NONE, RowLayout
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.layouts import Layout
 from rlgraph.runtime.driver.row_buffer import Stock
-from rlgraph.runtime.messages.place import Place
 from rlgraph.runtime.messages.report import Report
+from rlgraph.runtime.messages.tasks import Place
 
 Awaited = int | str | tuple[str, str]  # a step has reported, a column has its references, a region its rows
 

@@ -11,7 +11,7 @@ empties it, so that nothing is in flight at a boundary. Where no step leads, a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Any
@@ -21,7 +21,7 @@ from rlgraph.planning.simulate import slot_steps
 from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Walk
-from rlgraph.runtime.driver.row_buffer import Stock, Waiting
+from rlgraph.runtime.driver.row_buffer import Waiting
 
 
 @dataclass
@@ -37,12 +37,9 @@ class State:
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
         kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
-        waiting = {name: _recorded(found.parts()) for name, found in self.waiting.items()}
-        return {**kept, "waiting": waiting}
-
-
-def _recorded(parts: Mapping[str, Stock]) -> dict[str, Any]:
-    return {kind: stock.record() for kind, stock in parts.items()}
+        stocks = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
+        records = {name: {kind: stock.record() for kind, stock in each} for name, each in stocks.items()}
+        return {**kept, "waiting": records}
 
 
 def stretch(
@@ -53,7 +50,7 @@ def stretch(
     stop: Sequence[int],
     keep: Callable[[int], frozenset[str]],
 ) -> Iterator[Walk]:
-    """Run the iterations from ``state.iteration`` up to ``end``, and give each when it is complete.
+    """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
 
     Args:
         plan: what to run; its ``slot`` says in which order.
@@ -106,7 +103,7 @@ def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
 
 
 def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
-    """The versions on entry to an iteration after ``start``."""
+    """Return the versions on entry to an iteration after ``start``."""
     passed = range(start.iteration + 1, iteration + 1)
     new = sum((plan.new_versions(number) for number in passed), Counter[str]())
     return {model: version + new[model] for model, version in start.versions.items()}

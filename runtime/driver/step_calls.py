@@ -13,8 +13,8 @@ from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.runtime.driver.adaptive import adapted
 from rlgraph.runtime.driver.iteration import Walk
 from rlgraph.runtime.driver.row_buffer import Given, gathering
-from rlgraph.runtime.messages.place import Place
 from rlgraph.runtime.messages.report import Scope
+from rlgraph.runtime.messages.tasks import Place
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def calls_of(walk: Walk, step: Step) -> list[WorkerCall]:
     return HANDLERS[step.kind](walk, step)
 
 
-def _each(walk: Walk, step: Step, method: str, given: Callable[[int], Given]) -> list[WorkerCall]:
-    return [WorkerCall((step.pool, device), method, *given(device)) for device in step.devices]
+def _each(step: Step, method: str, inputs: Callable[[int], Given]) -> list[WorkerCall]:
+    return [WorkerCall((step.pool, device), method, *inputs(device)) for device in step.devices]
 
 
 def _run(walk: Walk, step: Step) -> list[WorkerCall]:
@@ -43,7 +43,7 @@ def _run(walk: Walk, step: Step) -> list[WorkerCall]:
     total = walk.rows.count(domain) if domain else 0
     position, versions, now = walk.position(step.node), walk.versions(step), adapted(walk, step)
 
-    def given(device: int) -> Given:
+    def inputs(device: int) -> Given:
         held = () if rows is None else rows[device]
         begun, left = walk.taken_up(step, held)
         scope = Scope(
@@ -62,53 +62,46 @@ def _run(walk: Walk, step: Step) -> list[WorkerCall]:
         return (step.node, scope), (*parts, *left)
 
     leaves = 0 if walk.asks is None else step.leaves
-    return [replace(call, leaves=leaves) for call in _each(walk, step, "run", given)]
+    return [replace(call, leaves=leaves) for call in _each(step, "run", inputs)]
 
 
 def _sync(walk: Walk, step: Step) -> list[WorkerCall]:
     ((model, version),) = walk.versions(step).items()
     if not step.source:
-        return _each(walk, step, "engine", lambda device: (("sync", model, version), ()))
+        return _each(step, "engine", lambda _: (("sync", model, version), ()))
     sent = [WorkerCall(place, "engine", ("send", model, version)) for place in walk.places(step.source)]
-    return [*sent, *_each(walk, step, "engine", lambda device: (("receive", model, version), ()))]
+    return [*sent, *_each(step, "engine", lambda _: (("receive", model, version), ()))]
 
 
 def _transition(walk: Walk, step: Step) -> list[WorkerCall]:
     model = next(iter(step.models))
-    return _each(walk, step, "engine", lambda device: (("move", step.kind, model, step.parts), ()))
+    return _each(step, "engine", lambda _: (("move", step.kind, model, step.parts), ()))
 
 
 def _select(walk: Walk, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
     held = walk.rows.layout(walk.columns[column].domain, step.layout, step.pool)
     kept = walk.rows.origin(walk.columns[copy].domain)
-
-    def given(device: int) -> Given:
-        return (np.flatnonzero(np.isin(held[device], kept)),), (walk.part(column, device),)
-
-    return _each(walk, step, "select", given)
+    places = [np.flatnonzero(np.isin(rows, kept)) for rows in held]
+    return _each(step, "select", lambda device: ((places[device],), (walk.part(column, device),)))
 
 
 def _repeat(walk: Walk, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
-    made = walk.domains[walk.columns[copy].domain]
-    times, whole = made.times, walk.rows.whole(made.name)
+    domain = walk.domains[walk.columns[copy].domain]
+    times, whole = domain.times, walk.rows.whole(domain.name)
     if whole is None:
-        return _each(walk, step, "repeat", lambda device: ((times,), (walk.part(column, device),)))
+        return _each(step, "repeat", lambda device: ((times,), (walk.part(column, device),)))
     held = walk.rows.layout(walk.columns[column].domain, step.layout, step.pool)
-
-    def given(device: int) -> Given:
-        places = np.flatnonzero(np.isin(held[device], whole)).repeat(times)
-        return (places,), (walk.part(column, device),)
-
-    return _each(walk, step, "select", given)
+    places = [np.flatnonzero(np.isin(rows, whole)).repeat(times) for rows in held]
+    return _each(step, "select", lambda device: ((places[device],), (walk.part(column, device),)))
 
 
 def _repartition(walk: Walk, step: Step) -> list[WorkerCall]:
     """Return calls by which devices gather their rows of the new layout from the parts of any pool."""
     target = walk.rows.layout(walk.columns[step.reads[0]].domain, step.layout, step.pool)
     columns = [walk.selection(column) for column in step.reads]
-    return _each(walk, step, "repartition", lambda at: gathering([c.take(target[at]) for c in columns]))
+    return _each(step, "repartition", lambda at: gathering([c.take(target[at]) for c in columns]))
 
 
 def _collect(walk: Walk, step: Step) -> list[WorkerCall]:
@@ -118,7 +111,7 @@ def _collect(walk: Walk, step: Step) -> list[WorkerCall]:
     assert used
     walk.rows.collected[domain] = replace(used, columns={})
     held = walk.rows.layout(domain, step.layout, step.pool)
-    return _each(walk, step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
+    return _each(step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
 
 
 HANDLERS: Mapping[Kind, Callable[[Walk, Step], list[WorkerCall]]] = complete(

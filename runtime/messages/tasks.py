@@ -12,7 +12,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.runtime.messages.column_ref import WORKER, ColumnRef
+Place = tuple[str, int]  # a pool, and a device's number in it
+WORKER, HOST, STORE = "worker", "host", "store"  # where a column that a task makes goes
+
+
+def place_text(place: Place) -> str:
+    """Return a worker's place as plans write it: ``gen[1]``."""
+    return f"{place[0]}[{place[1]}]"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Values in memory that the processes of a host share.
+
+    Attributes:
+        name: of the segment.
+        dtype: of the values, as numpy writes it.
+        count: of them.
+        offsets: int64 ``[rows + 1]``, where each row begins.
+    """
+
+    name: str
+    dtype: str
+    count: int
+    offsets: Any
+
+
+@dataclass(frozen=True)
+class ColumnRef:
+    """A worker's rows of a column: what the driver passes on in place of what they hold.
+
+    Attributes:
+        name: of the column and of its iteration.
+        location: ``WORKER`` where the worker that made them keeps them for itself; a ``Segment`` of its host;
+            or the object store's reference, and in a task the number of the argument that brings them. Of a
+            column that a task will make it is where that goes; of ``HOST`` only long ones do.
+    """
+
+    name: str
+    location: Any = WORKER
 
 
 @dataclass(frozen=True)
@@ -35,8 +73,20 @@ class Task:
 
     @property
     def returned(self) -> int:
-        """The number of parts that it returns."""
+        """Return the number of parts that it returns."""
         return sum(ref.location != WORKER for ref in self.makes)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Rows that a worker writes to a file: of one column, or of a copy of it, in ``parts`` parts in a row.
+
+    ``lines`` are those of the file that they are for, int64 ``[rows]``.
+    """
+
+    column: str
+    lines: Any
+    parts: int
 
 
 class Trail:

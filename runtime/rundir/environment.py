@@ -22,17 +22,12 @@ PACKAGES = (
 
 
 def environment(devices: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the environment as ``environment.json`` holds it.
-
-    Args:
-        devices: what each worker is on.
-        before: the same of earlier starts of this run, the oldest first.
-    """
+    """Return the environment as ``environment.json`` holds it, with those ``before`` of earlier starts."""
     return {
         "rlgraph": VERSION,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in PACKAGES if (found := installed_version(name))},
+        "packages": {name: release for name in PACKAGES if (release := installed_version(name))},
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "devices": [*devices],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -27,7 +26,6 @@ from rlgraph.ir.plan import Plan, Step
 
 QUIET_S = 10  # seconds between lines where there is no terminal
 LABEL, BAR = 16, 24  # most characters before a line, and of the bar
-REFRESHES = 4  # per second
 EVALUATED = 6  # metrics of evaluations that the table shows
 
 
@@ -44,12 +42,7 @@ class Progress:
         self.running: dict[str, tuple[Step, float]] = {}  # pool -> its step and when that began
         self.label = min(LABEL, max(map(len, (plan.graph, *plan.pools))))
         # what others print meanwhile goes above the table; it is gone when the run ends, for what comes then
-        self.live = Live(
-            console=self.console,
-            get_renderable=self._table,
-            refresh_per_second=REFRESHES,
-            transient=True,
-        )
+        self.live = Live(console=self.console, get_renderable=self._table, transient=True)
 
     def __enter__(self) -> Progress:
         self._print(f"{self.plan.graph}: {self.plan.about}" if self.plan.about else self.plan.graph)
@@ -58,9 +51,7 @@ class Progress:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.shows:
             self.live.stop()
             sys.stdout.flush()
@@ -79,11 +70,12 @@ class Progress:
         """Show the step that each pool is at now."""
         now = time.monotonic()
         self.began = self.began or (now, self.done)
-        before, found = self.running, {}
-        for pool, step in running.items():
-            same = pool in before and before[pool][0] is step
-            found[pool] = before[pool] if same else (step, now)
-        self.running = found  # assigned at once: another thread draws it
+        before = self.running
+        # assigned at once: another thread draws it
+        self.running = {
+            pool: before[pool] if pool in before and before[pool][0] is step else (step, now)
+            for pool, step in running.items()
+        }
         self.doing = self.doing if self.stays else ""
 
     def resumed(self, iteration: int) -> None:
@@ -107,8 +99,8 @@ class Progress:
     def evaluation(self, iteration: int, values: Mapping[str, float]) -> None:
         """Note that an evaluation is done."""
         self.evaluations = {**self.evaluations, iteration: values}
-        found = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-        self._print(f"after {iteration} iterations: {found}")
+        text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
+        self._print(f"after {iteration} iterations: {text}")
 
     def farewell(self) -> None:
         """Print where the results are, and how to look at them."""
@@ -126,11 +118,10 @@ class Progress:
 
     def _evaluated(self) -> list[tuple[str, str]]:
         """Return the first and the current value of each metric of the evaluations."""
-        found = self.evaluations
-        if not found:
+        if not (every := self.evaluations):
             return []
-        first, last = found[min(found)], found[max(found)]
-        before = {name: f"{first[name]:.3f} -> " if len(found) > 1 else "" for name in last}
+        first, last = every[min(every)], every[max(every)]
+        before = {name: f"{first[name]:.3f} -> " if len(every) > 1 else "" for name in last}
         return [(name, f"{before[name]}{last[name]:.3f}") for name in last]
 
     def _table(self) -> Group:
@@ -152,23 +143,20 @@ class Progress:
         head = Table.grid(padding=(0, 1))
         head.add_column(width=self.label, no_wrap=True, style="bold")
         bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR)
-        head.add_row(
-            Text(self.plan.graph), f"iteration {self.done} of {self.total}", bar, Text(self._clock(), "cyan")
-        )
+        count, clock = f"iteration {self.done} of {self.total}", Text(self._clock(), "cyan")
+        head.add_row(Text(self.plan.graph), count, bar, clock)
         return head
 
     def _at(self, pool: str) -> Text:
-        found = self.running.get(pool)
-        if found is None:
+        if pool not in (running := self.running):
             return Text("waits", "dim")
-        step, since = found
+        step, since = running[pool]
         part = "evaluate: " if step.phase == "eval" else ""
         return Text(f"{part}{step.node} {time.monotonic() - since:.1f} s", "cyan")
 
     def _clock(self) -> str:
         """Return the time since the first step, and an estimate of the time left."""
-        began = self.began
-        if began is None:
+        if (began := self.began) is None:
             return ""
         passed, done = time.monotonic() - began[0], self.done - began[1]
         left = f", {_clock(passed / done * (self.total - self.done))} left" if done else ""
@@ -193,14 +181,11 @@ LOOK = {
 def numbers(values: Mapping[str, Any]) -> str:
     """Return the few metrics that tell how a run goes."""
     parts = []
+    losses = [name for name in values if name.endswith("/loss")][:1]
     if "reward/mean" in values:
         parts.append(f"reward {values['reward/mean']:.3f}")
     else:
-        parts += [
-            f"{name.partition('/')[2]} {value:.3f}"
-            for name, value in values.items()
-            if name.endswith("/loss")
-        ][:1]
+        parts += [f"{name.partition('/')[2]} {values[name]:.3f}" for name in losses]
     if "tokens/generated" in values:
         parts.append(f"{values['tokens/generated'] / values['time/step']:,.0f} tokens/s")
     return "  ".join([*parts, f"{values['time/step']:.2f} s"])

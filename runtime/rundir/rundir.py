@@ -73,9 +73,8 @@ class RunDir:
                 count += 1
                 path = Path("runs") / f"{graph}-{count}"
         elif path.exists() and any(path.iterdir()):
-            raise RunError(
-                f"{path} holds files already\n  continue that run with --resume, or name another --run-dir"
-            )
+            remedy = "continue that run with --resume, or name another --run-dir"
+            raise RunError(f"{path} holds files already\n  {remedy}")
         for folder in ("samples", "checkpoints", "logs"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         return RunDir(path)
@@ -88,9 +87,8 @@ class RunDir:
             RunError: it holds no run.
         """
         if not (path / "plan.json").is_file():
-            raise RunError(
-                f"{path} holds no run to resume (no plan.json)\n  leave out --resume to start one there"
-            )
+            law = f"{path} holds no run to resume (no plan.json)"
+            raise RunError(f"{law}\n  leave out --resume to start one there")
         return RunDir(path)
 
     def describe(self, plan: Plan, graph: str) -> None:
@@ -101,15 +99,11 @@ class RunDir:
         (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
 
     def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Write the run's environment; those of earlier starts stay under it.
-
-        Args:
-            devices: the device of each worker.
-        """
+        """Write the run's environment, with each worker's device; those of earlier starts stay under it."""
         path = self.path / "environment.json"
         before = [json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
-        found = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def check_same(self, plan: Plan) -> None:
         """Check that a run was made from this graph.
@@ -117,16 +111,15 @@ class RunDir:
         Raises:
             RunError: it was not.
         """
-        made = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
-        if made["digest"] != plan.digest:
-            if made["device"] != plan.device:
-                law = f"{self.path} was planned for {made['device']} devices, and this is for {plan.device}"
-                remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
-                raise RunError(f"{law}\n  {remedy} in another --run-dir")
-            law = f"{self.path} was made from another graph, or with other settings"
-            raise RunError(
-                f"{law}\n  compare its graph.yaml and plan.txt with yours, or start anew in another --run-dir"
-            )
+        saved = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        if saved["digest"] == plan.digest:
+            return
+        law = f"{self.path} was made from another graph, or with other settings"
+        remedy = "compare its graph.yaml and plan.txt with yours, or start anew"
+        if saved["device"] != plan.device:
+            law = f"{self.path} was planned for {saved['device']} devices, and this is for {plan.device}"
+            remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
+        raise RunError(f"{law}\n  {remedy} in another --run-dir")
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Append one line, and give the same to the trackers."""
@@ -173,13 +166,13 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
-        found = (self.path / "checkpoints").glob("*-*")
-        return sorted((path for path in found if (path / "state.json").is_file()), key=iteration_of)
+        states = (self.path / "checkpoints").glob("*-*/state.json")
+        return sorted((state.parent for state in states), key=iteration_of)
 
     def saved(self) -> int:
         """Return the iteration of the last checkpoint, -1 without one."""
-        found = self.checkpoints()
-        return iteration_of(found[-1]) if found else -1
+        complete = self.checkpoints()
+        return iteration_of(complete[-1]) if complete else -1
 
     def begin(self, inside: str = "") -> Path:
         """Return an empty folder to write into; its content counts only once it is committed."""
@@ -224,10 +217,12 @@ class RunDir:
 
         Later metrics are dropped.
         """
-        found = self.checkpoints()
-        record = json.loads((found[-1] / "state.json").read_text(encoding="utf-8")) if found else {}
-        self._truncate(record["iteration"] if found else -1)
-        return record, found[-1].resolve() if found else None
+        if not (complete := self.checkpoints()):
+            self._truncate(-1)
+            return {}, None
+        record = json.loads((complete[-1] / "state.json").read_text(encoding="utf-8"))
+        self._truncate(record["iteration"])
+        return record, complete[-1].resolve()
 
     def _truncate(self, iteration: int) -> None:
         """Drop the lines of later iterations, which come again."""

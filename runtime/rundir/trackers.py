@@ -24,11 +24,9 @@ class Tracker(Protocol):
 
     def log(self, values: Values, step: int) -> None:
         """Record numbers by name, of the state after ``step`` iterations."""
-        ...
 
     def close(self, failed: bool) -> None:
         """Write what is left, and say how the run ended."""
-        ...
 
 
 def installed(names: Sequence[str]) -> None:

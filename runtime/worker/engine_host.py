@@ -58,8 +58,9 @@ class Engines:
                 self._put_away(Kind.OFFLOAD, name)
 
     def _make_room(self) -> dict[str, tuple[str, ...]]:
-        """Put away what the plan ever puts away, where servers are to start; what is then to come back."""
-        if not any(self._starts_server(model) for model in self.plan.models.values()):
+        """Put away what the plan ever puts away, where servers are to start; return what is to come back."""
+        serves = [model.serve for model in self.plan.models.values() if model.serve]
+        if not any(serving(serve).own_servers and serve.pool == self.pool for serve in serves):
             return {}
         steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
         room = {}
@@ -71,17 +72,13 @@ class Engines:
                 room[name] = stays
         return room
 
-    def _starts_server(self, model: ModelPlan) -> bool:
-        serve = model.serve
-        return bool(serve and serving(serve).own_servers and serve.pool == self.pool)
-
     def _load_server(self, name: str, model: ModelPlan) -> None:
         if model.serve and model.serve.pool == self.pool:
             self.serve[name] = self._served(name, model.path, model.serve)
             self._put_away(Kind.SLEEP, name)
 
     def _trainer(self, model: ModelPlan, spec: TrainPlan) -> Any:
-        """The train engine of one model."""
+        """Return the train engine of one model."""
         engine = TRAINING[spec.engine]
         return resolve_name(engine.builder)(
             model.path,
@@ -95,19 +92,17 @@ class Engines:
         )
 
     def _served(self, name: str, path: str, spec: ServePlan) -> Any:
-        """The serve engine of one model."""
-        engine = serving(spec)
+        """Return the serve engine of one model."""
+        engine, is_afar = serving(spec), isinstance(self.groups.links.get(name), Afar)
         offered = {
             "device": self.device,
             "pool": self.groups.mesh.get_group(),
             "logs": self.logs,
             "keeps": not (self.device == "cuda" and name in self.train),  # else the train engine has them
-            "transport": ""
-            if isinstance(self.groups.links.get(name), Afar)
-            else self.groups.paths.get(name, ""),
+            "transport": "" if is_afar else self.groups.paths.get(name, ""),
         }
-        given = spec.model_dump(include={*engine.options}, exclude_none=True)
-        own = {engine.options[key]: value for key, value in given.items()}
+        settings = spec.model_dump(include={*engine.options}, exclude_none=True)
+        own = {engine.options[key]: value for key, value in settings.items()}
         return resolve_name(engine.builder)(path, **{key: offered[key] for key in engine.offered}, **own)
 
     def _put_away(self, kind: Kind, model: str) -> None:
@@ -121,7 +116,7 @@ class Engines:
         getattr(held[model], METHODS[kind])(tuple(parts))
 
     def at(self, model: str, engine: str, promised: int, reader: str) -> Any:
-        """A model's train or serve engine, which must be at the version that the plan promised a reader."""
+        """Return a train or serve engine, which must be at the version that the plan promised a reader."""
         held = self.versions[model] if engine == "train" else self.serve[model].version
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
         return self.train[model] if engine == "train" else self.serve[model]
@@ -141,17 +136,17 @@ class Engines:
     def send(self, model: str, version: int) -> None:
         """Gather a train engine's weights and send them to the pool that serves the model."""
         source = self.at(model, "train", version, "the sync")
-        link, precision = self.groups.links.get(model), self._precision(model)
+        precision = self._precision(model)
         weights: Iterable[Named] = source.weights(precision)
         if self.groups.paths[model] not in HANDED:  # else who takes them casts them
             weights = cast(weights, getattr(torch, precision))
-        if link:
+        if link := self.groups.links.get(model):
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
 
     def _precision(self, model: str) -> str:
-        """The data type that a model is served in."""
+        """Return the data type that a model is served in."""
         serve = self.plan.models[model].serve
         assert serve
         return serve.dtype
@@ -202,6 +197,6 @@ class Engines:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
 
     def _changing(self) -> list[tuple[str, Any]]:
-        """Those that train, and frozen ones that weights are copied onto."""
+        """Return those that train, and frozen ones that weights are copied onto."""
         copied = {step.updated for step in self.plan.steps if step.copied}
         return [*self._trained(), *((name, self.train[name]) for name in copied & self.train.keys())]

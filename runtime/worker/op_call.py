@@ -13,8 +13,8 @@ from rlgraph.ir.plan import Function, Plan
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
 from rlgraph.runtime.columns.part import Part, empty, pack, unpack
-from rlgraph.runtime.messages.place import Place
 from rlgraph.runtime.messages.report import Scope
+from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.worker.engine_host import Engines
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
 
@@ -24,11 +24,7 @@ class OpCall:
     """An op, and what a worker has for it.
 
     Attributes:
-        node: of the plan.
         function: with the attributes that it has in this iteration.
-        scope: where in the run it stands.
-        at: the worker's place.
-        engines: of the worker; None where it has none.
         tokenizer: gives that of a model.
         dumps: the folder for what is not finite.
     """
@@ -52,8 +48,8 @@ class OpCall:
         arguments |= {} if self.scope.asks is None else {function.roles["rows"]: self.scope.asks}
         for path, hook in function.hooks.items():
             name, _, key = path.partition(".")
-            made = self._hook(op.hooks[name], hook, columns, op.engine)
-            arguments[name] = {**arguments.get(name, {}), key: made} if key else made
+            bound = self._hook(op.hooks[name], hook, columns, op.engine)
+            arguments[name] = {**arguments.get(name, {}), key: bound} if key else bound
         for parameter, handle in function.handles.items():
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)
@@ -74,7 +70,7 @@ class OpCall:
         return kind(declared.body, hook.attributes, read)
 
     def _read(self, part: Part, engine: str | None) -> Any:
-        """A column as the body sees it: on the device, if it lies there, for a train engine alone."""
+        """Return a column as the body sees it: on the device, if it lies there, for a train engine alone."""
         return unpack(part if engine == "train" else part.near())
 
     def _handle(self, handle: str, model: str | None, context: Context) -> Any:
@@ -86,10 +82,11 @@ class OpCall:
             return self.tokenizer(function.tokenizer)
         assert model and self.engines
         engine = self.engines.at(model, handle, scope.versions[model], context.node)
-        if (rate := self.plan.models[model].rate) and registry.load(function.target).declared.updates:
+        updates = registry.load(function.target).declared.updates
+        if updates and (rate := self.plan.models[model].rate):
             engine.set_rate(rate.at(scope.iteration + 1))
         on_nan = self.plan.schedule.on_nan
-        if on_nan == "skip" or function.of or not registry.load(function.target).declared.updates:
+        if on_nan == "skip" or function.of or not updates:
             return engine
         pool, device = self.at
         name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
@@ -97,15 +94,13 @@ class OpCall:
 
     def outputs(self, result: Any) -> list[Part]:
         """Return a part for each column that the op writes, from what it returned."""
-        node, function, columns = self.node, self.function, self.plan.columns[self.scope.phase]
+        outs, columns = self.function.outs, self.plan.columns[self.scope.phase]
         if result is None:
-            return [empty(columns[column].type) for column in function.outs.values()]
-        values = (
-            [result] if list(function.outs) == [""] else [getattr(result, name) for name in function.outs]
-        )
+            return [empty(columns[column].type) for column in outs.values()]
+        values = [result] if [*outs] == [""] else [getattr(result, name) for name in outs]
         return [
-            pack(value, columns[column].type.dtype, f"column `{column}` of node `{node}`")
-            for value, column in zip(values, function.outs.values(), strict=True)
+            pack(value, columns[column].type.dtype, f"column `{column}` of node `{self.node}`")
+            for value, column in zip(values, outs.values(), strict=True)
         ]
 
 
@@ -116,8 +111,3 @@ def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
     ragged = next((part for part in outputs if part.offsets is not None), outputs[0])
     filters = registry.load(function.target).declared.filters
     return {"lengths": ragged.lengths, "kept": np.flatnonzero(outputs[0].near().values) if filters else None}
-
-
-def columns_read(function: Function) -> list[str]:
-    """Columns in the order in which the plan's step lists them."""
-    return list(dict.fromkeys(function.ins.values()))

@@ -1,4 +1,4 @@
-"""The process of a worker: its host, its device and its output."""
+"""The process of a worker: its host, its output, and its device, the one GPU that Ray has given to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.runtime.worker.own_gpu import check_own_gpu
+from rlgraph.errors import RunError
 
 
 class Process:
@@ -20,7 +20,9 @@ class Process:
 
     def place(self) -> tuple[str, str, str]:
         """Return host, address and accelerator, by which the driver sorts workers."""
-        return socket.gethostname(), _address(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        ray = sys.modules.get("ray")  # absent when everything runs inline
+        address = str(ray.util.get_node_ip_address()) if ray and ray.is_initialized() else "127.0.0.1"
+        return socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def environment(self) -> dict[str, Any]:
         """Return the environment of this worker.
@@ -28,12 +30,11 @@ class Process:
         Raises:
             RunError: it was given a GPU, which torch does not find.
         """
+        kind: dict[str, Any] = {"name": "cpu", "threads": torch.get_num_threads()}
         if self.device == "cuda":
-            check_own_gpu()
+            _check_own_gpu()
             gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-            kind: dict[str, Any] = {"name": gpu.name, "memory": gpu.total_memory}
-        else:
-            kind = {"name": "cpu", "threads": torch.get_num_threads()}
+            kind = {"name": gpu.name, "memory": gpu.total_memory}
         return {"host": socket.gethostname(), **kind}
 
     def free_memory(self) -> tuple[int, int] | None:
@@ -53,11 +54,6 @@ class Process:
             return int(probe.getsockname()[1])
 
 
-def _address() -> str:
-    ray = sys.modules.get("ray")  # absent when everything runs inline
-    return str(ray.util.get_node_ip_address()) if ray and ray.is_initialized() else "127.0.0.1"
-
-
 def redirect(log: str) -> None:
     """Send this process's output, of native code too, to a file."""
     sys.stdout.flush()
@@ -67,3 +63,31 @@ def redirect(log: str) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+
+
+def see_own_gpu() -> None:
+    """Hide the GPUs of others, which are seen where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
+
+    To be called before CUDA is first used, which reads what is visible once.
+    """
+    import ray
+
+    (own,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = own
+
+
+def _check_own_gpu() -> None:
+    """Check that torch finds the GPU of this process, which it does not where it is a build for CPUs."""
+    if torch.cuda.is_available():
+        return
+    own, build = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda
+    law = (
+        f"Ray has given GPU {own} of host {socket.gethostname()} to this worker, and torch finds none there:"
+    )
+    if build is None:
+        law += f" there: torch {torch.__version__} is a build without CUDA"
+        remedy = "install a build of torch with CUDA there, or hide the GPUs from Ray (CUDA_VISIBLE_DEVICES=)"
+    else:
+        law += f" there: torch {torch.__version__} is built for CUDA {build}"
+        remedy = "does `nvidia-smi` list it there, and is the driver new enough for this CUDA?"
+    raise RunError(f"{law}\n  {remedy}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count, islice
 from pkgutil import resolve_name
 
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Afar, Handover, syncs
 
@@ -45,30 +46,22 @@ class Groups:
 
 
 def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
-    """The global ranks of each pool's devices.
+    """Return the global ranks of each pool's devices.
 
     Example:
         >>> ranks({"train": 2, "gen": 1})
         {'train': [0, 1], 'gen': [2]}
     """
-    found: dict[str, list[int]] = {}
-    for pool, devices in pools.items():
-        first = sum(map(len, found.values()))
-        found[pool] = [*range(first, first + devices)]
-    return found
+    numbers = count()
+    return {pool: [*islice(numbers, devices)] for pool, devices in pools.items()}
 
 
 def meet(
     plan: Plan, place: tuple[str, int], meeting: str, device: str, desk: dict[str, Handover] | None
 ) -> Groups:
-    """Wait for all workers, and make the groups.
+    """Wait for all workers at ``tcp://host:port``, and make the groups of the one at ``place``.
 
-    Args:
-        plan: whose pools and models they are for.
-        place: pool and device of this worker.
-        meeting: where all meet, ``tcp://host:port``.
-        device: ``cpu`` or ``cuda``.
-        desk: of workers that share one process, where they hand over weights; they are one rank together.
+    Workers that share one process are one rank together, and hand over weights at their ``desk``.
 
     Raises:
         RunError: not all workers came, or weights can't go the way that the plan says.
@@ -77,12 +70,9 @@ def meet(
     timeout = timedelta(seconds=plan.schedule.timeout)
     rank = members[place[0]][place[1]]
     if not dist.is_initialized():
-        world = 1 + max(max(own) for own in members.values())
+        world, backend = 1 + max(max(own) for own in members.values()), BACKENDS.get(device, "gloo")
         try:
-            backend = BACKENDS.get(device, "gloo")
-            dist.init_process_group(
-                backend, init_method=meeting, rank=rank, world_size=world, timeout=timeout
-            )
+            dist.init_process_group(backend, meeting, timeout, world_size=world, rank=rank)
         except dist.DistStoreError as error:
             waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
             raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
@@ -98,15 +88,18 @@ def meet(
             links[model] = Handover()
         else:
             linked = [members[step.source][0], *members[step.pool]]
-            group = dist.new_group(linked, timeout=FOREVER)
-            serve = plan.models[model].serve
-            assert serve
+            peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
-                peers, folder = Ranks(group, linked[0], device), serve.sync_folder or ""
-                make, to = serving(serve).sender, (serve.addresses, device, step.path, folder)
-                links[model] = (
-                    Afar(peers, resolve_name(make)(*to) if rank == linked[0] else None)
-                    if serve.addresses
-                    else TRANSPORTS[step.path](peers, folder)
-                )
+                links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
     return Groups(mesh, links, {model: step.path for model, step in chosen.items()})
+
+
+def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:
+    """Return this worker's end of a model's link between two pools."""
+    serve = model.serve
+    assert serve
+    folder = serve.sync_folder or ""
+    if not serve.addresses:
+        return TRANSPORTS[path](peers, folder)
+    sender = serving(serve).sender
+    return Afar(peers, resolve_name(sender)(serve.addresses, peers.device, path, folder) if sends else None)

@@ -11,26 +11,18 @@ from typing import Any
 import numpy as np
 
 from rlgraph.runtime.columns.part import Part, gathered, unpack
-from rlgraph.runtime.messages.excerpts import Excerpt
+from rlgraph.runtime.messages.tasks import Excerpt
 
 TOKENS = 2**14  # tokens of rows that are written token by token
 DIGITS = 4
 
 
 def write_samples(path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: Sequence[Part]) -> None:
-    """Write a file of JSON lines.
-
-    Args:
-        path: of the file.
-        tokenizer: that says what a token id is.
-        columns: the token ids first.
-        parts: those of the first column, then those of the second.
-    """
+    """Write a file of JSON lines from the ``parts`` of the first column, the token ids, then of the next."""
     picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
-    values = gathered(picks, counts, parts)
-    lines = _lines(tokenizer, columns, values)
-    aside = Path(f"{path}.writing")
+    lines = _lines(tokenizer, columns, gathered(picks, counts, parts))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
+    aside = Path(f"{path}.writing")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)  # a worker that is killed here leaves no half of it
 
@@ -38,17 +30,19 @@ def write_samples(path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:
     ids = unpack(values[0]).tolist()
     lines = [{"tokens": tokenizer.decode(row)} for row in ids]
-    room = np.cumsum([len(row) for row in ids]) <= TOKENS
-    room[:1] = True
-    for column, part in [*zip(columns, values, strict=True)][1:]:
+    others = [*zip(columns, values, strict=True)][1:]
+    for column, part in others:
         if part.offsets is None:
             _put(lines, column, part.values)
+    room = np.cumsum([len(row) for row in ids]) <= TOKENS
+    room[:1] = True
+    whole = lines[: room.sum()]  # those that are written token by token
     spelled = {token: tokenizer.decode([token]) for row in ids for token in row}
-    for line, row, fits in zip(lines, ids, room, strict=True):
-        line.update({"pieces": [spelled[token] for token in row]} if fits else {})
-    for column, part in [*zip(columns, values, strict=True)][1:]:
+    for line, row in zip(whole, ids, strict=False):
+        line["pieces"] = [spelled[token] for token in row]
+    for column, part in others:
         if part.offsets is not None:
-            _put([line for line, fits in zip(lines, room, strict=True) if fits], column, _rounded(part))
+            _put(whole, column, _rounded(part))
     return lines
 
 

@@ -1,16 +1,21 @@
-"""A worker measures the memory that it holds in a step, and the work that a pass of a model is."""
+"""A worker measures the memory of a step and the work of a pass, and traces what it computes."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.messages.report import Usage
+
+PROFILES: dict[str, Any] = {}  # running ones of this process: workers that share it share a trace
 
 
 def begin(device: str) -> None:
@@ -20,7 +25,7 @@ def begin(device: str) -> None:
 
 
 def held(used: Usage, device: str) -> Usage:
-    """The same with the memory held since ``begin``, on a device ``cpu`` or ``cuda``."""
+    """Return the same with the memory held since ``begin``, on a device ``cpu`` or ``cuda``."""
     if device != "cuda":
         return replace(used, memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     free, total = torch.cuda.mem_get_info()
@@ -30,13 +35,29 @@ def held(used: Usage, device: str) -> Usage:
 
 
 def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
-    """Return what an op goes through.
-
-    Args:
-        engine: which it runs on, ``train`` or ``serve``, if any.
-        columns: what it reads, by its own names.
-    """
+    """Return what an op on an engine, if any, goes through, by the columns that it reads."""
     if engine != "train" or "tokens" not in columns:
         return Usage()
     lengths = columns["tokens"].lengths.astype(float)
     return Usage(tokens=float(lengths.sum()), squares=float((lengths**2).sum()))
+
+
+def begin_profile(place: str) -> None:
+    """Trace operators, kernels and waits for them, unless another worker of this process does."""
+    if place in PROFILES:  # left by a run that failed
+        PROFILES.pop(place).stop()
+    if not PROFILES:
+        cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        PROFILES[place] = profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True)
+        PROFILES[place].start()
+
+
+def end_profile(place: str, path: str) -> None:
+    """Write the trace, if there is one, as gzipped Chrome trace events: for ui.perfetto.dev."""
+    if place in PROFILES:
+        trace = PROFILES.pop(place)
+        trace.stop()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(path).with_name(f"writing-{Path(path).name}")
+        trace.export_chrome_trace(str(aside))
+        aside.rename(path)

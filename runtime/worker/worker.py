@@ -20,24 +20,20 @@ from rlgraph.nodes.support.record_file import About
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
-from rlgraph.runtime.columns.part import Part, concat, gathered, load, packed, save, take, unpack
+from rlgraph.runtime.columns.part import Part, concat, gathered, load, packed, save, unpack
 from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.weights.transports import Handover
-from rlgraph.runtime.messages.column_ref import ColumnRef
 from rlgraph.runtime.messages.errors import AwayError
-from rlgraph.runtime.messages.excerpts import Excerpt
 from rlgraph.runtime.messages.report import Report, Scope
-from rlgraph.runtime.messages.tasks import Task, Trail
-from rlgraph.runtime.worker import profiling
+from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Task, Trail
 from rlgraph.runtime.worker.engine_host import Engines
-from rlgraph.runtime.worker.op_call import OpCall, columns_read, rows_made
-from rlgraph.runtime.worker.own_gpu import see_own_gpu
-from rlgraph.runtime.worker.process import Process, redirect
+from rlgraph.runtime.worker.op_call import OpCall, rows_made
+from rlgraph.runtime.worker.process import Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
-from rlgraph.runtime.worker.usage import begin, held, work
+from rlgraph.runtime.worker.usage import begin, begin_profile, end_profile, held, work
 
 
 class Worker(Process):
@@ -58,7 +54,7 @@ class Worker(Process):
             threads: that torch computes with; 0 for its default.
             log: a file that takes this process's output.
             desk: of workers of several pools in one process, where they hand over weights.
-            beside: whether it is on no device, and has no engines: see ``beside.py``.
+            beside: whether it is on no device, and has no engines: see ``WorkerCluster.beside``.
             device: ``cuda`` or ``cpu``, as the cluster has given it; by default the one that torch finds.
             session: what names of its shared memory begin with.
         """
@@ -79,12 +75,12 @@ class Worker(Process):
         self.trail: Trail | None = None  # counts tasks, in a process of its own
 
     def offer(self) -> tuple[ColumnRef | None, int]:
-        """A number in shared memory, for others to try to read; nothing where there is no room for one."""
+        """Return a number in shared memory, for others to try to read; nothing where there is no room."""
         sample = np.random.default_rng().integers(2**62, size=1)
         return self.store.share("sample", Part(sample, np.arange(2))), int(sample[0])
 
     def can_read(self, offers: Sequence[tuple[ColumnRef | None, int]]) -> bool:
-        """Return whether this worker can read the shared memory of those: hosts and containers may differ."""
+        """Return whether it can read the shared memory of those: hosts and containers may differ."""
         try:
             return all(ref and read(ref.name, ref.location)[0] == number for ref, number in offers)
         except AwayError:
@@ -102,13 +98,7 @@ class Worker(Process):
         self.folder = folder
 
     def setup(self, plan: Plan, meeting: str, pool: str, device: int) -> Report:
-        """Join the process groups and load the models of this worker's pool.
-
-        Args:
-            plan: what will run.
-            meeting: where all workers meet, ``tcp://host:port``.
-            pool: that this worker belongs to.
-            device: its number there.
+        """Join the process groups at ``tcp://host:port``, and load the models of this worker's pool.
 
         Raises:
             RunError: not all workers came.
@@ -133,12 +123,8 @@ class Worker(Process):
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:
         """Carry out tasks, one after the other; return their reports, then the parts that do not stay.
 
-        What one of them raises has its number among them as the attribute ``task``.
-
-        Args:
-            tasks: to carry out.
-            over: names of parts in shared memory, which nobody reads any more.
-            parts: that the tasks are given, or where they lie.
+        What one of them raises has its number among them as the attribute ``task``. ``over`` are names of
+        parts in shared memory, which nobody reads any more.
         """
         self.store.drop(over)
         reports, returned = [], []
@@ -146,23 +132,21 @@ class Worker(Process):
             if self.trail:
                 self.trail.step()
             try:
-                report, made = self._perform(task, parts)
+                report, outputs = self._perform(task, parts)
             except Exception as error:
                 error.task = number  # type: ignore[attr-defined]
                 raise
             self.store.settle()
             reports.append(report)
-            returned += made
+            returned += outputs
         return _flat(reports, returned)
 
-    def _perform(
-        self, task: Task, parts: Sequence[Part | ColumnRef]
-    ) -> tuple[Report, list[Part | ColumnRef]]:
+    def _perform(self, task: Task, parts: Sequence[Any]) -> tuple[Report, list[Part | ColumnRef]]:
         """Return a task's report, with the memory that it took, and its values."""
         begin(self.device)
         result = getattr(self, task.method)(*task.args, *self.store.given(task, parts))
-        report, *made = result if isinstance(result, tuple) else (result,)
-        returned = self.store.put(task, made)
+        report, *outputs = result if isinstance(result, tuple) else (result,)
+        returned = self.store.put(task, outputs)
         return replace(report, used=held(report.used, self.device), notes=self.store.notes()), returned
 
     def run(self, node: str, scope: Scope, *parts: Part) -> Any:
@@ -171,7 +155,7 @@ class Worker(Process):
         # an evaluation uses the schedules of the iteration before it
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
-        reads = columns_read(function)
+        reads = [*dict.fromkeys(function.ins.values())]  # in the order in which the plan's step lists them
         columns = dict(zip(reads, parts[: len(reads)], strict=True))
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
@@ -183,9 +167,8 @@ class Worker(Process):
         outputs = call.outputs(call(columns, context))
         if begun and not reads:  # rows of a source that come again, first
             outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
-        named = {port: columns[column] for port, column in function.ins.items()}
         engine = registry.load(function.target).engine
-        used = work(engine, named)
+        used = work(engine, {port: columns[column] for port, column in function.ins.items()})
         if engine == "train":
             self.engines.release()
         rows = {**rows_made(function, outputs), "whole": context.whole}
@@ -204,13 +187,11 @@ class Worker(Process):
 
     def repeat(self, times: int, part: Part) -> Any:
         """Repeat each row ``times`` times: a prompt's value for each of its samples."""
-        start = time.time()
-        return Report(start, time.time()), take(part, np.repeat(np.arange(len(part)), times))
+        return self.select(np.repeat(np.arange(len(part)), times), part)
 
     def select(self, rows: Any, part: Part) -> Any:
-        """Return the rows of a part that a filter kept, by their places in it."""
-        start = time.time()
-        return Report(start, time.time()), take(part, rows)
+        """Return the rows of a part with these places in it, as those that a filter kept."""
+        return self.repartition([rows], [1], part)
 
     def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
         """Return rows of this worker's new layout, out of the parts that hold them.
@@ -220,8 +201,7 @@ class Worker(Process):
             counts: for each column, how many of ``parts`` are its own.
             parts: first the parts of the first column, then of the second.
         """
-        start = time.time()
-        outputs = gathered(picks, counts, parts)
+        start, outputs = time.time(), gathered(picks, counts, parts)
         return _flat(Report(start, time.time()), outputs)
 
     def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> None:
@@ -230,8 +210,8 @@ class Worker(Process):
 
     def read_rows(self, path: str) -> Any:
         """Return the columns that ``write_rows`` wrote."""
-        start = time.time()
-        return _flat(Report(start, time.time()), load(path))
+        start, columns = time.time(), load(path)
+        return _flat(Report(start, time.time()), columns)
 
     def mean(self, *parts: Part) -> tuple[float, int]:
         """Return sum and count of a column's values."""
@@ -266,11 +246,11 @@ class Worker(Process):
 
     def begin_profile(self, pool: str, device: int) -> None:
         """Record what is computed from now on."""
-        profiling.begin(f"{pool}-{device}")
+        begin_profile(f"{pool}-{device}")
 
     def end_profile(self, folder: str, pool: str, device: int) -> None:
         """Write what was recorded to a file of this worker's own."""
-        profiling.end(f"{pool}-{device}", f"{folder}/{pool}-{device}.json.gz")
+        end_profile(f"{pool}-{device}", f"{folder}/{pool}-{device}.json.gz")
 
     def close(self) -> None:
         """End what the engines started, and leave the process group."""

@@ -19,11 +19,9 @@ from typing import Any
 from uuid import uuid4
 
 from rlgraph.ir.plan import Plan
-from rlgraph.runtime.cluster import cpu_tasks
-from rlgraph.runtime.cluster.cluster import threads_each
+from rlgraph.runtime.cluster.cluster import perform, threads_each
 from rlgraph.runtime.columns.shared_memory import Sweeper
-from rlgraph.runtime.messages.place import Place
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
 
 IMPORTS = [
@@ -111,7 +109,7 @@ def serve(connection: Connection, make: Callable[[], Any], environment: dict[str
 class Beside:
     """Tasks that need no engine."""
 
-    perform = staticmethod(cpu_tasks.perform)
+    perform = staticmethod(perform)
 
 
 class ProcessCluster:

@@ -33,9 +33,8 @@ from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.fsdp import engine as engines
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
-from rlgraph.runtime.messages.column_ref import STORE, ColumnRef
 from rlgraph.runtime.messages.report import Scope
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task
 from rlgraph.runtime.worker.worker import Worker
 
 ADAM = {"lr": 1e-2, "eps": 1e-3}

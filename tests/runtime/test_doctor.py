@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
 from rlgraph.runtime.doctor.checks import CHECKS
-from rlgraph.runtime.doctor.doctor import ABOUT, judge
-from rlgraph.runtime.doctor.gather import answer, gather
+from rlgraph.runtime.doctor.doctor import ABOUT, answer, gather, judge
 from rlgraph.runtime.doctor.probes import PROBES, cores
 
 GB = 10**9

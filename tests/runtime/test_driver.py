@@ -22,9 +22,7 @@ from rlgraph.runtime.driver import driver as driver_module
 from rlgraph.runtime.driver.driver import Asked, Begun, Driver
 from rlgraph.runtime.driver.iteration import Entry, Walk
 from rlgraph.runtime.driver.step_calls import WorkerCall
-from rlgraph.runtime.messages.column_ref import ColumnRef
-from rlgraph.runtime.messages.place import Place
-from rlgraph.runtime.messages.tasks import Task, Trail
+from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, Trail
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent

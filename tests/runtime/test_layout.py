@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.columns import layouts
-from rlgraph.runtime.columns.part import Part, concat, empty, pack, take, unpack
+from rlgraph.runtime.columns.part import Part, concat, empty, gather, pack, unpack
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=60)
 quick = settings(deadline=None, max_examples=80, derandomize=True)
@@ -115,7 +115,7 @@ def test_a_ragged_column_without_rows_is_a_column() -> None:
 def test_taking_rows_and_laying_parts_end_to_end(rows: list[list[int]], data: Any) -> None:
     part = pack(Ragged.of(rows, torch.int64), "int64", "it")
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
-    taken = take(part, np.array(picks, np.int64))
+    taken = gather([part], np.array(picks, np.int64))
     assert unpack(taken).tolist() == [rows[pick] for pick in picks]
     both = concat([part, taken])
     assert unpack(both).tolist() == rows + [rows[pick] for pick in picks]

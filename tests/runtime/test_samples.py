@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlgraph.runtime.columns.part import Part, take
-from rlgraph.runtime.messages.excerpts import Excerpt
+from rlgraph.runtime.columns.part import Part, gather
+from rlgraph.runtime.messages.tasks import Excerpt
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.rundir.samples import ROWS
+from rlgraph.runtime.rundir.kept_columns import ROWS
 from rlgraph.runtime.worker.sample_file import TOKENS, write_samples
 from rlgraph.version import VERSION
 
@@ -85,7 +85,7 @@ def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_
     # rows of two parts, the second of which has the file's first line
     columns = [Excerpt(name, np.array([1, 0]), 2) for name in ("tokens", "old_logprobs")]
     path = tmp_path / "samples.jsonl"
-    parts = [take(part, [row]) for part in (ids, values) for row in (0, 2)]
+    parts = [gather([part], [row]) for part in (ids, values) for row in (0, 2)]
     write_samples(str(path), Letters(), columns, parts)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first == {"tokens": "aaa", "pieces": ["a", "a", "a"], "old_logprobs": [None] * 3}

@@ -16,14 +16,13 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.runtime.cluster.cluster import RayCluster
-from rlgraph.runtime.columns.part import Part, gather, take, unpack
+from rlgraph.runtime.columns.part import Part, gather, unpack
 from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, Sweeper, read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.driver.iteration import Entry, Walk
-from rlgraph.runtime.messages.column_ref import HOST, STORE, ColumnRef, Segment
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.report import Report
-from rlgraph.runtime.messages.tasks import Task
+from rlgraph.runtime.messages.tasks import HOST, STORE, ColumnRef, Segment, Task
 from rlgraph.runtime.worker.worker import Worker
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no /dev/shm here")
@@ -85,7 +84,7 @@ def test_rows_are_the_same_wherever_their_parts_lie(
     mixed = [mapped(str(at), part) if at in away else part for at, part in enumerate(parts)]
     for rows in (random.integers(0, 2100, 3000), np.arange(2100), np.array([], np.int64)):
         assert same(gather(mixed, rows), gather(parts, rows))
-    assert same(take(mixed[0], np.arange(0, 700, 3)), take(parts[0], np.arange(0, 700, 3)))
+    assert same(gather(mixed[:1], np.arange(0, 700, 3)), gather(parts[:1], np.arange(0, 700, 3)))
     assert all(same(one, part) for one, part in zip(mixed, parts, strict=True))
 
 
@@ -179,7 +178,7 @@ def test_of_a_process_that_is_killed_nothing_is_left() -> None:
     segment = Segment(process.stdout.readline().strip(), "<f4", 7, np.array([0, 3, 7]))
     assert read("seven", segment).tolist() == list(range(7))
     part = Part(read("seven", segment), segment.offsets)
-    assert take(part, [1, 0]).values.tolist() == [3, 4, 5, 6, 0, 1, 2]
+    assert gather([part], [1, 0]).values.tolist() == [3, 4, 5, 6, 0, 1, 2]
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert gone()

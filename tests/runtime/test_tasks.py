@@ -14,8 +14,7 @@ from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.driver import Asked, Driver
 from rlgraph.runtime.driver.iteration import Entry, Walk, staying
 from rlgraph.runtime.driver.segments import State, stretch
-from rlgraph.runtime.messages.column_ref import STORE, ColumnRef
-from rlgraph.runtime.messages.tasks import Task, Trail
+from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, Trail
 from rlgraph.runtime.worker.worker import Worker
 
 ONE = str(Path(__file__).parent / "ones.yaml")

@@ -1,25 +1,26 @@
-"""Selects the rows of a samples file: the first ones of an iteration, whichever devices they lie on.
+"""Selects what of an iteration's columns the run's directory keeps: first rows as samples, and records.
+
+A samples file has the first rows of an iteration, whichever devices they lie on:
 
     {"tokens": "12+34=46", "responses": "46", "rewards": 1.0,
      "pieces": ["1", "2", "+", ...], "loss_mask": [false, ...], "old_logprobs": [0.0, ...], ...}
 
-A row that a filter dropped has null where others have what was computed for the rows that stay.
+A row that a filter dropped has null where others have what was computed for the rows that stay. A record has
+all rows, to train from and to replay; with ``schedule.record_every: k`` that is of iterations 1, 1 + k,
+1 + 2k, and so on: those that follow the checkpoints of ``save_every: k``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlgraph.ir.graph import is_part
 from rlgraph.ir.plan import Plan
-from rlgraph.runtime.messages.excerpts import Excerpt
-
-if TYPE_CHECKING:
-    from rlgraph.runtime.driver.iteration import Walk
-    from rlgraph.runtime.messages.place import Place
+from rlgraph.nodes.support.record_file import About
+from rlgraph.runtime.driver.iteration import Walk
+from rlgraph.runtime.messages.tasks import Excerpt, Place
 
 ROWS = 32  # rows per samples file
 WHOLE = ("text[samples]", "float32[samples]")
@@ -41,12 +42,11 @@ def sample_columns(plan: Plan, phase: str) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class RowSource:
-    """Some rows of a column on a worker: its part of the column, and which rows of that."""
+class RowSource(NamedTuple):
+    """Some rows of a column on a worker: the reference of its part of the column, and which rows of that."""
 
     place: Place
-    part: Any  # a reference
+    part: Any
     rows: Any
 
 
@@ -60,11 +60,11 @@ def excerpts(walk: Walk) -> list[tuple[Excerpt, list[RowSource]]]:
     base = next((column.domain for column in columns if column.origin == "tokens"), None)
     if base is None:
         return []
-    found: dict[str, tuple[Excerpt, list[RowSource]]] = {}
+    chosen: dict[str, tuple[Excerpt, list[RowSource]]] = {}
     for name, column in zip(held, columns, strict=True):
-        if column.origin not in found and is_part(walk.domains, column.domain, base):
-            found[column.origin] = _excerpt(walk, name, base)
-    return [found.pop("tokens"), *found.values()]
+        if column.origin not in chosen and is_part(walk.domains, column.domain, base):
+            chosen[column.origin] = _excerpt(walk, name, base)
+    return [chosen.pop("tokens"), *chosen.values()]
 
 
 def _excerpt(walk: Walk, name: str, base: str) -> tuple[Excerpt, list[RowSource]]:
@@ -83,3 +83,27 @@ def _origin(walk: Walk, domain: str, base: str) -> Any:
     if domain == base:
         return np.arange(walk.rows.count(base))
     return _origin(walk, str(walk.domains[domain].parent), base)[walk.rows.origin(domain)]
+
+
+def is_recorded(every: int, iteration: int) -> bool:
+    """Return whether the columns of an iteration, counted from 1, are recorded.
+
+    Example:
+        >>> [iteration for iteration in range(1, 9) if is_recorded(3, iteration)]
+        [1, 4, 7]
+    """
+    return bool(every) and (iteration - 1) % every == 0
+
+
+def recorded_columns(plan: Plan) -> frozenset[str]:
+    """Return the columns of the graph's own nodes and those that a region hands on, without copies."""
+    return frozenset(column for step in plan.steps if not step.facts.copies for column in step.writes)
+
+
+def records(walk: Walk) -> list[About]:
+    """Return the metadata of what is recorded of an iteration: a file of each domain, with its columns."""
+    types: dict[str, dict[str, str]] = {}
+    for name in sorted(recorded_columns(walk.plan) & walk.refs.keys()):
+        types.setdefault(walk.columns[name].domain, {})[name] = walk.columns[name].type
+    rows = [(walk.domains[domain], columns) for domain, columns in types.items()]
+    return [About(domain.name, domain.parent, domain.times, columns) for domain, columns in rows]
