@@ -220,10 +220,8 @@ class TrainingRun:
 
     def _stock(self, path: str, record: Mapping[str, Any]) -> Stock:
         """Return rows that wait, as a checkpoint has them."""
-        count = len(record["columns"])
-        return Stock.recorded(
-            record, self.calls.columns(self.cluster.places[0], "read_rows", path, count=count)
-        )
+        first, count = self.cluster.places[0], len(record["columns"])
+        return Stock.recorded(record, self.calls.columns(first, "read_rows", path, count=count))
 
     def _export(self) -> None:
         self.progress.say("writing the models")
