@@ -21,14 +21,9 @@ FILES = ("model/model.safetensors", "model/tokenizer_config.json", "train.parque
 
 
 def make(directory: str | Path = "demo_files", seed: int = 0) -> bool:
-    """Make the files that are not there yet.
+    """Make the files that are not there yet, and return whether there were any.
 
-    Args:
-        directory: where; made if need be.
-        seed: of the weights and of which questions are for testing.
-
-    Returns:
-        Whether anything was made.
+    The weights depend on ``seed``, and which questions are for testing.
     """
     directory = Path(directory)
     if all((directory / name).is_file() for name in FILES):
@@ -118,9 +113,8 @@ def main(arguments: list[str]) -> None:
     directory = arguments[0] if arguments else "demo_files"
     if make(directory):
         train, test = questions(0)
-        print(
-            f"{directory}: model (0.6 M parameters), train.parquet ({len(train)}), test.parquet ({len(test)})"
-        )
+        sizes = f"train.parquet ({len(train)}), test.parquet ({len(test)})"
+        print(f"{directory}: model (0.6 M parameters), {sizes}")
 
 
 if __name__ == "__main__":

@@ -34,14 +34,9 @@ FILES = ("model/model.safetensors", "model/tokenizer_config.json", *DATA)
 
 
 def make(directory: str | Path = "demo_tool_files", seed: int = 0) -> bool:
-    """Make the files that are not there yet.
+    """Make the files that are not there yet, and return whether there were any.
 
-    Args:
-        directory: where; made if need be.
-        seed: of the weights, and of which questions are for what.
-
-    Returns:
-        Whether anything was made.
+    The weights depend on ``seed``, and which questions are for what.
     """
     directory = Path(directory)
     if all((directory / name).is_file() for name in FILES):

@@ -41,12 +41,12 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
     plan = load(run_dir / "plan.json")
-    found, name = _checkpoint(folder, checkpoint), _trained(plan, model)
+    saved, name = _checkpoint(folder, checkpoint), _trained(plan, model)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
     try:
         with _alone():
-            _write(plan.models[name], found / name, aside)
+            _write(plan.models[name], saved / name, aside)
         aside.chmod(0o755)
         aside.replace(to)
     finally:
@@ -59,26 +59,23 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
         law = f"{model.path}, the model that training started from, is not there"
         raise RunError(f"{law}\n  run this where the run was started: paths are relative to that")
     assert model.train
-    kind = TRAINING[model.train.engine]
-    options, optimizer = model.train.model_dump(include={*kind.options}), model.optimizer
-    engine = resolve_name(kind.builder)(
-        model.path, head=model.head, optimizer=optimizer and optimizer.model_dump(), **options
-    )
+    kind, optimizer = TRAINING[model.train.engine], model.optimizer and model.optimizer.model_dump()
+    options = model.train.model_dump(include={*kind.options})
+    engine = resolve_name(kind.builder)(model.path, head=model.head, optimizer=optimizer, **options)
     engine.load(str(checkpoint))
     engine.export(str(to))
 
 
 def _checkpoint(folder: RunDir, name: str | None) -> Path:
-    found = {path.name: path for path in folder.checkpoints()}
-    if not found:
+    complete = {path.name: path for path in folder.checkpoints()}
+    if not complete:
         remedy = "it saves one every schedule.save_every iterations, and at its end"
         raise RunError(f"{folder.path} has no checkpoint yet\n  {remedy}")
-    if name is None:
-        return list(found.values())[-1]
-    if name not in found:
-        law = f"{folder.path} has no checkpoint {name}: it has {', '.join(found)}"
-        raise RunError("\n  ".join([law, *filter(None, [nearest(name, found)])]))
-    return found[name]
+    name = name or [*complete][-1]
+    if name not in complete:
+        law = f"{folder.path} has no checkpoint {name}: it has {', '.join(complete)}"
+        raise RunError("\n  ".join([law, *filter(None, [nearest(name, complete)])]))
+    return complete[name]
 
 
 def _trained(plan: Plan, name: str | None) -> str:

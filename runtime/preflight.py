@@ -37,14 +37,11 @@ def preflight(plan: Plan, tree: Tree) -> None:
     Raises:
         GraphError: with every problem found, each at the place in the graph that named the file.
     """
-    check = Preflight(plan, tree)
-    check.open_values()
-    if not check.problems:
-        check.models()
-    if not check.problems:
-        check.data()
-    if check.problems:
-        raise GraphError(check.problems)
+    checks = Preflight(plan, tree)
+    for look in (checks.open_values, checks.models, checks.data):
+        look()
+        if checks.problems:
+            raise GraphError(checks.problems)
 
 
 class Preflight:
@@ -67,9 +64,7 @@ class Preflight:
 
     def models(self) -> None:
         """Check that each model's folder holds a configuration, weights and, where needed, a tokenizer."""
-        needed = {
-            f.tokenizer for phase in self.plan.functions.values() for f in phase.values() if f.tokenizer
-        }
+        needed = {f.tokenizer for phase in self.plan.functions.values() for f in phase.values()}
         self._engines()
         refused: set[str] = set()  # a policy and its reference often lie at one path: say it once
         for name, model in self.plan.models.items():
@@ -80,10 +75,9 @@ class Preflight:
             reason = self._model(name, model.path, model.serve is not None or name in needed, not brings)
             if reason:
                 refused.add(model.path)
-                remedy = f"give a Hugging Face model folder: models.{name}.path=DIR" + _how_to_make(
-                    model.path
-                )
-                self.problem("no-model", f"models.{name}.path: {model.path} {reason}", mark, remedy)
+                remedy = f"give a Hugging Face model folder: models.{name}.path=DIR"
+                law = f"models.{name}.path: {model.path} {reason}"
+                self.problem("no-model", law, mark, remedy + _how_to_make(model.path))
 
     def _engines(self) -> None:
         for name, model in self.plan.models.items():
@@ -135,17 +129,15 @@ class Preflight:
 
     def _recorded(self, phase: str, node: str, function: Function) -> None:
         """Check that a recorded run has the columns that the graph takes from it, of its types."""
+        wanted = function.attributes
         try:
-            given = function.attributes
-            check(Path(given["run"]), given["columns"] or {}, given["temperature"])
+            check(Path(wanted["run"]), wanted["columns"] or {}, wanted["temperature"])
         except RlgraphError as error:
             self.problem("data", f"node `{node}`: {error}", self._mark(phase, node))
 
     def _source(self, phase: str, node: str, function: Function) -> None:
-        mark = self._mark(phase, node)
-        attributes = {
-            n: v for n, v in function.attributes.items() if n not in (*NOT_LOADING, function.roles["rows"])
-        }
+        mark, unused = self._mark(phase, node), (*NOT_LOADING, function.roles["rows"])
+        attributes = {name: value for name, value in function.attributes.items() if name not in unused}
         if tools := _tools(function):
             attributes["template_options"] = shown(attributes.get("template_options"), tools)
         try:
@@ -172,18 +164,14 @@ class Preflight:
 
     def _readers(self, phase: str, source: Function) -> list[tuple[str, int, str]]:
         """Return nodes whose model sees this source's tokens: name, tokens that it adds, model."""
-        written = set(source.outs.values())
-        found = []
-        columns = self.plan.columns[phase]
+        written, columns = set(source.outs.values()), self.plan.columns[phase]
+        readers = []
         for node, function in self.plan.functions[phase].items():
-            reads = {
-                columns[name].origin
-                for name in function.ins.values()
-                if columns[name].domain == columns[columns[name].origin].domain
-            }
+            ins = [columns[name] for name in function.ins.values()]
+            reads = {column.origin for column in ins if column.domain == columns[column.origin].domain}
             if function.model and reads & written:
-                found.append((node, int(function.value("response_limit", 0)), function.model))
-        return found
+                readers.append((node, int(function.value("response_limit", 0)), function.model))
+        return readers
 
     def _mark(self, phase: str, node: str) -> Mark:
         changed = self.tree.at(("eval", "nodes", node))

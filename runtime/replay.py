@@ -65,13 +65,12 @@ class Replayed:
         return "\n".join([self.title, *self._lines()]) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        every = [one for _, found in self.steps for one in found]
-        name, width = (
-            max((len(getattr(one, key)) for one in every), default=0) for key in ("name", "recorded")
-        )
-        for step, found in self.steps:
+        every = [one for _, outcome in self.steps for one in outcome]
+        name = max((len(one.name) for one in every), default=0)
+        width = max((len(one.recorded) for one in every), default=0)
+        for step, outcome in self.steps:
             yield f"{step.id:>5}. {sentence(step)}"
-            for one in found:
+            for one in outcome:
                 told = "the same" if one.same else f"now {one.now}"
                 yield f"{'' if one.same else '*':>6} {one.name:<{name}}  {one.recorded:<{width}}  {told}"
         other = sum(not one.same for one in every)
@@ -176,16 +175,15 @@ def _recorded(
 ) -> dict[str, Recorded]:
     """Return the columns of the steps that do not run."""
     wanted = [column for step in given if not step.facts.copies for column in step.writes]
-    found = recorded_of(run_dir, iteration)
-    missing = [column for column in wanted if column not in found]
-    if missing:
+    columns = _recorded_of(run_dir, iteration)
+    if missing := [column for column in wanted if column not in columns]:
         known = ", ".join(map(str, steps_of(run_dir))) or "none"
         law = f"`{again[0].node}` needs `{missing[0]}` of iteration {iteration}, which was not recorded"
         raise RunError(f"{law}\n  recorded iterations: {known} (schedule.record_every)")
-    return found
+    return columns
 
 
-def recorded_of(run_dir: Path, iteration: int) -> dict[str, Recorded]:
+def _recorded_of(run_dir: Path, iteration: int) -> dict[str, Recorded]:
     """Return every column that was recorded of an iteration."""
     folder = steps_of(run_dir).get(iteration)
     files = sorted(folder.glob("*.parquet")) if folder else []
@@ -196,23 +194,18 @@ def _restore(
     calls: ControlCalls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Restore the weights before an iteration, and return their versions and the position in the data."""
-    start = {name: 0 for name, model in plan.models.items() if model.train}
-    if iteration == 1:
-        return start, {}
-    found = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
+    checkpoints = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
     changing = {step.updated for step in plan.steps} - {""}
-    if iteration - 1 not in found and any(changing & step.models.keys() for step in again):
-        known = ", ".join(str(1 + number) for number in found) or "none"
+    if folder := checkpoints.get(iteration - 1):
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        calls.all("load", str(folder.resolve()), state["versions"])
+        return state["versions"], state["positions"]
+    if iteration > 1 and any(changing & step.models.keys() for step in again):
+        known = ", ".join(str(1 + number) for number in checkpoints) or "none"
         law = f"{run_dir} has no checkpoint {after(iteration - 1)}, with which iteration {iteration} began"
-        raise RunError(
-            f"{law}\n  with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
-        )
-    if iteration - 1 not in found:
-        return start, {}
-    folder = found[iteration - 1]
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    calls.all("load", str(folder.resolve()), state["versions"])
-    return state["versions"], state["positions"]
+        remedy = f"with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
+        raise RunError(f"{law}\n  {remedy}")
+    return {name: 0 for name, model in plan.models.items() if model.train}, {}
 
 
 def _controls(plan: Plan, run_dir: Path, iteration: int) -> dict[str, float]:
@@ -233,8 +226,7 @@ def _give(walk: Walk, step: Step, columns: Mapping[str, Recorded]) -> None:
     if step.facts.copies:
         return
     parts = [Part(columns[name].values, columns[name].offsets) for name in step.writes]
-    for name, part in zip(step.writes, parts, strict=True):
-        walk.refs[name] = [ColumnRef(name, Value(part))]
+    walk.refs |= {name: [ColumnRef(name, Value(part))] for name, part in zip(step.writes, parts, strict=True)}
     walk.happened |= {step.id, *step.writes}
     if not parts:
         return
@@ -254,21 +246,15 @@ def _title(run_dir: Path, iteration: int, node: str) -> str:
 def _compared(
     walk: Walk, again: Sequence[Step], run_dir: Path, iteration: int
 ) -> tuple[tuple[Step, tuple[Compared, ...]], ...]:
-    before = _metrics(run_dir, iteration)
-    columns = recorded_of(run_dir, iteration)
-    found = []
-    for ran in [Ran(step, walk.rows.reports[step.id]) for step in again if not step.inserted]:
-        now = [Compared(n, _text(before.get(n)), _text(value)) for n, value in metrics([ran]).items()]
-        now += [_column(n, columns.get(n), _value(walk, n)) for n in ran.step.writes]
-        found.append((ran.step, tuple(now)))
-    return tuple(found)
-
-
-def _value(walk: Walk, name: str) -> Part:
-    (ref,) = walk.refs[name]
-    assert ref
-    found: Part = ref.location.get()
-    return found
+    before, columns = _metrics(run_dir, iteration), _recorded_of(run_dir, iteration)
+    outcomes = []
+    for step in (step for step in again if not step.inserted):
+        now = metrics([Ran(step, walk.rows.reports[step.id])])
+        compared = [Compared(name, _text(before.get(name)), _text(value)) for name, value in now.items()]
+        parts = [(name, walk.part(name, 0).location.get()) for name in step.writes]
+        compared += [_column(name, columns.get(name), part) for name, part in parts]
+        outcomes.append((step, tuple(compared)))
+    return tuple(outcomes)
 
 
 def _text(value: float | None) -> str:

@@ -89,7 +89,7 @@ def run_graph(
 def _planned(
     graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, there: Devices | None
 ) -> tuple[Tree, Plan]:
-    """The composed graph and its plan for the devices that there are; None: for this process alone."""
+    """Return the composed graph and its plan for the devices that there are; None: for this process alone."""
     if there is None:
         tree, plan = plan_given(graph, overrides, devices, True, target, device=local_device())
         return tree, in_one_process(plan)
@@ -132,9 +132,8 @@ class Attempt:
         self.progress.say("starting workers")
         if self.devices is None:
             return InlineCluster(self.plan.pools)
-        logs, timeout = self.folder.path / "logs", self.plan.schedule.timeout
-        gpus = self.devices.kind == "cuda"
-        return RayCluster(self.plan.pools, gpus, self.address, logs, timeout, together(self.plan))
+        plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
+        return RayCluster(plan.pools, gpus, self.address, logs, plan.schedule.timeout, together(plan))
 
 
 def _train(attempt: Attempt, resume: bool) -> None:
