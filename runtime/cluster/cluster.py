@@ -144,7 +144,7 @@ class RayCluster:
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
         self.sweeper = Sweeper(self.session)
-        self.given: tuple[Plan, Any] | None = None  # the plan that tasks beside workers get
+        self.planned: tuple[Plan, Any] | None = None  # the plan that tasks beside workers get
         self._start_ray(address)
         try:
             parts = units(pools, together or {})
@@ -203,19 +203,19 @@ class RayCluster:
             raise (LostError(law, law) if is_gone(error) else RunError(law)) from error
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
-        made = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
-        return [made] if returns == 1 else list(made)
+        results = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
+        return [results] if returns == 1 else list(results)
 
     def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        if self.given is None or self.given[0] is not plan:
-            self.given = plan, self.put(plan)
+        if self.planned is None or self.planned[0] is not plan:
+            self.planned = plan, self.put(plan)
         # where it can read what its worker shares; on one machine workers have all CPUs that Ray counts
         here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
         task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
-        made = task.remote(self.given[1], place, self.logs, tasks, *parts)
-        return [made] if returns == 1 else list(made)
+        results = task.remote(self.planned[1], place, self.logs, tasks, *parts)
+        return [results] if returns == 1 else list(results)
 
     def put(self, value: Any) -> Any:
         return self.ray.put(value)

@@ -17,6 +17,7 @@ from rlgraph.errors import GraphError, Problem, RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import reason
+from rlgraph.runtime.messages.tasks import Place
 from rlgraph.units import size_text
 
 NAMES = {"cuda": "GPUs", "cpu": "CPUs"}
@@ -126,8 +127,8 @@ def agree(plan: Plan, devices: Devices) -> None:
         RunError: it is for devices of another kind, or for more than this machine has GPUs.
     """
     if plan.device != devices.kind:
-        made = f" ({plan.predicted.cluster})" if plan.predicted else ""
-        law = f"the plan is for {NAMES[plan.device]}{made}, and {devices.where} has {devices}"
+        cluster = f" ({plan.predicted.cluster})" if plan.predicted else ""
+        law = f"the plan is for {NAMES[plan.device]}{cluster}, and {devices.where} has {devices}"
         remedy = "plan for what is there, by --cluster auto, or join another cluster (--address)"
         raise RunError(f"{law}\n  {remedy}")
     count = sum(plan.pools.values())
@@ -137,14 +138,10 @@ def agree(plan: Plan, devices: Devices) -> None:
 
 
 def enough_memory(plan: Plan, on: Sequence[Mapping[str, Any]]) -> None:
-    """Check that every device has the memory that the plan counts on.
-
-    Args:
-        plan: what will run; where it was planned for no cluster there is nothing to check.
-        on: what each worker is on, as environment.json has it.
+    """Check that every device has the memory that the plan counts on; one for no cluster counts on none.
 
     Raises:
-        RunError: a device has less.
+        RunError: a device has less, by what each worker is ``on``, as environment.json has it.
     """
     for worker in on if plan.peak and plan.predicted else ():
         peak = plan.peak[worker["pool"]]
@@ -159,21 +156,15 @@ def enough_memory(plan: Plan, on: Sequence[Mapping[str, Any]]) -> None:
 
 def wait_for_memory(
     plan: Plan,
-    places: Sequence[tuple[str, int]],
+    places: Sequence[Place],
     free: Callable[[], Sequence[tuple[int, int] | None]],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the devices have the memory that a plan takes, or at least nine tenths of their own.
 
     A server that was killed gives tens of GB back within seconds. After a minute it is left to the loading of
-    models to say that there is too little.
-
-    Args:
-        plan: what will run.
-        places: pool and device of each worker.
-        free: asks all workers for the bytes that are free on their devices, and for those that these have;
-            None on a CPU.
-        sleep: waits for some seconds.
+    models to say that there is too little. ``free`` asks all workers for the bytes that are free on their
+    devices, and for those that these have; None on a CPU.
     """
     for _ in range(WAITING):
         frees = [(pool, *memory) for (pool, _), memory in zip(places, free(), strict=True) if memory]

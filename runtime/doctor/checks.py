@@ -42,7 +42,7 @@ def packages(packages: ProbeFacts) -> Lines:
     for requirement in packages["unmet"]:
         yield wrong(f"rlgraph needs {requirement}", "pip install 'rlgraph-compiler[run]'")
     if not packages["unmet"]:
-        yield ok(", ".join(f"{name} {found}" for name, found in packages["installed"].items() if found))
+        yield ok(", ".join(f"{name} {release}" for name, release in packages["installed"].items() if release))
 
 
 def shared_memory(host: ProbeFacts, gpus: ProbeFacts) -> Lines:

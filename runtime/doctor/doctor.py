@@ -79,13 +79,9 @@ def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
 
 
 def examine(models: Sequence[str], run_dir: str, address: str | None, timeout: float) -> Diagnosis:
-    """Gather the facts of this machine, and judge them.
+    """Gather the facts of this machine, of folders or names of models, and of a Ray cluster; judge them.
 
-    Args:
-        models: folders or names of models to look at.
-        run_dir: where runs are kept.
-        address: of a Ray cluster, or nothing.
-        timeout: seconds that all probes together may take.
+    All probes together may take ``timeout`` seconds.
     """
     asked: list[ProbeCall] = [(name, None) for name in ("host", "packages", "gpus", "torch", "sglang")]
     asked += [("ray", address), ("disk", run_dir), *(("model", path) for path in models)]
@@ -100,12 +96,8 @@ def _unanswered(answer: ProbeFacts, what: str, remedy: str) -> Line:
 def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:
     """Run probes beside one another, for at most ``timeout`` seconds in all.
 
-    Args:
-        asked: each probe with its argument; one may be asked several times.
-
-    Returns:
-        For each probe its facts, one per time that it was asked, in order. Facts of a probe that gave none
-        are ``{"failed": reason, "argument": ...}``.
+    Return for each probe its facts, one per time that it was asked, in order. Facts of a probe that gave none
+    are ``{"failed": reason, "argument": ...}``.
     """
     ends = time.monotonic() + timeout
     started = [(name, argument, _start(name, argument)) for name, argument in asked]
@@ -123,13 +115,7 @@ def _start(name: str, argument: str | None) -> Popen[str]:
 
 
 def answer(process: Popen[str], left: float, timeout: float) -> ProbeFacts:
-    """Return the facts that a probe's process prints last, or why there are none.
-
-    Args:
-        process: of the probe.
-        left: seconds to wait for it.
-        timeout: what the user allowed in all, for the message.
-    """
+    """Return the facts that a probe prints last, or why it prints none in the ``left`` of its seconds."""
     try:
         printed, said = process.communicate(timeout=left)
     except TimeoutExpired:

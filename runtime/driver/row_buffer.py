@@ -119,5 +119,5 @@ class Waiting:
 
     def parts(self) -> dict[str, Stock]:
         """Return those that have rows, by name."""
-        found = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
-        return {name: stock for name, stock in found.items() if len(stock)}
+        stocks = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
+        return {name: stock for name, stock in stocks.items() if len(stock)}

@@ -34,9 +34,9 @@ class Rows:
     ) -> None:
         self.pools, self.columns, self.domains = pools, columns, domains
         by_node = {step.node: step for step in steps}
-        made = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
-        self.makers = {domain.name: step for domain, step in made if not domain.filtered}
-        self.filters = {domain.name: step for domain, step in made if domain.filtered}
+        pairs = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
+        self.makers = {domain.name: step for domain, step in pairs if not domain.filtered}
+        self.filters = {domain.name: step for domain, step in pairs if domain.filtered}
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
         self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
         self.collected: dict[str, Stock] = {}  # domain -> its rows, once they are known
@@ -55,10 +55,10 @@ class Rows:
             above = self.above(domain)
             return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
         parent, step = self.domains[domain].parent, self.makers.get(domain)
-        found = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
+        events = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
         if step and (parent is None or step.leaves or (layout and layouts.WAYS[layout.way].by_lengths)):
-            found.add(step.id)
-        return found
+            events.add(step.id)
+        return events
 
     def is_partial(self, domain: str) -> bool:
         """Return whether the rows of a domain may be made of some of its parent's alone."""
@@ -70,8 +70,8 @@ class Rows:
 
     def given(self, node: str) -> int:
         """Return the rows that a data source gives; 0 of any other node."""
-        made = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
-        return self.count(made[0]) if made else 0
+        sources = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
+        return self.count(sources[0]) if sources else 0
 
     def count(self, domain: str) -> int:
         """Return the number of rows over all devices."""

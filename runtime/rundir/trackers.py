@@ -41,13 +41,10 @@ def installed(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str], folder: Path, graph: str, step: int) -> list[Tracker]:
-    """Open TensorBoard, and those of ``wandb`` and ``mlflow`` that are asked for, anew or to go on.
+    """Open TensorBoard, and those of ``wandb`` and ``mlflow`` that are named, anew or to go on.
 
-    Args:
-        names: out of ``TRACKERS``.
-        folder: the run directory; what a service keeps on this machine lies there.
-        graph: the graph's name, which is that of the project or experiment.
-        step: of the first metrics that will come: charts of a run that goes on are cut there.
+    What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
+    graph's name. Charts of a run that goes on are cut at ``step``, that of the first metrics to come.
     """
     return [TensorBoard(folder, step), *(TRACKERS[name](folder, graph) for name in names)]
 
