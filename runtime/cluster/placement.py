@@ -18,11 +18,7 @@ PlacementUnit = tuple[str, int]  # a pool, and how many of its devices are toget
 
 
 def units(pools: Mapping[str, int], together: Mapping[str, int]) -> list[PlacementUnit]:
-    """Return the units of all pools in the plan's order.
-
-    Args:
-        pools: devices of each pool.
-        together: as ``RayCluster`` takes it.
+    """Return the units of all pools in the plan's order, from the arguments of ``RayCluster``.
 
     Example:
         >>> units({"train": 2, "gen": 8}, {"gen": 4})
@@ -35,11 +31,8 @@ def units(pools: Mapping[str, int], together: Mapping[str, int]) -> list[Placeme
 def seated(parts: Sequence[PlacementUnit], started_on: Sequence[tuple[Any, Any]]) -> list[int]:
     """Return for every place, pools in the plan's order, the number of the worker that takes it.
 
-    Within a pool places are in the order of (host, device).
-
-    Args:
-        parts: the units. Workers were started for one after the other, each unit's on one host.
-        started_on: host and device of each worker, both sortable.
+    Within a pool places are in the order of (host, device), both sortable, on which each worker was started:
+    for one unit after the other, each unit's on one host.
     """
     hosts: dict[Any, list[int]] = defaultdict(list)
     for worker in sorted(range(len(started_on)), key=lambda worker: started_on[worker]):

@@ -42,9 +42,7 @@ def even(rows: int, devices: int) -> Layout:
 def grouped(groups: Any, devices: int) -> Layout:
     """Return contiguous shares whose counts of groups differ by at most one.
 
-    Args:
-        groups: int64 ``[rows]``; rows that follow one another with the same number are a group.
-        devices: how many.
+    Rows that follow one another with the same number, int64 ``[rows]``, are a group.
 
     Example:
         >>> [rows.tolist() for rows in grouped(np.array([4, 4, 7, 9, 9, 9]), 2)]
@@ -63,9 +61,7 @@ def children(layout: Layout, times: int) -> Layout:
 def some(layout: Layout, rows: Any) -> Layout:
     """Return the layout of the part of a domain that a filter kept: each row stays where it was.
 
-    Args:
-        layout: of the whole domain.
-        rows: int64 ``[kept]``, ascending: which of its rows stay; the n-th is row n of the part.
+    ``rows`` of the whole domain stay, int64 ``[kept]``, ascending; the n-th is row n of the part.
     """
     return [np.searchsorted(rows, held[np.isin(held, rows)]) for held in layout]
 
@@ -73,10 +69,7 @@ def some(layout: Layout, rows: Any) -> Layout:
 def balanced(lengths: Any, devices: int, minibatches: int) -> Layout:
     """Return rows spread so that in each mini-batch the devices hold nearly equal token counts.
 
-    Args:
-        lengths: int64 ``[rows]``, tokens of each row.
-        devices: how many.
-        minibatches: row r of R belongs to mini-batch ``r * minibatches // R``.
+    Lengths are int64 ``[rows]``, in tokens; row r of R belongs to mini-batch ``r * minibatches // R``.
     """
     rows = len(lengths)
     owner = np.arange(rows) * minibatches // max(rows, 1)

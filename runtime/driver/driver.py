@@ -231,7 +231,7 @@ class Driver:
         """Return what a walk waits for: the first of its calls, or of those that it must let pass."""
         every = [*self.pending.values()]
         first = next((asked for asked in every if asked.steps[-1][0] is walk), every[0])
-        return *(first.steps[0] if first.beside else self._at(first.place)), first.place
+        return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
 
     def _at(self, place: Place) -> tuple[Walk, Step]:
         """Return a worker's state: one that is gone fails all its calls at once, reported or not."""

@@ -23,19 +23,12 @@ from rlgraph.runtime.driver.row_buffer import Stock, Waiting, joined
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a round.
+    """The outcome of a round."""
 
-    Attributes:
-        stock: the rows that the region's filter kept.
-        asked: new rows that the source gave.
-        seen: rows that there were before any filter.
-        begun: the groups that are not whole yet.
-    """
-
-    stock: Stock
-    asked: int
-    seen: int
-    begun: Waiting
+    stock: Stock  # the rows that the region's filter kept
+    asked: int  # new rows that the source gave
+    seen: int  # rows that there were before any filter
+    begun: Waiting  # the groups that are not whole yet
 
 
 class Stream:

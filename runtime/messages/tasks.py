@@ -23,13 +23,9 @@ def place_text(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """Values in memory that the processes of a host share.
+    """A named segment of memory that the processes of a host share, with ``count`` values of a numpy dtype.
 
-    Attributes:
-        name: of the segment.
-        dtype: of the values, as numpy writes it.
-        count: of them.
-        offsets: int64 ``[rows + 1]``, where each row begins.
+    ``offsets``, int64 ``[rows + 1]``, say where each row begins.
     """
 
     name: str
