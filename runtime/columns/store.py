@@ -29,9 +29,9 @@ class Store:
         """Return the parts that a task is given, wherever they lie."""
         return [self._found(ref, sent, lends=task.method == "run") for ref in task.parts]
 
-    def put(self, task: Task, made: Sequence[Part]) -> list[Part | ColumnRef]:
+    def put(self, task: Task, outputs: Sequence[Part]) -> list[Part | ColumnRef]:
         """Store the parts of a task that stay, drop those that nothing needs now, and return the rest."""
-        placed = [self._placed(ref, part) for ref, part in zip(task.makes, made, strict=True)]
+        placed = [self._placed(ref, part) for ref, part in zip(task.makes, outputs, strict=True)]
         for name in task.drops:
             del self.parts[name]
         return [one for one in placed if one is not None]

@@ -111,12 +111,12 @@ def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
     yield from lines
 
 
-def _workarounds(given: Mapping[str, str]) -> Lines:
+def _workarounds(held: Mapping[str, str]) -> Lines:
     for name in WORKAROUNDS:
-        if given.get(name, "0") != "0":
-            yield warn(f"{name}={given[name]} can slow NCCL down", "unset it, unless it works around a fault")
-    if given.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
-        yield warn(f"NCCL_DEBUG={given['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
+        if held.get(name, "0") != "0":
+            yield warn(f"{name}={held[name]} can slow NCCL down", "unset it, unless it works around a fault")
+    if held.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
+        yield warn(f"NCCL_DEBUG={held['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
 
 
 def _interface(value: str, interfaces: Sequence[str]) -> Lines:
@@ -133,10 +133,10 @@ def _interface(value: str, interfaces: Sequence[str]) -> Lines:
 
 
 def variables(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
-    given = host["variables"]
-    if gpus["gpus"] and given.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    held = host["variables"]
+    if gpus["gpus"] and held.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         yield wrong("CUDA_VISIBLE_DEVICES hides every GPU", "unset it: Ray gives each worker its own GPU")
-    if given.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+    if held.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield warn("CUDA_LAUNCH_BLOCKING makes every kernel wait", "unset it after debugging")
 
 

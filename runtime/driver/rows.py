@@ -79,11 +79,11 @@ class Rows:
             return len(self.collected[domain].lengths)
         if domain in self.filters:
             return len(self.origin(domain))
-        made = self.domains[domain]
-        if made.parent is None:
+        own = self.domains[domain]
+        if own.parent is None:
             return len(self.report(self.makers[domain], 0).lengths)
         whole = self.whole(domain)
-        return made.times * (self.count(made.parent) if whole is None else len(whole))
+        return own.times * (self.count(own.parent) if whole is None else len(whole))
 
     def layout(self, domain: str, name: RowLayout, pool: str) -> Layout:
         """Return the rows of each device of a pool; a balanced layout needs the lengths of the rows."""
@@ -97,13 +97,13 @@ class Rows:
         devices = self.pools[pool]
         if domain in self.collects:
             return layouts.grouped(self.collected[domain].prompts, devices)
-        made = self.domains[domain]
-        if made.parent and made.filtered:
-            return layouts.some(self.layout(made.parent, name, pool), self.origin(domain))
-        if made.parent is None:
+        own = self.domains[domain]
+        if own.parent and own.filtered:
+            return layouts.some(self.layout(own.parent, name, pool), self.origin(domain))
+        if own.parent is None:
             return layouts.even(self.count(domain), devices)
-        above, whole = self.layout(made.parent, name, pool), self.whole(domain)
-        return layouts.children(above if whole is None else layouts.some(above, whole), made.times)
+        above, whole = self.layout(own.parent, name, pool), self.whole(domain)
+        return layouts.children(above if whole is None else layouts.some(above, whole), own.times)
 
     def lengths(self, domain: str) -> Any:
         """Return int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""

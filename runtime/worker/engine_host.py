@@ -136,7 +136,7 @@ class Engines:
     def send(self, model: str, version: int) -> None:
         """Gather a train engine's weights and send them to the pool that serves the model."""
         source = self.at(model, "train", version, "the sync")
-        precision = self._precision(model)
+        precision = self.plan.models[model].serve.dtype
         weights: Iterable[Named] = source.weights(precision)
         if self.groups.paths[model] not in HANDED:  # else who takes them casts them
             weights = cast(weights, getattr(torch, precision))
@@ -144,12 +144,6 @@ class Engines:
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
-
-    def _precision(self, model: str) -> str:
-        """Return the data type that a model is served in."""
-        serve = self.plan.models[model].serve
-        assert serve
-        return serve.dtype
 
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
