@@ -23,7 +23,7 @@ from typing import Any
 from fake_engine import Setting, measured
 
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import Lengths, workload

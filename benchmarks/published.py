@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from rlgraph.compiler import plan_tree
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.formulas import (
     BEST,
     WORST,
@@ -31,7 +32,6 @@ from rlgraph.costs.formulas import (
     update_seconds,
 )
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.workload import Lengths, Workload
 from rlgraph.frontend.compose import compose

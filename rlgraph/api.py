@@ -22,7 +22,6 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
-from rlgraph.reports.report import make_report, report_text
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree, flow, show_text
 from rlgraph.view.contents import contents
@@ -38,11 +37,7 @@ HEIGHT = 640  # pixels in a notebook
 
 
 def load(graph: str | Path, *settings: str) -> Algorithm:
-    """Load a graph, by its path or the name of a shipped one.
-
-    Args:
-        graph: as on the command line.
-        settings: ``key=value``, such as ``"rollout.n=16"``.
+    """Load a graph, by its path or the name of a shipped one, with settings such as ``"rollout.n=16"``.
 
     Raises:
         GraphError: there is no such graph, or a file or a setting is wrong.
@@ -87,18 +82,15 @@ class Algorithm:
         """
         if settings and self.edits:
             raise RunError(f"{settings[0]} comes behind edits\n  write it as an edit too: set={{...}}")
-        made = replace(self, settings=(*self.settings, *settings))
+        edits, settings = self.edits, (*self.settings, *settings)
         for word, content in words.items():
-            made = made._edited(word, content)
-        made.tree()
-        return made
-
-    def _edited(self, word: str, content: Any) -> Algorithm:
-        """Apply an edit. Values set before any other edit are settings, which a plan can record."""
-        if word != "set" or self.edits:
-            return replace(self, edits=(*self.edits, {word: content}))
-        new = (f"{name}={flow(value)}" for name, value in content.items())
-        return replace(self, settings=(*self.settings, *new))
+            if word == "set" and not edits:  # a plan can record these as settings
+                settings = (*settings, *(f"{name}={flow(value)}" for name, value in content.items()))
+            else:
+                edits = (*edits, {word: content})
+        edited = replace(self, settings=settings, edits=edits)
+        edited.tree()
+        return edited
 
     def written(self) -> Tree:
         """Return the graph with its ``${...}`` still in place."""
@@ -131,8 +123,7 @@ class Algorithm:
         Raises:
             GraphError: with every problem found, or how it does not fit.
         """
-        target = Target(cluster, **sizes) if cluster else None
-        return Planned(self._planned(devices, target, local_device()))
+        return Planned(self._planned(devices, Target(cluster, **sizes) if cluster else None, local_device()))
 
     def _planned(self, devices: int | None, target: Target | None, device: str = "cpu") -> Plan:
         return plan_composed(self.tree(), self.graph, self.settings, devices, target, device=device)
@@ -188,10 +179,8 @@ class Page:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        style = f"width: 100%; height: {HEIGHT}px; border: 0"
-        return (
-            f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
-        )
+        style, shown = f"width: 100%; height: {HEIGHT}px; border: 0", html.escape(self.html())
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{shown}"></iframe>'
 
 
 @dataclass(frozen=True)
@@ -213,7 +202,7 @@ class Planned(Page):
         Path(path).write_text(self.json(), encoding="utf-8")
 
     def html(self) -> str:
-        return page(contents(self._subject()))
+        return page(contents(Subject(self.plan, compiled=self.compiled)))
 
     def mermaid(self) -> str:
         """Return it as a mermaid flowchart."""
@@ -229,16 +218,12 @@ class Planned(Page):
         Raises:
             RunError: graphviz is not here, or the file is named otherwise.
         """
-
         path = Path(path)
         path.write_bytes(picture(self.plan, path.suffix.removeprefix(".")))
 
     def trace(self) -> str:
         """Return it as a timeline for ui.perfetto.dev."""
         return trace(self.plan)
-
-    def _subject(self) -> Subject:
-        return Subject(self.plan, compiled=self.compiled)
 
 
 @dataclass(frozen=True)
@@ -260,7 +245,7 @@ class Difference(Page):
         return diff_text(self.a.written(), self.b.written())
 
     def html(self) -> str:
-        return page(contents(self.b.plan()._subject(), self.a.plan()._subject()))
+        return page(contents(*(Subject(one.plan().plan, compiled=True) for one in (self.b, self.a))))
 
 
 @dataclass(frozen=True)
@@ -275,6 +260,8 @@ class Run(Page):
 
     def report(self) -> str:
         """Return a report of where the time went."""
+        from rlgraph.reports.report import make_report, report_text  # its tables take 30 ms to import
+
         return report_text(make_report(self.folder))
 
     def trace(self) -> str:

@@ -12,10 +12,9 @@ from rlgraph.errors import GraphError, Problem
 def check_report(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> dict[str, Any]:
     """Return the data that ``rlgraph check --format json`` prints.
 
-    Returns:
-        ``ok``; ``problems``, each as ``problem_record`` makes it; ``open``, the paths of values written ???;
-        ``steps``, how many the plan of an iteration has. Of a graph with problems the last two are not known:
-        an empty list and null.
+    It has ``ok``; ``problems``, each as ``problem_record`` makes it; ``open``, the paths of values written
+    ???; ``steps``, how many the plan of an iteration has. Of a graph with problems the last two are not
+    known: an empty list and null.
     """
     try:
         plan = compile_graph(graph, overrides, devices)

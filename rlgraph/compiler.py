@@ -62,7 +62,7 @@ def compose_and_plan(
     here: Here | None = None,
     device: str = "cpu",
 ) -> tuple[Tree, Plan]:
-    """The composed graph, and its plan, which remembers what it was made from; as ``compile_graph``."""
+    """Return the composed graph and its plan, which remembers what it was made from; as ``compile_graph``."""
     tree = compose(graph, overrides)
     return tree, plan_composed(tree, graph, overrides, devices, target, here, device)
 
@@ -76,7 +76,7 @@ def plan_composed(
     here: Here | None = None,
     device: str = "cpu",
 ) -> Plan:
-    """The plan of a composed graph, which remembers what that was made from; as ``compile_graph``."""
+    """Return the plan of a composed graph, which remembers what that was made from; as ``compile_graph``."""
     scenario = _scenario(target, here, devices) if target else None
     if scenario:
         count, device = devices or scenario.cluster.total, scenario.cluster.device
@@ -96,7 +96,7 @@ def plan_composed(
 
 
 def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenario:
-    """A target's scenario; of ``auto``, with as many hosts with GPUs like those of ``here`` as it takes."""
+    """Return a target's scenario; of ``auto``, with as many hosts like ``here`` as its GPUs take."""
     scenario = Scenario.of(target, here)
     cluster = scenario.cluster
     hosts = -(-(devices or 0) // cluster.devices)
@@ -106,7 +106,7 @@ def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenari
 
 
 def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target | None]:
-    """The plan for ``--cluster auto``; where that can't tell what devices or models hold, a note says so."""
+    """Return the plan for ``--cluster auto``; where that can't tell what devices hold, a note says so."""
     target = Target("auto")
     try:
         scenario = _scenario(target, here, devices)
@@ -117,12 +117,12 @@ def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target
         if {problem.kind for problem in error.problems} - {"auto-cluster", "unknown-size"}:
             raise
         law = f"memory is not planned, and all engines stay on their devices: {error.problems[0].law}"
-        made = aligned(fixed(plan))
-        return replace(made, notes=(*made.notes, f"{law} (--cluster says what the devices are)")), None
+        plan = aligned(fixed(plan))
+        return replace(plan, notes=(*plan.notes, f"{law} (--cluster says what the devices are)")), None
 
 
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
-    """The plan of a composed graph; what only a cluster can settle is still ``auto``."""
+    """Return the plan of a composed graph; what only a cluster can settle is still ``auto``."""
     train = bind(tree, devices, device)
     evaluation = bind_evaluation(tree, devices, device)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
@@ -131,17 +131,20 @@ def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
-    """Each graph through all passes; the problems of all of them together, each once."""
-    done: list[Graph] = []
-    problems: list[Problem] = []
+    """Take each graph through all passes.
+
+    Raises:
+        GraphError: with the problems of all of them together, each once.
+    """
+    lowered, problems = list[Graph](), list[Problem]()
     for graph in graphs:
         try:
-            done.append(lower(graph))
+            lowered.append(lower(graph))
         except GraphError as error:
             problems += error.problems
     if problems:
         raise GraphError(dict.fromkeys(problems))
-    return done
+    return lowered
 
 
 def digest(tree: Tree, device: str = "cpu") -> str:
@@ -156,7 +159,7 @@ def digest(tree: Tree, device: str = "cpu") -> str:
 
 
 def lower(graph: Graph) -> Graph:
-    """A bound graph through all passes, verified after each."""
+    """Take a bound graph through all passes, verified after each."""
     for apply in PASSES:
         graph = apply(graph)
         verify(graph, apply.__name__)

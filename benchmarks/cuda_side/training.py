@@ -14,7 +14,7 @@ import torch
 from benchmarks.cuda_side.bench import BIG, WHOLE, Bench, Record, Records
 from rlgraph.compiler import compile_graph
 from rlgraph.costs import limits
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -44,6 +43,3 @@ def main() -> None:
 
 for command in COMMANDS:
     main.add_command(command)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,6 +18,13 @@ OUTPUT = click.option(
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 TOKENS = click.FloatRange(min=1)
+TOO_MANY = "--cluster says how many devices there are: leave out --devices"
+
+
+def form_option(*forms: str, help: str | None = None) -> Callable[[Any], Any]:
+    """Return the option ``--format``, the first of these unless given, as the argument ``form``."""
+    kinds = click.Choice(forms)
+    return click.option("--format", "form", type=kinds, default=forms[0], show_default=True, help=help)
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from rlgraph.cli.options import DEVICES, GRAPH, OUTPUT, OVERRIDES, is_saved, target_options
+from rlgraph.cli.options import (
+    DEVICES,
+    GRAPH,
+    OUTPUT,
+    OVERRIDES,
+    TOO_MANY,
+    form_option,
+    is_saved,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Plan, Target
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 @GRAPH
 @OVERRIDES
 @DEVICES
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@form_option("text", "json")
 @click.pass_context
 def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
     """Find every error of a graph, starting nothing."""
@@ -96,7 +105,10 @@ def plan(
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well."""
     from rlgraph.api import Planned
+    from rlgraph.printing.plan_diff import against_text
     from rlgraph.reports.plan_file import load
+    from rlgraph.view.drawings.dot import picture
+    from rlgraph.view.terminal import terminal_text
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
@@ -104,45 +116,37 @@ def plan(
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
     if autoplace:
-        made = _placed(graph, overrides, devices, target)
+        shown = _placed(graph, overrides, devices, target)
     else:
-        made = _made(graph, overrides, devices, old, target)
+        shown = _asked(graph, overrides, devices, old, target)
     if old:
-        from rlgraph.printing.plan_diff import against_text
-
-        text = against_text(old, made)
+        text = against_text(old, shown)
         click.echo(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if form in ("svg", "png"):
-        from rlgraph.view.drawings.dot import picture
-
-        drawn = picture(made, form)  # first: a plan that can't be drawn leaves no empty file
+        drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
         output.buffer.write(drawn)
-        return
-    if form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
-        from rlgraph.view.terminal import terminal_text
-
-        click.echo(terminal_text(made), nl=False)
-        return
-    shown = Planned(made, compiled=not is_saved(graph, (), None))
-    click.echo(str(shown) if form == "text" else getattr(shown, form)(), file=output, nl=False)
+    elif form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
+        click.echo(terminal_text(shown), nl=False)
+    else:
+        planned = Planned(shown, compiled=not is_saved(graph, (), None))
+        click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
 
 
 def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
     """Return the best plan that a search finds; its findings are printed beside the plan."""
-    from rlgraph.reports.layout_search import autoplace
-    from rlgraph.reports.layout_table import contest_text
+    from rlgraph.reports.layout_search import autoplace, contest_text
 
     if target is None or devices is not None or is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
-    found, made = autoplace(graph, overrides, target)
-    click.echo(contest_text(found), err=True)
-    return made
+    candidates, best = autoplace(graph, overrides, target)
+    click.echo(contest_text(candidates), err=True)
+    return best
 
 
-def _made(
+def _asked(
     graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None, target: Target | None
 ) -> Plan:
     """Return the plan that was asked for; compared with an old one, for as many devices by default.
@@ -154,7 +158,7 @@ def _made(
     from rlgraph.reports.plan_file import load
 
     if devices is not None and target:
-        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+        raise click.UsageError(TOO_MANY)
     if is_saved(graph, overrides, devices):
         saved = load(Path(graph))
         if target is None or saved.origin is None:
@@ -196,7 +200,7 @@ def show(
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--format", "form", type=click.Choice(["text", "yaml"]), default="text", show_default=True)
+@form_option("text", "yaml")
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show what turns graph A into graph B, as edits.
@@ -206,6 +210,6 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     import rlgraph.api
     from rlgraph.frontend.graph_diff import diff_yaml
 
-    found = rlgraph.api.diff(a, b)
-    click.echo(diff_yaml(found.edits) if form == "yaml" else str(found), nl=False)
-    ctx.exit(1 if found else 0)
+    difference = rlgraph.api.diff(a, b)
+    click.echo(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
+    ctx.exit(1 if difference else 0)

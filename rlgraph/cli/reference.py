@@ -7,25 +7,18 @@ from typing import TextIO
 
 import click
 
-from rlgraph.cli.options import OUTPUT
+from rlgraph.cli.options import OUTPUT, form_option
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "markdown", "jsonschema"]),
-    default="text",
-    show_default=True,
-    help="jsonschema: of the whole graph language, for editors.",
-)
+@form_option("text", "markdown", "jsonschema", help="jsonschema: of the whole graph language, for editors.")
 @OUTPUT
 def nodes(name: str | None, form: str, output: TextIO) -> None:
     """List the ops and losses, or show one's declaration and docs; NAME may be my_ops.py:name."""
     from rlgraph.reference.describe import catalog_text, describe, entry_of
     from rlgraph.reference.json_schema import graph_schema
-    from rlgraph.reference.page_ops import entry_markdown, reference
+    from rlgraph.reference.pages import entry_markdown, reference
 
     if name and form == "jsonschema":
         raise click.UsageError("the JSON schema is of the whole language; leave NAME out")
@@ -39,13 +32,13 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
 
 
 @click.command()
-@click.option("--format", "form", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
+@form_option("text", "markdown")
 @OUTPUT
 def graphs(form: str, output: TextIO) -> None:
     """List the shipped graphs, or write the page that shows each as an edit of another."""
     from rlgraph.frontend.compose import compose
     from rlgraph.frontend.shipped import shipped_graphs
-    from rlgraph.reference.page_algorithms import algorithms
+    from rlgraph.reference.pages import algorithms
 
     if form == "markdown":
         click.echo(algorithms(), file=output, nl=False)

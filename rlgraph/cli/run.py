@@ -50,11 +50,7 @@ def _iterations(text: str | None) -> tuple[int, ...]:
 )
 @target_options
 def run(
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    target: Target | None,
-    **options: Any,
+    graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, **options: Any
 ) -> None:
     """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
     saved = is_saved(graph, overrides, devices, target)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, OVERRIDES, TOKENS, target_options
+from rlgraph.cli.options import DEVICES, OVERRIDES, TOKENS, TOO_MANY, form_option, target_options
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 @DEVICES
 @target_options
 @click.option("--against", metavar="GRAPH|PLAN|RUN", help="Show also what is different from this one.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["html", "trace"]),
-    default="html",
-    show_default=True,
-    help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.",
-)
+@form_option("html", "trace", help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
 @click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
 @click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
@@ -54,7 +47,7 @@ def view(
     if follow and not serve:
         raise click.UsageError("--follow is for --serve")
     if devices is not None and target:
-        raise click.UsageError("--cluster says how many devices there are: leave out --devices")
+        raise click.UsageError(TOO_MANY)
     if serve and (output or form == "trace"):
         raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
     settled = (overrides, devices, target)
@@ -97,7 +90,7 @@ def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
     help="Predict for this cluster, with responses as long as they were. Default: as the run was planned.",
 )
 @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster and --calibrate.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@form_option("text", "json")
 def report(
     run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None, form: str
 ) -> None:
@@ -112,7 +105,7 @@ def report(
         raise click.UsageError("--prompt-tokens is for --cluster and --calibrate")
     if calibrate:
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
-    made = make_report(run_dir, cluster, prompt_tokens)
-    click.echo(report_text(made) if form == "text" else made.json() + "\n", nl=False)
+    shown = make_report(run_dir, cluster, prompt_tokens)
+    click.echo(report_text(shown) if form == "text" else shown.json() + "\n", nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

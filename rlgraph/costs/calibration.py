@@ -38,18 +38,14 @@ class Calibration(BaseModel):
     score: Factors | None = Field(default=None, description="passes without gradients.")
     update: Factors | None = Field(default=None, description="forward, backward and the optimizer.")
     sync: Factors | None = Field(default=None, description="weights on their way to a serve engine.")
-    move: Factors | None = Field(
-        default=None, description="parts of engines on their way to the host and back."
-    )
+    move: Factors | None = Field(default=None, description="parts of engines, to the host and back.")
     repartition: Factors | None = Field(default=None, description="columns on their way between devices.")
-    host: Factors | None = Field(
-        default=None, description="ops that run on the CPU, and rows that are repeated or selected."
-    )
+    host: Factors | None = Field(default=None, description="ops on the CPU, and rows repeated or selected.")
 
     def of(self, step: Step) -> tuple[float, float] | None:
         """Return the factors of a step's kind of work, low and high, or None if it was not measured."""
-        found: list[float] | None = getattr(self, step.rate)
-        return (min(found), max(found)) if found else None
+        factors: list[float] | None = getattr(self, step.rate)
+        return (min(factors), max(factors)) if factors else None
 
 
 RATES = tuple(name for name in Calibration.model_fields if name != "calibration")
@@ -78,16 +74,13 @@ def fit(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def calibration_text(name: str, notes: Sequence[str], ratios: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Write a calibration as YAML.
+    """Return a calibration as YAML, with notes as comments.
 
-    Args:
-        name: what it was measured on, in a few words.
-        notes: lines for comments.
-        ratios: kind of work -> step -> measured over predicted seconds, of each iteration.
+    ``ratios``: kind of work -> step -> measured over predicted seconds, of each iteration.
     """
     lines = [*(f"# {note}" for note in notes), f"calibration: {flow(name)}"]
     for kind in RATES:
         if steps := ratios.get(kind):
-            low, high = fit([ratio for found in steps.values() for ratio in found])
+            low, high = fit([ratio for of_step in steps.values() for ratio in of_step])
             lines.append(f"{kind}: [{low:.4g}, {high:.4g}]  # {', '.join(steps)}")
     return "\n".join(lines) + "\n"

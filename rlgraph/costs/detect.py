@@ -1,4 +1,4 @@
-"""Detection of hardware for ``--cluster auto``: the machine that this runs on, as a cluster.
+"""Finds the cluster that a name stands for; for ``auto`` it is the machine that this runs on.
 
 GPUs are counted and named by ``nvidia-smi``; what each can do is looked up by its name. Without GPUs a device
 is a CPU slot with its share of the memory; a slot's rates are assumed as in clusters/cpu.yaml, not measured.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from rlgraph.costs.hardware import Cluster, read_cluster, shipped_file
-from rlgraph.errors import GraphError, fail
+from rlgraph.costs.hardware import Cluster, Here, read_cluster, shipped_clusters, shipped_file
+from rlgraph.errors import GraphError, fail, nearest
 
 SLOTS = 4  # the most CPU slots of a machine without GPUs
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
@@ -62,6 +62,24 @@ GPUS = {
 }
 
 
+def load_cluster(name: str, here: Here | None = None) -> Cluster:
+    """Return a shipped cluster by name, the one that a YAML file describes, or what ``auto`` stands for.
+
+    That is ``here``, or this machine.
+
+    Raises:
+        GraphError: there is no such cluster, or the file is wrong; the error lists every problem.
+    """
+    if name == "auto":
+        return (here or this_machine)()
+    path = shipped_file(name) if name in shipped_clusters() else Path(name)
+    if path.suffix not in (".yaml", ".yml") and not path.exists():
+        known = ["auto", *shipped_clusters()]
+        remedy = nearest(name, known) or "or give the path of a YAML file (see docs/cost_model.md)"
+        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy)
+    return read_cluster(path)
+
+
 def this_machine() -> Cluster:
     """Describe this machine as a cluster of one host.
 
@@ -97,10 +115,9 @@ def local_gpus() -> int:
 
 def of_cpu(slots: int, host_memory: float) -> Cluster:
     """Return a cluster of CPU slots with equal shares of memory and the rates of the cluster `cpu`."""
-    assumed = read_cluster(shipped_file("cpu"))
     # what is offloaded goes to files, so that memory does not bound it
-    found = {"devices": slots, "memory": host_memory / slots, "host_memory": None}
-    return assumed.model_copy(update={"cluster": f"auto-cpu-{slots}", **found})
+    known = {"devices": slots, "memory": host_memory / slots, "host_memory": None}
+    return read_cluster(shipped_file("cpu")).model_copy(update={"cluster": f"auto-cpu-{slots}", **known})
 
 
 def visible_listing() -> str:
@@ -119,11 +136,12 @@ def among(listing: str, visible: str | None) -> str:
     if visible is None:
         return listing
     asked = [word.strip() for word in visible.split(",") if word.strip()]
-    kept = []
-    for line in listing.splitlines(keepends=True):
+
+    def is_asked(line: str) -> bool:
         index, uuid, *_ = (part.strip() for part in line.split(","))
-        kept += [line] if any(index == word or uuid.startswith(word) for word in asked) else []
-    return "".join(kept)
+        return any(index == word or uuid.startswith(word) for word in asked)
+
+    return "".join(filter(is_asked, listing.splitlines(keepends=True)))
 
 
 def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> Cluster:
@@ -156,7 +174,7 @@ def _known(name: str, hosts: int, devices: int, mebibytes: str, host_memory: flo
     word = re.sub(r"[^\w.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
     known: dict[str, object] = {"cluster": f"auto-{times}{devices}x{word}", "kind": "cuda", "hosts": hosts}
     known |= {"devices": devices, "inter_link": ADAPTER, "reserve": RESERVE}
-    known |= {"host_memory": HOST_SHARE * host_memory}
+    known["host_memory"] = HOST_SHARE * host_memory
     if mebibytes.isdigit():  # not where a GPU shares the host's memory
         known["memory"] = float(mebibytes) * MEBI
     if gpu is None or "memory" not in known:
@@ -172,20 +190,17 @@ def rates_of(name: str) -> Gpu | None:
         (True, None)
     """
     words = set(re.split(r"[\s-]+", name.upper()))
-    found = [key for key in GPUS if set(key.split()) <= words]
-    return GPUS[max(found, key=lambda key: len(key.split()))] if found else None
+    keys = [key for key in GPUS if set(key.split()) <= words]
+    return GPUS[max(keys, key=lambda key: len(key.split()))] if keys else None
 
 
 def _unknown(name: str, known: dict[str, object]) -> GraphError:
-    fields = Cluster.model_fields
     numbers = {field: f"{known[field]:.6g}" for field in known if field not in ("cluster", "kind")}
     texts = {**numbers, "cluster": "mine", "kind": "cuda"}
-    lines = [f"{field}: {texts.get(field, '???')}" for field in fields]
-    asked = ", ".join(field for field in fields if field not in texts)
+    asked = ", ".join(field for field in Cluster.model_fields if field not in texts)
     remedy = f"write mine.yaml, with {asked} from its data sheet, and give --cluster mine.yaml:\n"
-    remedy += "\n".join(f"    {line}" for line in lines)
-    law = f"what `{name}` can do is not known"
-    return fail("auto-cluster", law, None, sorted(GPUS), remedy)
+    remedy += "\n".join(f"    {field}: {texts.get(field, '???')}" for field in Cluster.model_fields)
+    return fail("auto-cluster", f"what `{name}` can do is not known", None, sorted(GPUS), remedy)
 
 
 def _gpu_files(folder: Path = Path("/dev")) -> int:
@@ -211,8 +226,7 @@ def _listed() -> str:
 def memory(root: Path = Path("/")) -> float:
     """Return the bytes of this machine, or of this process's control group, if it may have less.
 
-    Args:
-        root: the folder that holds ``proc`` and ``sys``.
+    ``root`` holds ``proc`` and ``sys``.
     """
     text = (root / "proc/meminfo").read_text(encoding="utf-8")
     (total,) = re.findall(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
@@ -221,15 +235,14 @@ def memory(root: Path = Path("/")) -> float:
 
 def _limits(root: Path) -> list[float]:
     """Return the limits of the process's control groups and those around them: version 2, and version 1."""
-    found = []
+    files: list[Path] = []
     groups = root / "proc/self/cgroup"
-    lines = groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []
-    for line in lines:
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []:
         _, controllers, path = line.split(":", 2)
         top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         if controllers in ("", "memory"):
             folder = top / path.lstrip("/")
-            found += [place / name for place in (folder, *folder.parents) if place.is_relative_to(top)]
-    texts = [path.read_text(encoding="utf-8").strip() for path in found if path.is_file()]
+            files += [place / name for place in (folder, *folder.parents) if place.is_relative_to(top)]
+    texts = [file.read_text(encoding="utf-8").strip() for file in files if file.is_file()]
     return [float(text) for text in texts if text.isdigit()]

@@ -29,13 +29,17 @@ def has_groups(model: ModelPlan) -> bool:
     return bool(serve and serving(serve).own_servers and not serve.addresses)
 
 
+def devices_of(plan: Plan, pool: str) -> range:
+    """Return the numbers of a pool's devices."""
+    ends = dict(zip(plan.pools, accumulate(plan.pools.values()), strict=True))
+    return range(ends[pool] - plan.pools[pool], ends[pool])
+
+
 def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
     """Yield each model whose servers span several devices: its name, their size, and its pool's devices."""
-    firsts = dict(zip(plan.pools, accumulate(plan.pools.values(), initial=0), strict=False))
     for name, model in plan.models.items():
         if model.serve and (size := model.serve.tensor_parallel) > 1:
-            first = firsts[model.serve.pool]
-            yield name, size, range(first, first + plan.pools[model.serve.pool])
+            yield name, size, devices_of(plan, model.serve.pool)
 
 
 def together(plan: Plan) -> dict[str, int]:

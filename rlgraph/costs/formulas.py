@@ -37,29 +37,29 @@ class Rates:
 
     @property
     def memory(self) -> float:
-        """Bytes a second, of all devices of a group."""
+        """Return the bytes per second of all devices of a group."""
         return self.group * self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
 
     @property
     def away(self) -> float:
-        """Share of a sharded tensor that lies on other devices."""
+        """Return the share of a sharded tensor that lies on other devices."""
         return (self.devices - 1) / self.devices
 
     def travel(self, size: float) -> float:
-        """Seconds in which the device receives ``size`` bytes in a collective."""
+        """Return the seconds in which the device receives ``size`` bytes in a collective."""
         return size / (self.cluster.link(self.first, self.devices) * self.efficiency.link[self.grade])
 
     def flops(self, share: tuple[float, float]) -> float:
-        """Operations a second at a utilisation, of all devices of a group."""
+        """Return the operations per second at a utilisation, of all devices of a group."""
         return self.group * self.cluster.flops(self.dtype) * share[self.grade]
 
     def launch(self, layers: float) -> float:
-        """Seconds in which the kernels of so many layers are launched."""
+        """Return the seconds in which the kernels of so many layers are launched."""
         return layers * self.efficiency.decode_layer[self.grade]
 
     def reduced(self, size: Size, tokens: float) -> float:
-        """Seconds in which a group sums its parts of the hidden states: twice a layer (Megatron-LM, arXiv
-        1909.08053)."""
+        """Return the seconds in which a group sums its parts of the hidden states, twice per layer
+        (Megatron-LM, arXiv 1909.08053)."""
         if self.group == 1:
             return 0.0
         layers, config = size.config.num_hidden_layers, size.config
@@ -68,18 +68,18 @@ class Rates:
         return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
 
     def overlapped(self, compute: float, travel: float) -> float:
-        """Communication hides behind compute at best, and not at all at worst."""
+        """Return the seconds of both: communication hides behind compute at best, and not at all at worst."""
         return max(compute, travel) if self.grade == BEST else compute + travel
 
 
 def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:
-    """2 N FLOPs per prompt token, and attention; each prompt once for all its samples."""
+    """Return the seconds of 2 N FLOPs per prompt token, and attention; once per prompt, not per sample."""
     work = prompts * (2 * size.multiplied * tokens + size.attention_flops(tokens))
     return work / rates.flops(rates.efficiency.prefill) + rates.reduced(size, prompts * tokens)
 
 
 def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, graphs: bool = False) -> float:
-    """One token for each of ``live`` rows that have ``context`` tokens so far.
+    """Return the seconds of one token for each of ``live`` rows that have ``context`` tokens so far.
 
     max[(weights + live context KV) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
     CUDA graphs, so that launches cost nothing.
@@ -94,7 +94,7 @@ def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, g
 def decode_seconds(
     size: Size, rates: Rates, rows: float, slots: float, prompt: float, lengths: Lengths, graphs: bool = False
 ) -> float:
-    """A rollout's steps: full slots until none waits, then a batch that shrinks to the longest sample."""
+    """Return the seconds of full slots until none waits, then of a batch that shrinks to the longest."""
     last = min(rows, slots)
     waiting = rows - last
     steps = waiting * lengths.mean / last
@@ -115,13 +115,13 @@ class Tokens:
 
 
 def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
-    """A pass without gradients: 2 N FLOPs per token, and attention."""
+    """Return the seconds of a pass without gradients: 2 N FLOPs per token, and attention."""
     compute = _compute(size, rates, work, 1, rates.efficiency.score)
     return rates.overlapped(compute, rates.travel(score_bytes(size, rates, work.passes)))
 
 
 def update_seconds(size: Size, rates: Rates, work: Tokens, optimizer_steps: int, factor: float = 3) -> float:
-    """Forward and backward: 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again)."""
+    """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again)."""
     compute = _compute(size, rates, work, factor, rates.efficiency.update)
     both = rates.overlapped(compute, rates.travel(update_bytes(size, rates, work.passes, optimizer_steps)))
     # the optimizer reads weight, gradient and two averages, and writes all but the gradient
@@ -137,12 +137,12 @@ def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple
 
 
 def score_bytes(size: Size, rates: Rates, passes: int) -> float:
-    """Sharded weights are gathered with every micro-batch, or once where the model is small."""
+    """Return the bytes of weights, gathered with every micro-batch, or once where the model is small."""
     return (1 if size.parameters <= SMALL else passes) * size.parameters * rates.width * rates.away
 
 
 def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
-    """Weights are gathered for forward and for backward, gradients reduced in float32, each micro-batch."""
+    """Return the bytes of weights, gathered for forward and for backward, and of gradients, in float32."""
     if size.parameters <= SMALL:
         return optimizer_steps * size.parameters * (rates.width + MASTER) * rates.away
     return passes * size.parameters * (2 * rates.width + MASTER) * rates.away
@@ -156,18 +156,15 @@ def sync_bytes(size: Size, devices: int, width: int = MASTER) -> int:
 def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
     """Return what it must receive: its group's part of the weights, but what lies in its own shard.
 
-    Args:
-        size: of the model.
-        devices: over which the train engine's shards lie; a device of another pool has none: 0.
-        width: bytes of a number in the serve engine.
-        group: devices of one serve engine, each with its part of every layer.
+    Shards lie over so many devices; a device of another pool has none: 0. Each device of a serve engine, a
+    group, has its part of every layer, with ``width`` bytes per number.
     """
     kept = 1 / devices if devices else 0.0
     return size.parameters * width * max(1 / group - kept, 0.0)
 
 
 def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
-    """A full gather in buckets, and a copy into the serve engine, of whose data type ``rates`` speaks.
+    """Return the seconds of a full gather in buckets, and of a copy in the data type of ``rates``.
 
     ``width``: bytes of a number as it is gathered.
     """
@@ -177,5 +174,5 @@ def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
 
 
 def host_seconds(moved: float, rates: Rates) -> float:
-    """Bytes of a device to its host's memory or back."""
+    """Return the seconds in which bytes of a device go to its host's memory or back."""
     return moved / (rates.cluster.host_link * rates.efficiency.link[rates.grade])

@@ -27,9 +27,7 @@ class Cluster(BaseModel):
     memory_bandwidth: Positive = Field(description="bytes per second between a device and its memory.")
     intra_link: Positive = Field(description="bytes per second between two devices of a host.")
     inter_link: Positive = Field(description="bytes per second of one device to another host.")
-    host_link: Positive = Field(
-        default=32e9, description="bytes per second between a device and its host's memory."
-    )
+    host_link: Positive = Field(default=32e9, description="bytes per second between device and host memory.")
     host_memory: Positive | None = Field(
         default=None, description="bytes of a host that offloaded states may take; null: enough."
     )
@@ -40,12 +38,12 @@ class Cluster(BaseModel):
 
     @property
     def total(self) -> int:
-        """Devices of all hosts."""
+        """Return the number of devices of all hosts."""
         return self.hosts * self.devices
 
     @property
     def device(self) -> str:
-        """The kind of device: ``cuda`` or ``cpu``."""
+        """Return the kind of device: ``cuda`` or ``cpu``."""
         return self.kind or ("cuda" if self.bf16_flops > self.fp32_flops else "cpu")
 
     def flops(self, dtype: str) -> float:

@@ -14,19 +14,12 @@ from rlgraph.costs.model_size import Size
 
 @dataclass(frozen=True)
 class Layer:
-    """Bytes of one token in one decoder layer, as transformers computes it.
-
-    Args:
-        size: the model's size.
-        width: b.
-        masked: whether rows are packed: keys and values are then repeated for every query head.
-        adapted: the linear layers that train beside frozen weights; None where all weights train.
-    """
+    """Bytes of one token in one decoder layer, as transformers computes it."""
 
     size: Size
-    width: int
-    masked: bool = False
-    adapted: frozenset[str] | None = None
+    width: int  # b
+    masked: bool = False  # rows are packed: keys and values are repeated for every query head
+    adapted: frozenset[str] | None = None  # the linear layers that train; None: all weights do
 
     @property
     def kept(self) -> int:
@@ -64,11 +57,11 @@ class Layer:
         may be more that three tensors of the chosen experts' outputs are there while they go back to tokens.
         """
         config = self.size.config
-        chosen, size, hidden = config.num_experts_per_tok, config.expert_size, config.hidden_size
+        more = (2 if self._trains("down_proj") else 3) * config.intermediate_size
         if self.sparse:
-            return self.kept + self.width * chosen * max(2 * size - hidden, 3 * hidden)
-        more = 2 if self._trains("down_proj") else 3
-        return self.kept + self.width * more * config.intermediate_size
+            most = max(2 * config.expert_size - config.hidden_size, 3 * config.hidden_size)
+            more = config.num_experts_per_tok * most
+        return self.kept + self.width * more
 
     @property
     def after_mlp(self) -> int:

@@ -33,19 +33,19 @@ def adapter_tensors(size: Size, lora: Lora) -> list[tuple[int, int]]:
 
 
 def largest_adapted(size: Size, lora: Lora) -> int:
-    """Parameters of the largest weight that has an adapter."""
+    """Return the parameters of the largest weight that has an adapter."""
     chosen, layers = adapted_layers(size, lora), _linear_layers(size)
     return max((layers[name][0] * layers[name][1] for name in chosen), default=0)
 
 
 def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
-    """The names of the linear layers that have adapters."""
+    """Return the names of the linear layers that have adapters."""
     wanted = lora.targets
     return frozenset(name for name in _linear_layers(size) if wanted == "all-linear" or name in wanted)
 
 
 def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of those that can have adapters; in a mixture of experts, attention alone can."""
+    """Return outputs and inputs of those that can have adapters; in a mixture of experts, attention alone."""
     config, hidden, inner = size.config, size.config.hidden_size, size.config.intermediate_size
     attention = {
         "q_proj": (config.queries, hidden),

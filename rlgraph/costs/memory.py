@@ -55,7 +55,7 @@ class Footprint:
     sizes: Mapping[str, Size]
 
     def on(self, pool: str, steps: Iterable[Step]) -> list[Step]:
-        """The steps that a pool takes part in."""
+        """Return the steps that a pool takes part in."""
         return [step for step in steps if pool in (step.pool, step.source)]
 
     def model_of(self, step: Step) -> tuple[ModelPlan, Size]:
@@ -78,59 +78,50 @@ class Footprint:
         """Return how many samples the busiest device generates: whole prompts; of an evaluation, infinity."""
         if step.phase != "train":
             return math.inf
-        made = self.plan.domain(step.phase, step.writes[0])
-        prompts = self.work.rows[made.name] / made.times
-        return -(-prompts // len(step.devices)) * made.times
+        samples = self.plan.domain(step.phase, step.writes[0])
+        prompts = self.work.rows[samples.name] / samples.times
+        return -(-prompts // len(step.devices)) * samples.times
 
     def slots(self, step: Step) -> int:
-        """Return the samples that an engine generates at a time.
-
-        SGLang's cache is paged: a sample takes what it has so far, on average no more than the mean. In the
-        embedded engine's each has room for the longest.
-        """
+        """Return the samples that an engine generates at a time."""
         serve = self.serve(next(iter(step.models)))
         rows = self.device_rows(step) * serve.tensor_parallel
+        # in a paged cache a sample takes what it has so far, on average no more than the mean
         sample = self.work.mean if serving(serve).paged else self.work.most
         return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))
 
     def in_order(self) -> list[Step]:
-        """The training steps in the order in which they run while the pipeline is full."""
+        """Return the training steps in the order in which they run while the pipeline is full."""
         return [self.plan.steps[number - 1] for number in self.plan.slot]
 
     def items(self, pool: str) -> dict[Item, int]:
         """Return what the engines of a pool hold, in bytes of a device."""
-        found: dict[Item, int] = {}
+        sizes: dict[Item, int] = {}
         for name, model in self.plan.models.items():
-            size = self.sizes.get(name)
+            size, serve = self.sizes.get(name), model.serve
             own = model.train and model.train.pool == pool and not model.shares and self._trains(name)
             if size and model.train and own:
                 shard = size.on_device(self.plan.pools[pool])
                 trained = trained_on_device(size, model, self.plan.pools[pool])
                 added = trained * MASTER if model.train.lora else 0
-                found[Item(name, "train", "parameters")] = shard * master(model) + added
+                sizes[Item(name, "train", "parameters")] = shard * master(model) + added
                 if not model.frozen:
-                    found[Item(name, "train", "optimizer")] = 2 * trained * MASTER
-            if size and model.serve and model.serve.pool == pool and not model.serve.addresses:
-                width, group = WIDTH[model.serve.dtype], model.serve.tensor_parallel
-                found[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
-                if serving(model.serve).own_servers:  # which has its cache as long as it is awake
-                    found[Item(name, "serve", "kv")] = self._cache(name, size)
-        return found
-
-    def _cache(self, model: str, size: Size) -> int:
-        """Keys and values of all tokens that SGLang is started for, in bytes of a device.
-
-        It allocates them at once. Each device of a group has the keys of some heads, of one at least.
-        """
-        serve = self.serve(model)
-        parts = min(serve.tensor_parallel, size.config.key_heads)
-        return -(-int(serve.cache_tokens) * size.kv_bytes(WIDTH[serve.dtype]) // parts)
+                    sizes[Item(name, "train", "optimizer")] = 2 * trained * MASTER
+            if size and serve and serve.pool == pool and not serve.addresses:
+                width, group = WIDTH[serve.dtype], serve.tensor_parallel
+                sizes[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
+                if serving(serve).own_servers:
+                    # the cache is there as long as the server is awake; each device has the keys of some
+                    # heads, of one at least
+                    cache = int(serve.cache_tokens) * size.kv_bytes(width)
+                    sizes[Item(name, "serve", "kv")] = -(-cache // min(group, size.config.key_heads))
+        return sizes
 
     def _trains(self, model: str) -> bool:
-        steps = (*self.plan.steps, *self.plan.eval_steps)
+        """Return whether a step works on the train engine of a model."""
         readers = {model, *(name for name, other in self.plan.models.items() if other.shares == model)}
-        reads = (step for step in steps if "train" in step.engines)
-        return any(readers & step.models.keys() for step in reads)
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        return any("train" in step.engines and readers & step.models.keys() for step in steps)
 
     def needs(self, pool: str, step: Step) -> set[Item]:
         """Return what must be on a pool's devices in a step: for a region, what any of its steps needs.
@@ -142,17 +133,16 @@ class Footprint:
         return set().union(*(self._needs(pool, one) for one in together))
 
     def _needs(self, pool: str, step: Step) -> set[Item]:
-        found: set[Item] = set()
+        items: set[Item] = set()
         for name in () if step.facts.moves else step.models:
             if step.pool == pool and step.engine == "serve":
-                found.add(Item(name, "serve", "weights"))
-                if step.generates:
-                    found.add(Item(name, "serve", "kv"))
+                parts = ("weights", "kv") if step.generates else ("weights",)
+                items |= {Item(name, "serve", part) for part in parts}
             if (step.facts.syncs and pool == (step.source or step.pool)) or step.engine == "train":
-                found.add(Item(self.plan.models[name].shares or name, "train", "parameters"))
+                items.add(Item(self.plan.models[name].shares or name, "train", "parameters"))
             if step.updated == name:
-                found.add(Item(name, "train", "optimizer"))
-        return found & self.items(pool).keys()
+                items.add(Item(name, "train", "optimizer"))
+        return items & self.items(pool).keys()
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
         """Return what a step needs on a pool beside what is resident."""
@@ -170,20 +160,18 @@ class Footprint:
         if step.copied:
             width = master(self.plan.models[step.copied])
             return Counter({"staging": staging(size.tensors, self.plan.pools[pool], width)})
-        moments = self.passing(step).values()
-        return max(moments, key=lambda parts: parts.total())
+        return max(self.passing(step).values(), key=lambda parts: parts.total())
 
     def passing(self, step: Step) -> Moments:
-        """The moments of a step's largest micro-batch."""
+        """Return the moments of a step's largest micro-batch."""
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
-        mask = mask_bytes(model, tokens, int(most))
-        micro_batch = Pass(size, model, len(step.devices), tokens, mask)
+        micro_batch = Pass(size, model, len(step.devices), tokens, _mask_bytes(model, tokens, int(most)))
         return micro_batch.update() if step.updates else micro_batch.score()
 
     def _syncing(self, pool: str, step: Step) -> int:
-        """Bytes of a weight sync on a device that sends, or on one that only receives."""
+        """Return the bytes of a weight sync on a device that sends, or on one that only receives."""
         model, size = self.model_of(step)
         assert model.train and model.serve
         width, lora = gathered_width(model), model.train.lora
@@ -194,8 +182,7 @@ class Footprint:
         # a bucket is of one data type: between adapters in float32, a narrower weight has one to itself
         apart = [[tensor] for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
         gathered = max(staging(tensors, self.plan.pools[pool], width) for tensors in apart)
-        # a merge in float32 takes two products and a sum beside its weight and the one before: once, the
-        # embedding
+        # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers
         pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []
         merged = max((one * (width + 3 * MASTER) + before * width for one, before in pairs), default=0)
@@ -204,7 +191,7 @@ class Footprint:
         return max(gathered, merged, handed)
 
     def resident(self, pool: str, away: set[Item]) -> Counter[str]:
-        """The parts of a device that engines hold, but for what is away."""
+        """Return the parts of a device that engines hold, but for what is away."""
         held: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
         for item, size in self.items(pool).items():
             if item not in away:
@@ -214,7 +201,7 @@ class Footprint:
         return held
 
     def moments(self, pool: str, steps: Iterable[Step]) -> Iterator[tuple[Step, Counter[str]]]:
-        """Return what a device of a pool holds in each step, from the state between two iterations on."""
+        """Yield what a device of a pool holds in each step, from the state between two iterations on."""
         away = set(away_items(self.plan))
         for step in self.on(pool, steps):
             moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
@@ -225,16 +212,16 @@ class Footprint:
                 away |= moved
 
     def peaks(self) -> dict[str, Peak]:
-        """The peak of each pool, over training and evaluation."""
-        found = {}
+        """Return the peak of each pool, over training and evaluation."""
+        peaks = {}
         for pool in self.plan.pools:
             both = (self.in_order(), self.plan.eval_steps)
             moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
             held = self.resident(pool, set(away_items(self.plan)))
             name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
             ordered = {part: parts[part] for part in PARTS if parts[part]}
-            found[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
-        return found
+            peaks[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
+        return peaks
 
 
 LABELS = {
@@ -246,31 +233,29 @@ LABELS = {
 
 
 def away_items(plan: Plan) -> Iterator[Item]:
-    """Return what is off its device between two iterations."""
+    """Yield what is off its device between two iterations."""
     for engine, parts in plan.away.items():
         model, _, kind = engine.rpartition(".")
         yield from (Item(model, kind, part) for part in parts)
 
 
 def master(model: ModelPlan) -> int:
-    """Bytes of a weight in the train engine; beside an adapter it is held as it is computed with."""
+    """Return the bytes of a weight in the train engine; beside an adapter it is as it is computed with."""
     assert model.train
-    fixed = model.frozen or model.train.lora
-    return WIDTH[model.train.dtype] if fixed else MASTER
+    return WIDTH[model.train.dtype] if model.frozen or model.train.lora else MASTER
 
 
 def gathered_width(model: ModelPlan) -> int:
-    """Bytes of a weight that is gathered for a sync.
+    """Return the bytes of a weight that is gathered for a sync.
 
     Shards are cast before that where the serve engine holds less; but where adapters are merged, after it.
     """
     assert model.train and model.serve
-    own = master(model)
-    return own if model.train.lora else min(own, WIDTH[model.serve.dtype])
+    return master(model) if model.train.lora else min(master(model), WIDTH[model.serve.dtype])
 
 
 def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool = False) -> Counter[str]:
-    """One engine's slots at their full length; sampling's float32 copies of the logits; one layer's work.
+    """Return the parts of one engine: its slots at full length, sampling's copies of logits, a layer's work.
 
     The embedded engine has its cache only while it generates, and repeats keys and values of one layer for
     every query head while that runs. ``cut``: the rollout samples with ``top_p``, for which logits are
@@ -286,8 +271,8 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})
 
 
-def mask_bytes(model: ModelPlan, tokens: int, longest: int) -> int:
-    """The most that the mask of packed rows takes (engines/fsdp/packing.py); 0 where they are not packed."""
+def _mask_bytes(model: ModelPlan, tokens: int, longest: int) -> int:
+    """Return the most that a mask takes (engines/fsdp/packing.py); 0 where rows are not packed."""
     assert model.train
     if not model.train.packing or longest * max(longest, tokens) > MASK:
         return 0

@@ -55,12 +55,12 @@ class Config(BaseModel):
 
     @property
     def queries(self) -> int:
-        """Width of all query heads."""
+        """Return the width of all query heads."""
         return self.num_attention_heads * self._head_dim
 
     @property
     def keys(self) -> int:
-        """Width of all key heads, which is that of the value heads."""
+        """Return the width of all key heads, which is that of the value heads."""
         return self.key_heads * self._head_dim
 
     @property
@@ -90,13 +90,13 @@ class Config(BaseModel):
         return self.experts > 0 and (layer + 1) % self.decoder_sparse_step == 0
 
     def layer(self, index: int, active: bool = False) -> int:
-        """Parameters of one decoder layer; ``active``: of those, what one token multiplies with."""
+        """Return the parameters of one decoder layer; ``active``: of them, what one token multiplies with."""
         whole = sum(rows * numbers for rows, numbers in self.tensors(index))
         idle = self.experts - self.num_experts_per_tok if active and self.is_sparse(index) else 0
         return whole - idle * 3 * self.hidden_size * self.expert_size
 
     def tensors(self, index: int) -> list[tuple[int, int]]:
-        """The rows of each tensor of one decoder layer in transformers, and the numbers per row."""
+        """Return the rows of each tensor of one decoder layer in transformers, and the numbers per row."""
         return [*self._attention(), *self._mlp(self.is_sparse(index)), *[(self.hidden_size, 1)] * 2]
 
     def weights(self, index: int) -> list[tuple[int, int]]:
@@ -111,11 +111,12 @@ class Config(BaseModel):
         hidden, queries, keys = self.hidden_size, self.queries, self.keys
         qwen2 = self.model_type == "qwen2"
         queried, keyed = (_linear(rows, hidden, qwen2 or self.attention_bias) for rows in (queries, keys))
-        found = queried + 2 * keyed + _linear(hidden, queries, self.attention_bias and not qwen2)
-        return found + ([(self._head_dim, 1)] * 2 if self.model_type.startswith("qwen3") else [])
+        output = _linear(hidden, queries, self.attention_bias and not qwen2)
+        norms = [(self._head_dim, 1)] * 2 if self.model_type.startswith("qwen3") else []
+        return [*queried, *keyed, *keyed, *output, *norms]
 
     def _mlp(self, sparse: bool) -> list[tuple[int, int]]:
-        """Experts are fused into two tensors, with a router beside them."""
+        """Return the tensors of an MLP: experts are fused into two tensors, with a router beside them."""
         hidden, inner, size = self.hidden_size, self.intermediate_size, self.expert_size
         if sparse:
             return [(self.experts, 2 * size * hidden), (self.experts, size * hidden), (self.experts, hidden)]
@@ -123,7 +124,7 @@ class Config(BaseModel):
 
 
 def _linear(rows: int, numbers: int, biased: bool) -> list[tuple[int, int]]:
-    """The tensors of a linear layer, in the order of a checkpoint."""
+    """Return the tensors of a linear layer, in the order of a checkpoint."""
     return [(rows, numbers), *([(rows, 1)] if biased else [])]
 
 
@@ -134,10 +135,9 @@ class Size:
         self.config, self.head = config, head
         self._shards: dict[int, int] = {}  # of so many devices
         self._buckets: dict[tuple[int, bool], int] = {}
-        layers = range(config.num_hidden_layers)
         self.embedding = config.vocab_size * config.hidden_size
-        self.layers = [config.layer(index) for index in layers]
-        self.active_layers = [config.layer(index, active=True) for index in layers]
+        self.layers = [config.layer(index) for index in range(config.num_hidden_layers)]
+        self.active_layers = [config.layer(index, active=True) for index in range(config.num_hidden_layers)]
 
     @property
     def head_tensors(self) -> list[tuple[int, int]]:
@@ -162,11 +162,11 @@ class Size:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Parameters of each tensor."""
+        """Return the parameters of each tensor."""
         return [rows * numbers for rows, numbers in self.tensors]
 
     def on_device(self, devices: int) -> int:
-        """Parameters that each of so many devices holds in shards: whole rows of each tensor."""
+        """Return how many parameters each of so many devices holds in shards: whole rows of each tensor."""
         if devices not in self._shards:  # a search asks this millions of times
             self._shards[devices] = padded(self.tensors, devices) // devices
         return self._shards[devices]
@@ -174,9 +174,7 @@ class Size:
     def buckets(self, width: int, fused: bool = True) -> int:
         """Return how many buckets its weights fill with ``width`` bytes per number.
 
-        Args:
-            width: bytes of a number as it travels.
-            fused: whether a layer's experts are two tensors, as they are gathered, or many, as they are sent.
+        ``fused``: a layer's experts are two tensors, as they are gathered, not many, as they are sent.
         """
         if (width, fused) not in self._buckets:
             layer = self.config.tensors if fused else self.config.weights
@@ -188,17 +186,17 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        """All of them, tied ones once."""
+        """Return how many parameters it has, tied ones once."""
         return self.on_device(1)
 
     @property
     def multiplied(self) -> int:
-        """N of ``2 N FLOPs per token``: what one token multiplies with, without the embedding."""
+        """Return N of ``2 N FLOPs per token``: what one token multiplies with, without the embedding."""
         head = self.embedding if self.head == "lm" else padded(self.head_tensors, 1)
         return sum(self.active_layers) + head
 
     def touched(self, rows: float) -> float:
-        """Parameters that a decode step of ``rows`` tokens reads: of a mixture, those of chosen experts."""
+        """Return the parameters that a decode step of ``rows`` tokens reads, with chosen experts alone."""
         config = self.config
         whole, active = sum(self.layers), sum(self.active_layers)
         if whole == active:
@@ -210,11 +208,11 @@ class Size:
 
     @property
     def vocabulary(self) -> int:
-        """Numbers that come out for a token."""
+        """Return how many numbers come out for a token."""
         return self.config.vocab_size if self.head == "lm" else 1
 
     def kv_bytes(self, width: int) -> int:
-        """Bytes of keys and values of one token, in numbers of ``width`` bytes.
+        """Return the bytes of keys and values of one token, in numbers of ``width`` bytes.
 
         Example:
             >>> size_of("Qwen/Qwen2.5-7B").kv_bytes(2) / 2**10
@@ -223,12 +221,12 @@ class Size:
         return 2 * self.config.num_hidden_layers * self.config.keys * width
 
     def attention_flops(self, length: float) -> float:
-        """Forward FLOPs of causal attention in one sequence: 2 s^2 heads head_dim layers."""
+        """Return the forward FLOPs of causal attention in one sequence: 2 s^2 heads head_dim layers."""
         return 2 * length**2 * self.config.queries * self.config.num_hidden_layers
 
 
 def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
-    """Numbers of tensors (``Config.tensors``) whose rows are padded so that each device has as many.
+    """Return the numbers of tensors (``Config.tensors``) whose rows are padded to as many per device.
 
     Example:
         128 experts over 1,024 devices: 7 of 8 devices hold padding alone, and what is gathered is 8 times as
@@ -241,32 +239,25 @@ def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
 
 
 def size_of(path: str, head: str = "lm") -> Size:
-    """The size of a model: of a folder with a ``config.json``, or of a card by its hub name.
+    """Return the size of a model: of a folder with a ``config.json``, or of a card by its hub name.
 
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
-    return Size(_config(path), head)
-
-
-def _config(path: str) -> Config:
     file = Path(path) / "config.json"
-    if file.is_file():
-        return _checked(read(file), str(file))
     name = MATH.sub("2.5-", TWINS.sub("", path))
-    card = _cards().get(name)
-    if card is None:
-        raise _unknown(path)
-    return _checked(card, name)
+    if file.is_file():
+        return Size(_checked(read(file), str(file)), head)
+    if card := _cards().get(name):
+        return Size(_checked(card, name), head)
+    raise _unknown(path)
 
 
 def _checked(tree: Tree, name: str) -> Config:
     kind = tree.items.get("model_type")
     untold = UNTOLD.get(str(kind.plain()), {}) if kind else {}
-    whole = Tree(
-        {**{field: Tree(value, tree.mark) for field, value in untold.items()}, **tree.items}, tree.mark
-    )
-    return read_record(Config, whole, name)
+    defaults = {field: Tree(value, tree.mark) for field, value in untold.items()}
+    return read_record(Config, Tree({**defaults, **tree.items}, tree.mark), name)
 
 
 @cache
@@ -275,16 +266,13 @@ def _cards() -> Tree:
 
 
 def known_models() -> tuple[str, ...]:
-    """The hub names that have a card."""
+    """Return the hub names that have a card."""
     return tuple(_cards().items)
 
 
 def _unknown(path: str) -> GraphError:
+    law = f"the size of `{path}` is not known: it is no folder with a `config.json`, and no shipped card"
+    remedy = nearest(path, known_models()) or "put the model's `config.json` into a folder and give its path"
     if path == OPEN:
         law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
-    else:
-        law = f"the size of `{path}` is not known: it is no folder with a `config.json`, and no shipped card"
-        remedy = (
-            nearest(path, known_models()) or "put the model's `config.json` into a folder and give its path"
-        )
     return fail("unknown-size", law, None, known_models(), remedy)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.costs import formulas
 from rlgraph.costs.calibration import RATES, Calibration
+from rlgraph.costs.device_groups import devices_of
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
 from rlgraph.costs.lora_size import trained_on_device
@@ -18,12 +19,13 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
+from rlgraph.units import middle
 
 TEXT = 4  # bytes of a token as text: about four characters of English
 
 
 def sizes_of(plan: Plan) -> dict[str, Size]:
-    """The sizes of the models that some engine holds.
+    """Return the sizes of the models that some engine holds.
 
     Raises:
         GraphError: with every model whose size is unknown.
@@ -48,33 +50,26 @@ class Pricing(Footprint):
     calibration: Calibration | None = None
 
     def middle(self, step: Step) -> float:
-        """Seconds between best and worst: their geometric mean."""
-        return math.sqrt(self.seconds(step, BEST)[0] * self.seconds(step, WORST)[0])
+        """Return the geometric mean of best and worst seconds."""
+        return middle((self.seconds(step, BEST)[0], self.seconds(step, WORST)[0]))
 
     def priced(self, step: Step) -> Step:
-        """The step with its seconds and bytes."""
+        """Return the step with its seconds and bytes."""
         best, moved = self.seconds(step, BEST)
         worst, _ = self.seconds(step, WORST)
         return replace(step, seconds=(round(best, 6), round(worst, 6)), bytes=round(moved))
 
     def seconds(self, step: Step, grade: int) -> tuple[float, float]:
-        """Seconds at one grade, and bytes. Where a run was measured, the middle times its factor."""
+        """Return seconds at one grade, and bytes. Where a run was measured, the middle times its factor."""
         seconds, moved = self._assumed(step, grade)
-        factors = self.calibration and self.calibration.of(step)
-        if factors:
+        if factors := self.calibration and self.calibration.of(step):
             other, _ = self._assumed(step, WORST if grade == BEST else BEST)
-            seconds = math.sqrt(seconds * other) * factors[0 if grade == BEST else 1]
+            seconds = middle((seconds, other)) * factors[0 if grade == BEST else 1]
         return seconds, moved
 
     def _assumed(self, step: Step, grade: int) -> tuple[float, float]:
         seconds, moved = PRICES[step.rate](self, step, grade)
         return seconds + ASSUMED.step[grade], moved
-
-    def _copy(self, step: Step, grade: int) -> tuple[float, float]:
-        """A full gather of the weights that are copied; each device keeps its shard."""
-        size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
-        rates = self._rates(step.pool, "float32", grade)
-        return formulas.sync_seconds(size, rates, width), formulas.sync_bytes(size, rates.devices, width)
 
     def _on_host(self, step: Step, grade: int) -> tuple[float, float]:
         if step.inserted:
@@ -121,16 +116,14 @@ class Pricing(Footprint):
 
     def _rates(self, pool: str, dtype: str, grade: int) -> Rates:
         """Return the rates of all devices of a pool together."""
-        first = 0
-        for name, count in self.plan.pools.items():
-            if name == pool:
-                break
-            first += count
-        return Rates(self.cluster, self.plan.pools[pool], dtype, grade, first=first)
+        devices = devices_of(self.plan, pool)
+        return Rates(self.cluster, len(devices), dtype, grade, first=devices.start)
 
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
-        if step.copied:
-            return self._copy(step, grade)
+        if step.copied:  # all weights are gathered, and each device keeps its shard
+            size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
+            rates = self._rates(step.pool, "float32", grade)
+            return formulas.sync_seconds(size, rates, width), formulas.sync_bytes(size, rates.devices, width)
         model, size = self.model_of(step)
         assert model.train and model.serve
         rates, width = self._rates(step.source or step.pool, model.serve.dtype, grade), gathered_width(model)
@@ -150,7 +143,7 @@ class Pricing(Footprint):
         return seconds, moved
 
     def _move(self, step: Step, grade: int) -> tuple[float, float]:
-        """An engine's parts to the host or back; a serve engine drops its own, frozen ones are there."""
+        """Price a move of an engine's parts; a serve engine drops its own, and frozen ones are there."""
         (name,) = step.models
         dropped = step.engine == "serve" or (step.facts.moves == "off" and self.plan.models[name].frozen)
         items = self.items(step.pool)
@@ -169,12 +162,11 @@ class Pricing(Footprint):
         return seconds, received
 
     def _row_bytes(self, kind: ColumnType) -> float:
-        """Bytes of one row of a column type such as ``int64[samples, tokens]``."""
+        """Return the bytes of one row of a column type such as ``int64[samples, tokens]``."""
+        if kind.dtype in BYTES and not kind.axis:
+            return BYTES[kind.dtype]
         prompt = kind.axis == "prompt_tokens" or not (kind.axis or DOMAINS[kind.domain].answered)
-        tokens = self.work.prompt if prompt else self.work.mean
-        if kind.dtype in BYTES:
-            return BYTES[kind.dtype] * (tokens if kind.axis else 1)
-        return TEXT * tokens
+        return BYTES.get(kind.dtype, TEXT) * (self.work.prompt if prompt else self.work.mean)
 
 
 PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
@@ -190,7 +182,7 @@ assert {*PRICES} == {*RATES} >= {kind.facts.rate for kind in Kind if kind.facts.
 
 
 def sync_least(plan: Plan, step: Step) -> int:
-    """The fewest bytes that a device has to receive in a sync: what it lacks, in the serve engine's type."""
+    """Return the fewest bytes that a device has to receive in a sync: what it lacks, in the engine's type."""
     (name,) = step.models
     model = plan.models[name]
     assert model.serve

@@ -3,9 +3,6 @@
 A peak is the most of any moment: the activations of the whole model are gone by the time that the gradients
 of its embeddings are reduced. ``benchmarks/memory_fake.py`` holds the moments to what the engine itself
 holds.
-
-Notation: b bytes of a number in the data type that is computed in; h, q, k, m the widths of hidden states, of
-all queries, of all keys, and of the MLP.
 """
 
 from __future__ import annotations
@@ -27,24 +24,16 @@ Moments = dict[str, Counter[str]]
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch through a train engine, all of whose tokens are scored.
-
-    Args:
-        size: of the model.
-        model: with its settings to train.
-        devices: that its shards lie on.
-        tokens: that the micro-batch reads, padding included.
-        mask: bytes of the mask of packed rows; 0 where rows lie beside each other.
-    """
+    """One micro-batch through a train engine, all of whose tokens are scored."""
 
     size: Size
     model: ModelPlan
-    devices: int
-    tokens: int
-    mask: int = 0
+    devices: int  # that its shards lie on
+    tokens: int  # that the micro-batch reads, padding included
+    mask: int = 0  # bytes of the mask of packed rows; 0 where rows lie beside each other
 
     def score(self) -> Moments:
-        """The moments of a pass without gradients."""
+        """Return the moments of a pass without gradients."""
         hidden, logits = self._hidden, logits_bytes(self.size, self.width, self.tokens, update=False)
         both = self.root + self.block
         return {
@@ -55,21 +44,18 @@ class Pass:
         }
 
     def update(self) -> Moments:
-        """The moments of a forward and a backward pass; gradients in shards are there in all of them."""
+        """Return the moments of a forward and a backward pass, all of them with gradients in shards."""
         both = self.root + self.block
         moments = {
             "start": _parts(both + self.root_result + self.result, self.mask + self._hidden),
             "between layers": _parts(both + 2 * self.result, self.mask + self._kept + self._hidden),
-            **self._logits(),
-            **self._layers(),
         }
-        if self.adapted is None:
-            moments |= self._embeddings()
+        moments |= self._logits() | self._layers() | (self._embeddings() if self.adapted is None else {})
         held = MASTER * trained_on_device(self.size, self.model, self.devices)
         return {name: parts + Counter({"gradients": held}) for name, parts in moments.items()}
 
     def _logits(self) -> Moments:
-        """The backward pass of the head: all activations, and what its chunks add up to.
+        """Return the backward pass of the head: all activations, and what its chunks add up to.
 
         Over chunks the gradient of its weights is summed in float32, beside that of this chunk and of the
         last.
@@ -84,12 +70,12 @@ class Pass:
         return {"logits": _parts(before, kept, logits), "head": _parts(before + self.head, kept, fewer)}
 
     def _layers(self) -> Moments:
-        """The backward pass of the last layer, and of the one before, beside which that one is reduced."""
+        """Return the backward pass of the last layer, and of the one before, beside which that is reduced."""
         own = 0 if self._recomputes else self.tokens * self.layer.kept
         last = self.mask + self._kept - own + self._hidden
         before = last - (self._hidden if self._recomputes else own)
         gathered = self.root + self.block + self.result + self.whole + self.head
-        first, every = gathered + self._first_gradient, gathered + self.layer_gradient
+        first, every = gathered + self._first_gradient, gathered + self.width * self._trained(1)
         begun, done = self.tokens * self.layer.backward, self.tokens * self.layer.after_mlp
         return {
             "last layer": _parts(first, last + begun),
@@ -99,7 +85,7 @@ class Pass:
         }
 
     def _embeddings(self) -> Moments:
-        """The end of the backward pass: the gradients of embeddings and head are whole, then reduced."""
+        """Return the end of the backward pass: gradients of embeddings and head are whole, then reduced."""
         both = self.head + self.size.embedding * self.width
         root = padded(self.size.root_tensors, self.devices)
         # a device alone sums nothing: input, output, and their quotient
@@ -117,7 +103,7 @@ class Pass:
 
     @cached_property
     def adapted(self) -> frozenset[str] | None:
-        """The linear layers that have adapters; None of a model whose weights train."""
+        """Return the linear layers that have adapters; None of a model whose weights train."""
         assert self.model.train
         lora = self.model.train.lora
         return adapted_layers(self.size, lora) if lora else None
@@ -128,7 +114,7 @@ class Pass:
 
     @cached_property
     def root(self) -> int:
-        """Bytes of embedding, last norm and head, gathered; of a small model all of it is."""
+        """Return the bytes of embedding, last norm and head, gathered; of a small model all of it is."""
         if self._alone:
             return 0
         layers = self.size.on_device(self.devices) * self.devices if self._small else 0
@@ -136,42 +122,35 @@ class Pass:
 
     @cached_property
     def block(self) -> int:
-        """Bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
+        """Return the bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
         apart = not self._small and not self._alone
         return apart * self.width * (self._largest(self.devices) + self._adapters(self.devices))
 
     @property
     def root_result(self) -> int:
-        """Bytes of the collective's own buffer, from which parameters are copied; a device alone has none."""
+        """Return the bytes of the collective's own buffer, which parameters are copied from, if any."""
         return self.root if self.devices > 1 else 0
 
     @property
     def result(self) -> int:
-        """The same of the group that was gathered last, or in a backward pass of the one that comes next."""
+        """Return the same of the group that was gathered last, or in a backward pass comes next."""
         if self.devices == 1:
             return 0
         return self.root if self._small else self.block
 
     @cached_property
-    def layer_gradient(self) -> int:
-        """Bytes of the gradients of a decoder layer, before they are reduced."""
-        return self.width * (self._largest(1) if self.adapted is None else self._adapters(1))
-
-    @cached_property
     def reduced(self) -> int:
-        """Bytes of them on their way into shards, in float32."""
-        if self._small or self._alone:
-            return 0
-        return MASTER * (self._largest if self.adapted is None else self._adapters)(self.devices)
+        """Return the bytes of the gradients of a decoder layer on their way into shards, in float32."""
+        return 0 if self._small or self._alone else MASTER * self._trained(self.devices)
 
     @cached_property
     def whole(self) -> int:
-        """Bytes of a small model's gradients, summed whole over micro-batches in float32."""
+        """Return the bytes of a small model's gradients, summed whole over micro-batches in float32."""
         return MASTER * trained_on_device(self.size, self.model, 1) if self._small and not self._alone else 0
 
     @cached_property
     def head(self) -> int:
-        """Bytes of the gradient of a language-model head; 0 where that does not train."""
+        """Return the bytes of the gradient of a language-model head; 0 where that does not train."""
         trains = self.adapted is None and self.size.head == "lm"
         return self.width * self.size.embedding if trains else 0
 
@@ -200,12 +179,16 @@ class Pass:
 
     @property
     def _first_gradient(self) -> int:
-        """Bytes of the gradient of the weights that come first in a layer's backward pass."""
+        """Return the bytes of the gradient of the weights that come first in a layer's backward pass."""
         config = self.size.config
         if self.adapted is not None or self.layer.permutes:
             return 0
         inner = config.experts * config.expert_size if self.layer.sparse else config.intermediate_size
         return self.width * config.hidden_size * inner
+
+    def _trained(self, devices: int) -> int:
+        """Return the most numbers of a decoder layer that train."""
+        return self._largest(devices) if self.adapted is None else self._adapters(devices)
 
     def _largest(self, devices: int) -> int:
         config = self.size.config
@@ -218,14 +201,14 @@ class Pass:
 
 
 def staging(tensors: Iterable[tuple[int, int]], devices: int, width: int) -> int:
-    """Bytes of a weight sync on a device that sends.
+    """Return the bytes of a weight sync on a device that sends.
 
     A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in
     its bucket, is as it was gathered. The last tensor of the bucket before is there until the next one is
     asked for.
 
     Args:
-        tensors: rows of each tensor and numbers per row, in the order in which they are sent.
+        tensors: as ``Config.tensors``, in the order in which they are sent.
         devices: that the shards lie on.
         width: bytes of a number as it travels.
     """
@@ -238,12 +221,12 @@ def staging(tensors: Iterable[tuple[int, int]], devices: int, width: int) -> int
 
 
 def chunk_numbers(size: Size, tokens: int) -> int:
-    """Numbers of one chunk's logits, of whole tokens."""
+    """Return the numbers of one chunk's logits, of whole tokens."""
     return min(tokens, max(1, limits.LOGITS // size.vocabulary)) * size.vocabulary
 
 
 def logits_bytes(size: Size, width: int, tokens: int, update: bool) -> int:
-    """The logits of one chunk of tokens and copies of them, and hidden states of the scored tokens.
+    """Return the bytes of the logits of a chunk of tokens, copies of them, and hidden states of all tokens.
 
     Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
     scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is

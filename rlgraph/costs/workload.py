@@ -25,7 +25,7 @@ class Lengths:
 
     @property
     def rate(self) -> float:
-        """The rate r for which the cut distribution has its mean: (1 - exp(-r M)) / r = mean."""
+        """Return the rate r for which the cut distribution has its mean: (1 - exp(-r M)) / r = mean."""
         low, high = 0.0, 64.0 / self.mean
         if self.mean >= self.longest:
             return 0.0
@@ -37,7 +37,7 @@ class Lengths:
 
     @property
     def square(self) -> float:
-        """Mean of the squared length."""
+        """Return the mean of the squared length."""
         rate, end = self.rate, self.longest
         if rate == 0:
             return end**2
@@ -68,12 +68,12 @@ class Workload:
 
     @property
     def mean(self) -> float:
-        """Mean tokens of a sample, prompt and response."""
+        """Return the mean tokens of a sample, prompt and response."""
         return self.prompt + self.responses.mean
 
     @property
     def square(self) -> float:
-        """Mean of a sample's squared length."""
+        """Return the mean of a sample's squared length."""
         return self.prompt**2 + 2 * self.prompt * self.responses.mean + self.responses.square
 
     def longest(self, rows: float) -> float:
@@ -87,7 +87,7 @@ class Workload:
 
     @property
     def most(self) -> float:
-        """The most tokens that a sample may have."""
+        """Return the most tokens that a sample may have."""
         return self.longest_prompt + self.responses.longest
 
 
@@ -105,19 +105,18 @@ def workload(
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
     limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
-    stated = [_number(f, "prompt_limit", 0) for f in functions.values()]
-    longest = max([n for n in stated if n], default=0)
+    longest = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
     prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
     mean = min(response_tokens or limit / 2, limit)
     rows = _rows(plan)
     parts = [name for name in rows if plan.domains["train"][name].filtered]
+    whole = [f"{count:,.0f} {name}" for name, count in rows.items() if name not in parts]
+    prompts = _origin(prompt_tokens, "--prompt-tokens", longest, _named(functions, "prompt_limit"))
+    responses = _origin(response_tokens, "--response-tokens", limit, _named(functions, "response_limit"))
     assumed = [
-        f"prompts of {prompt:,.0f} tokens "
-        + _origin(prompt_tokens, "--prompt-tokens", longest, _named(functions, "prompt_limit")),
-        f"responses of {mean:,.0f} tokens "
-        + _origin(response_tokens, "--response-tokens", limit, _named(functions, "response_limit"))
-        + f", lengths exponential up to {limit:,.0f}",
-        "rows: " + ", ".join(f"{count:,.0f} {name}" for name, count in rows.items() if name not in parts),
+        f"prompts of {prompt:,.0f} tokens {prompts}",
+        f"responses of {mean:,.0f} tokens {responses}, lengths exponential up to {limit:,.0f}",
+        f"rows: {', '.join(whole)}",
     ]
     if parts:
         assumed.append("filters keep every row")
@@ -128,9 +127,8 @@ def workload(
 
 
 def _named(functions: Mapping[str, Function], role: Role) -> str:
-    """The attribute that has a role, as the first op calls it that has one."""
-    found = (function.roles[role] for function in functions.values() if role in function.roles)
-    return next(found, "max_new_tokens")
+    """Return the attribute that has a role, as the first op calls it that has one."""
+    return next((f.roles[role] for f in functions.values() if role in f.roles), "max_new_tokens")
 
 
 def _origin(given: float | None, option: str, limit: float, attribute: str) -> str:
@@ -149,9 +147,7 @@ def _rows(plan: Plan) -> dict[str, float]:
 
     One with ``refill`` has the rows that it says, of as many more as are expected to go.
     """
-    columns = plan.columns["train"]
-    functions = plan.functions["train"]
-    domains = plan.domains["train"]
+    columns, functions, domains = plan.columns["train"], plan.functions["train"], plan.domains["train"]
     writers = {c.domain: c.writer for c in columns.values() if c.writer in functions}
     rows: dict[str, float] = {}
     for end in (step for step in plan.steps if step.facts.collects):
@@ -162,11 +158,8 @@ def _rows(plan: Plan) -> dict[str, float]:
 
     def count(name: str) -> float:
         if name not in rows:
-            domain = domains[name]
-            if domain.parent:
-                rows[name] = count(domain.parent) * domain.times
-            else:
-                rows[name] = _number(functions[writers[name]], "rows", BATCH)
+            parent, times = domains[name].parent, domains[name].times
+            rows[name] = count(parent) * times if parent else _number(functions[writers[name]], "rows", BATCH)
         return rows[name]
 
     for name in dict.fromkeys((*writers, *(c.domain for c in columns.values()))):

@@ -24,41 +24,31 @@ class Serving:
     """An engine that generates.
 
     Attributes:
-        about: where it generates, for the description of ``serve.engine``.
         builder: ``module:name`` of what makes the engine of one device, from the model's path, the parameters
             in ``options``, and what is named in ``offered``.
-        options: keys of ``models.NAME.serve`` that it takes -> the builder's parameters.
-        needs: those that must be given.
         offered: what a worker passes beside them: ``device``, ``pool`` (a process group), ``logs`` (a
             folder), ``keeps`` (whether a copy of the weights may stay on the host), ``transport`` (the path
             of its weight syncs, where it is the one that sends them to servers at addresses).
         sender: ``module:name`` of what brings weights to servers at addresses from a worker that trains, made
             of the addresses, the device, the path and ``sync_folder``.
-        module: what must be importable for it; the extra of its name installs that.
-        preflight: ``module:name`` of a function that yields what is wrong with a section before a run.
         paths: how a weight sync reaches it from a train engine on its own devices, and then from elsewhere;
             empty: it has weights of its own, so that its model is frozen and nothing else reads it.
-        own_servers: it starts servers on the run's devices, which hold weights and cache from start to sleep.
-        paged: its cache is paged: a sample takes what it has so far. Else each has room for the longest.
-        cuda_graphs: decoding is captured in CUDA graphs.
-        cached: tokens that one engine holds where memory is not planned.
-        owned: its own settings that ``serve.options`` may not give -> why.
     """
 
-    about: str
+    about: str  # where it generates, for the description of ``serve.engine``
     builder: str
-    options: Mapping[str, str]
-    needs: tuple[str, ...] = ()
+    options: Mapping[str, str]  # keys of ``models.NAME.serve`` that it takes -> the builder's parameters
+    needs: tuple[str, ...] = ()  # those that must be given
     offered: tuple[str, ...] = ("device",)
     sender: str = ""
-    module: str = ""
-    preflight: str = ""
+    module: str = ""  # what must be importable for it; the extra of its name installs that
+    preflight: str = ""  # ``module:name`` of what yields what is wrong with a section before a run
     paths: tuple[str, ...] = ()
-    own_servers: bool = False
-    paged: bool = True
-    cuda_graphs: bool = True
-    cached: int = 2**16
-    owned: Mapping[str, str] = field(default_factory=dict)
+    own_servers: bool = False  # on the run's devices; they hold weights and cache from start to sleep
+    paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
+    cuda_graphs: bool = True  # decoding is captured in CUDA graphs
+    cached: int = 2**16  # tokens that one engine holds where memory is not planned
+    owned: Mapping[str, str] = field(default_factory=dict)  # settings that options may not give -> why
 
 
 @dataclass(frozen=True)
@@ -113,12 +103,10 @@ TRAINING = {
 
 
 class ServeSection(Protocol):
-    """The keys of ``models.NAME.serve`` that the functions below read."""
+    """What ``serving`` reads of ``models.NAME.serve``."""
 
     @property
     def engine(self) -> str: ...
-    @property
-    def addresses(self) -> list[str]: ...
 
 
 def serving(serve: ServeSection) -> Serving:

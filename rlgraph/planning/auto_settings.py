@@ -18,7 +18,8 @@ Without a cluster memory is not planned, and fixed values take the place of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ Laid = tuple[Pricing, Plan]  # with the moves of engines that it needs, and the 
 
 
 def embedded(tree: Tree) -> Tree:
-    """A composed graph for GPUs without SGLang: what only SGLang can do aside, its engines are embedded."""
+    """Return a graph for GPUs without SGLang: its engines are embedded, but for what only SGLang can do."""
     models = tree.get("models")
     for name, model in (models.items if models else {}).items():
         serve = model.get("serve") or Tree({}, model.mark)
@@ -46,13 +47,13 @@ def embedded(tree: Tree) -> Tree:
 
 
 def as_planned(tree: Tree, plan: Plan) -> Tree:
-    """A composed graph with the engines that an earlier plan of it had."""
+    """Return a composed graph with the engines that an earlier plan of it had."""
     engines = {model.serve.engine for model in plan.models.values() if model.serve}
     return embedded(tree) if plan.device == "cuda" and SERVERS not in engines else tree
 
 
 def fixed(plan: Plan) -> Plan:
-    """The plan with fixed values for what is ``auto``: its memory is not planned."""
+    """Return the plan with fixed values for what is ``auto``: its memory is not planned."""
     return _recomputing(_cached(plan, {name: SERVING[engine].cached for name, engine in _autos(plan)}), False)
 
 
@@ -71,8 +72,8 @@ def settle(
         plan: as it is compiled.
         longest: tokens of the longest sample, which every cache holds.
         lay: puts a plan in order on the cluster, with the fewest moves of engines.
-        fits: whether the devices and the hosts hold it.
-        seconds: what is predicted for an iteration.
+        fits: says whether the devices and the hosts hold it.
+        seconds: predicts those of an iteration.
     """
     names = [name for name, _ in _autos(plan)]
     smallest = _cached(plan, dict.fromkeys(names, math.ceil(longest)))
@@ -82,16 +83,16 @@ def settle(
     if not names or not fits(laid[0]):
         return laid
     for share in dict.fromkeys((1, len(names))):  # of a region all engines are awake at once
-        found = [lay(_filled(laid, names, share, alone=False))]
-        if any(_waits(found[0][0], name) for name in names):
-            found.append(lay(_filled(laid, names, share, alone=True)))
-        if fitting := [one for one in found if fits(one[0])]:
+        tried = [lay(_filled(laid, names, share, alone=False))]
+        if any(_waits(tried[0][0], name) for name in names):
+            tried.append(lay(_filled(laid, names, share, alone=True)))
+        if fitting := [one for one in tried if fits(one[0])]:
             return min(fitting, key=lambda one: seconds(one[0]))
     return laid
 
 
 def in_flight(footprint: Footprint, step: Step) -> tuple[int, int]:
-    """Samples that an engine has in flight at a time in a rollout, and in how many waves all of them come."""
+    """Return how many samples an engine has in flight at a time in a rollout, and in how many waves."""
     serve, at_once = footprint.serve(next(iter(step.models))), footprint.slots(step)
     rows = footprint.device_rows(step) * serve.tensor_parallel
     return at_once, math.ceil(rows / at_once)
@@ -99,43 +100,36 @@ def in_flight(footprint: Footprint, step: Step) -> tuple[int, int]:
 
 def _waits(footprint: Footprint, model: str) -> bool:
     """Return whether samples of a model wait until others have ended, and a larger cache would help."""
-    serve = footprint.serve(model)
     rollouts = [step for step in _rollouts(footprint.plan, model) if step.phase == "train"]
-    return any(
-        at_once < serve.max_rows and waves > 1
-        for at_once, waves in (in_flight(footprint, step) for step in rollouts)
-    )
+    flights = [in_flight(footprint, step) for step in rollouts]
+    return any(at_once < footprint.serve(model).max_rows and waves > 1 for at_once, waves in flights)
 
 
 def _filled(laid: Laid, models: Sequence[str], share: int, alone: bool) -> Plan:
-    """The plan before its moves, with caches that take what is free, each the same share of it."""
+    """Return the plan before its moves, with caches that take what is free, each the same share of it."""
     footprint, before = laid
     return _cached(before, {name: _room(footprint, name, share, alone) for name in models})
 
 
 def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
-    """The most tokens that fit while a model generates; no more than its samples may ever have.
+    """Return the most tokens that fit while a model generates; no more than its samples may ever have.
 
-    Args:
-        footprint: with the smallest caches, which fit.
-        model: whose serve engine it is.
-        alone: whether all else is off the device meanwhile; else what the plan moves.
+    ``footprint`` is with the smallest caches, which fit. ``alone``: all else is off the device meanwhile, not
+    only what the plan moves.
     """
-    serve = footprint.serve(model)
-    low, high = int(serve.cache_tokens), _useful(footprint, model)
-    capacity = int(footprint.cluster.memory)
-    while low < high:
-        middle = (low + high + 1) // 2
-        plan = _cached(footprint.plan, {model: middle})
-        if _while_generating(replace(footprint, plan=plan), model, alone) <= capacity:
-            low = middle
-        else:
-            high = middle - 1
-    return max(low // share // PAGE * PAGE, int(serve.cache_tokens))
+    smallest, useful = int(footprint.serve(model).cache_tokens), _useful(footprint, model)
+
+    def bytes_with(tokens: int) -> int:
+        plan = _cached(footprint.plan, {model: tokens})
+        return _while_generating(replace(footprint, plan=plan), model, alone)
+
+    larger = range(smallest + 1, useful + 1)
+    most = smallest + bisect_right(larger, int(footprint.cluster.memory), key=bytes_with)
+    return max(most // share // PAGE * PAGE, smallest)
 
 
 def _useful(footprint: Footprint, model: str) -> int:
-    """Tokens of all samples that a model may have in flight, if each were as long as one can be."""
+    """Return the tokens of all samples that a model may have in flight, each as long as one can be."""
     serve, rollouts = footprint.serve(model), _rollouts(footprint.plan, model)
     # of an evaluation nobody says how many rows it has
     trains = [step for step in rollouts if step.phase == "train"]
@@ -144,34 +138,32 @@ def _useful(footprint: Footprint, model: str) -> int:
 
 
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
-    """The most bytes that a device holds in the steps that need a model's serve engine and its cache."""
-    plan, pool, wanted = footprint.plan, footprint.serve(model).pool, Item(model, "serve", "kv")
-    found = [0]
+    """Return the most bytes of a device in the steps that need a model's serve engine and its cache."""
+    plan, pool, cache = footprint.plan, footprint.serve(model).pool, Item(model, "serve", "kv")
+    most = 0
     for steps in (footprint.in_order(), plan.eval_steps):
         for step, parts in footprint.moments(pool, steps):
             needs = footprint.needs(pool, step)
-            generates = step in _rollouts(plan, model) or wanted in needs
-            if generates and alone:
-                away = {*footprint.items(pool)} - needs
-                parts = footprint.resident(pool, away) + footprint.transient(pool, step)
-            found += [parts.total()] if generates else []
-    return max(found)
+            if step in _rollouts(plan, model) or cache in needs:
+                if alone:
+                    away = {*footprint.items(pool)} - needs
+                    parts = footprint.resident(pool, away) + footprint.transient(pool, step)
+                most = max(most, parts.total())
+    return most
 
 
 def _rollouts(plan: Plan, model: str) -> list[Step]:
-    steps = (*plan.steps, *plan.eval_steps)
-    return [s for s in steps if s.generates and model in s.models]
+    return [s for s in (*plan.steps, *plan.eval_steps) if s.generates and model in s.models]
 
 
-def _autos(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Models whose cache is not settled yet, with their engine."""
-    for name, model in plan.models.items():
-        if model.serve and model.serve.cache_tokens == "auto":
-            yield name, model.serve.engine
+def _autos(plan: Plan) -> list[tuple[str, str]]:
+    """Return the models whose cache is not settled yet, with their engine."""
+    serves = [(name, model.serve) for name, model in plan.models.items() if model.serve]
+    return [(name, serve.engine) for name, serve in serves if serve.cache_tokens == "auto"]
 
 
 def with_settings(plan: Plan, engine: str, settings: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """The plan with other settings of the train or serve engines of some models."""
+    """Return the plan with other settings of the train or serve engines of some models."""
     models = dict(plan.models)
     for name, values in settings.items():
         held = getattr(models[name], engine)
@@ -180,7 +172,7 @@ def with_settings(plan: Plan, engine: str, settings: Mapping[str, Mapping[str, A
 
 
 def _cached(plan: Plan, tokens: Mapping[str, int]) -> Plan:
-    """The plan with caches of so many tokens."""
+    """Return the plan with caches of so many tokens."""
     return with_settings(plan, "serve", {name: {"cache_tokens": count} for name, count in tokens.items()})
 
 
@@ -189,7 +181,7 @@ def _may_recompute(model: ModelPlan) -> bool:
 
 
 def _recomputing(plan: Plan, again: bool) -> Plan:
-    """The plan with every ``recompute: auto`` settled; what is frozen has nothing to compute again."""
+    """Return the plan with every ``recompute: auto`` settled; what is frozen has nothing to compute again."""
     open_models = {name: m for name, m in plan.models.items() if m.train and m.train.recompute == "auto"}
     settled = {name: {"recompute": again and _may_recompute(m)} for name, m in open_models.items()}
     return with_settings(plan, "train", settled)

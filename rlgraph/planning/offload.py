@@ -29,6 +29,7 @@ from rlgraph.ir.steps import NONE, mover
 from rlgraph.units import size_text
 
 TRIES = 20_000  # branches that are looked at, about a second; then the best set so far is taken, with a note
+BETWEEN = "so it is between two iterations"
 MovesAround = dict[int, tuple[list[Step], list[Step]]]  # step -> what goes before it and behind it
 
 
@@ -48,14 +49,13 @@ class Gap:
         return self.leaves is None or self.returns is None or self.leaves >= self.returns
 
 
-FoundGaps = tuple[
-    list[Gap], list[Gap]
-]  # those that may be taken, and those that are, whether they help or not
-FindGaps = Callable[[Footprint, str, Sequence[Step]], FoundGaps]
+# gaps that may be taken, and those that are, whether they help or not
+Gaps = tuple[list[Gap], list[Gap]]
+FindGaps = Callable[[Footprint, str, Sequence[Step]], Gaps]
 
 
 def reside(footprint: Footprint) -> Plan:
-    """The plan with the fewest loads, offloads, wakes and sleeps with which it fits.
+    """Return the plan with the fewest loads, offloads, wakes and sleeps with which it fits.
 
     Where none fits, with all that help; ``Footprint.peaks`` then tells by how much it does not. A note says
     where fewer might do.
@@ -63,11 +63,10 @@ def reside(footprint: Footprint) -> Plan:
     order = footprint.in_order()
     plan, gaps = _taken(footprint, order, _over_iterations)
     away: dict[str, tuple[str, ...]] = {}
-    for gap in [gap for found in gaps.values() for gap in found if gap.around]:
+    for gap in [gap for of_pool in gaps.values() for gap in of_pool if gap.around]:
         engine = f"{gap.item.model}.{gap.item.engine}"
         away[engine] = (*away.get(engine, ()), gap.item.part)
-    around = _moves(footprint, order, gaps)
-    if around:
+    if around := _moves(footprint, order, gaps):
         steps, slot = surrounded(plan.steps, around), surrounded(order, around)
         plan = with_order(plan, steps, [step.id for step in slot])
     return _evaluated(replace(footprint, plan=replace(plan, away=away)))
@@ -78,19 +77,18 @@ def _taken(footprint: Footprint, order: Sequence[Step], find: FindGaps) -> tuple
     notes, taken = [], {}
     for pool in footprint.plan.pools:
         steps = footprint.on(pool, order)
-        gaps, given = find(footprint, pool, steps)
-        chosen, proved = _fewest(
-            footprint, pool, steps, [gap for gap in gaps if _possible(gap, steps)], given
-        )
-        taken[pool] = given + chosen
+        gaps, anyway = find(footprint, pool, steps)
+        possible = [gap for gap in gaps if _possible(gap, steps)]
+        chosen, proved = _fewest(footprint, pool, steps, possible, anyway)
+        taken[pool] = anyway + chosen
         if not proved:
             tried = f"pool {pool}: its moves are the best of {TRIES:,} sets that were tried"
             notes.append(f"{tried}; fewer or smaller ones may do")
     return replace(footprint.plan, notes=(*footprint.plan.notes, *notes)), taken
 
 
-def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> FoundGaps:
-    """The gaps of a pool's items in the training steps, one iteration after the other."""
+def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Gaps:
+    """Return the gaps of a pool's items in the training steps, one iteration after the other."""
     gaps = []
     for item, size in footprint.items(pool).items():
         uses = _uses(footprint, pool, item, steps)
@@ -104,25 +102,25 @@ def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> 
 
 
 def _evaluated(footprint: Footprint) -> Plan:
-    """The moves of an evaluation: it starts from the state between two iterations, and returns to it."""
+    """Add the moves of an evaluation: it starts from the state between two iterations, and returns to it."""
     plan, gaps = _taken(footprint, footprint.plan.eval_steps, _in_evaluation)
     around = _moves(footprint, plan.eval_steps, gaps)
     steps, _ = renumbered(surrounded(plan.eval_steps, around), plan.report.values())
     return replace(plan, eval_steps=steps) if around else plan
 
 
-def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> FoundGaps:
-    away, gaps, given = {*away_items(footprint.plan)}, list[Gap](), list[Gap]()
+def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Gaps:
+    away, gaps, anyway = {*away_items(footprint.plan)}, list[Gap](), list[Gap]()
     for item, size in footprint.items(pool).items():
         uses = _uses(footprint, pool, item, steps)
         for left, right in zip((-1, *uses), (*uses, len(steps)), strict=True):
             gap = Gap(item, size, tuple(range(left + 1, right)), left, right)
             first, last = left == -1 and item in away, right == len(steps) and item in away
-            if first or last:  # it is away then, whether that helps or not
-                given.append(replace(gap, leaves=None if first else left, returns=None if last else right))
+            if first or last:
+                anyway.append(replace(gap, leaves=None if first else left, returns=None if last else right))
             else:
                 gaps.append(gap)
-    return gaps, given
+    return gaps, anyway
 
 
 def _uses(footprint: Footprint, pool: str, item: Item, steps: Sequence[Step]) -> list[int]:
@@ -137,27 +135,28 @@ def _possible(gap: Gap, steps: Sequence[Step]) -> bool:
 
 
 def _fewest(
-    footprint: Footprint, pool: str, steps: Sequence[Step], gaps: Sequence[Gap], given: Sequence[Gap]
+    footprint: Footprint, pool: str, steps: Sequence[Step], gaps: Sequence[Gap], anyway: Sequence[Gap]
 ) -> tuple[list[Gap], bool]:
-    """The cheapest set of gaps with which, beside the given ones, every step fits; else all that help.
+    """Return the cheapest set of gaps with which, beside ``anyway``, every step fits; else all that help.
 
     With it, whether no cheaper one does.
     """
     free = int(footprint.cluster.memory) - footprint.resident(pool, set()).total()
     room = [free - footprint.transient(pool, step).total() for step in steps]
-    for gap in given:
-        _widen(room, gap)
+    for gap in anyway:
+        room = _widened(room, gap)
     search = _Search(sorted(gaps, key=lambda gap: -gap.size))
     search.down((), frozenset(), room)
-    if search.best is not None:
-        return list(search.best), search.tries <= TRIES
     short = {at for at, left in enumerate(room) if left < 0}
-    return [gap for gap in gaps if short & {*gap.inside}], search.tries <= TRIES
+    helping = search.best if search.best is not None else [gap for gap in gaps if short & {*gap.inside}]
+    return [*helping], search.tries <= TRIES
 
 
-def _widen(room: list[int], gap: Gap) -> None:
+def _widened(room: Sequence[int], gap: Gap) -> list[int]:
+    wider = [*room]
     for at in gap.inside:
-        room[at] += gap.size
+        wider[at] += gap.size
+    return wider
 
 
 class _Search:
@@ -177,9 +176,8 @@ class _Search:
         """Try the sets that hold ``chosen`` and nothing of ``without``."""
         short = {at: -left for at, left in enumerate(room) if left < 0}
         left = [gap for gap in self.gaps if gap not in without and gap not in chosen]
-        more = max(
-            (_least([gap.size for gap in left if at in gap.inside], short[at]) for at in short), default=0
-        )
+        sizes = {at: [gap.size for gap in left if at in gap.inside] for at in short}
+        more = max((_least(sizes[at], short[at]) for at in short), default=0)
         cost = len(chosen) + more, sum(gap.size for gap in chosen) + max(short.values(), default=0)
         self.tries += cost < self.cost
         if cost >= self.cost or self.tries > TRIES:
@@ -190,9 +188,7 @@ class _Search:
         shortest = min(short, key=lambda at: (room[at], at))
         for gap in left:
             if shortest in gap.inside:
-                roomier = list(room)
-                _widen(roomier, gap)
-                self.down((*chosen, gap), without, roomier)
+                self.down((*chosen, gap), without, _widened(room, gap))
                 without |= {gap}
 
 
@@ -203,12 +199,12 @@ def _least(sizes: Sequence[int], wanted: int) -> float:
 
 
 def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Sequence[Gap]]) -> MovesAround:
-    """The moves that gaps ask for: one step for all parts of an engine that go the same way."""
+    """Return the moves that gaps ask for: one step for all parts of an engine that go the same way."""
     around: MovesAround = {}
     numbers = count(max((step.id for step in order), default=0) + 1)
-    for pool, found in gaps.items():
+    for pool, of_pool in gaps.items():
         steps = footprint.on(pool, order)
-        for gap in found:
+        for gap in of_pool:
             if gap.leaves is not None:
                 anchor, side = (steps[gap.leaves], 1) if gap.leaves >= 0 else (steps[0], 0)
                 why = _needs_room(footprint, pool, gap, steps)
@@ -216,18 +212,18 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
             if gap.returns is not None:
                 last = gap.returns == len(steps)
                 anchor, side = (steps[-1], 1) if last else (steps[gap.returns], 0)
-                why = "so it is between two iterations" if last else f"`{anchor.node}` needs them"
+                why = BETWEEN if last else f"`{anchor.node}` needs them"
                 _join(around, anchor, side, _move("back", pool, footprint, gap.item, why), numbers)
     return around
 
 
 def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:
-    """The step of a gap that wants most room, and what it would take."""
+    """Return the step of a gap that wants most room, and what it would take."""
     sums = {at: footprint.transient(pool, steps[at]).total() for at in gap.inside}
     at = max(sums, key=sums.__getitem__)
     whole = sums[at] + footprint.resident(pool, set()).total()
     if whole <= footprint.cluster.memory:
-        return "so it is between two iterations"
+        return BETWEEN
     room = size_text(footprint.cluster.memory)
     return f"with all engines on the device `{steps[at].node}` would take {size_text(whole)} of {room}"
 
@@ -261,16 +257,8 @@ def _join(around: MovesAround, anchor: Step, side: int, move: Step, numbers: cou
             row[at] = replace(other, parts=(*other.parts, *move.parts))
             return
     (model,) = move.models
-    where = ("before", "after")[side]
-    row.append(
-        replace(
-            move,
-            id=next(numbers),
-            phase=anchor.phase,
-            node=f"{move.kind}:{model}:{where}:{anchor.node}",
-            after=(anchor.id,) if side else (),
-            lead=anchor.lead,
-        )
-    )
+    node = f"{move.kind}:{model}:{('before', 'after')[side]}:{anchor.node}"
+    after = (anchor.id,) if side else ()
+    row.append(replace(move, id=next(numbers), phase=anchor.phase, node=node, after=after, lead=anchor.lead))
     # what leaves makes room for what comes
     row.sort(key=lambda step: step.facts.moves != "off")

@@ -16,6 +16,7 @@ in the order in which they could start (list scheduling by the longest path).
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -34,13 +35,10 @@ CHOICES = 256  # of leads that are tried; where there are more, the ends alone
 
 
 def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
-    """The plan with ``lead``, ``slot`` and an order of steps, for the shortest steady state.
+    """Return the plan with ``lead``, ``slot`` and an order of steps, for the shortest steady state.
 
-    A plan without anything that may run ahead comes back as it is.
-
-    Args:
-        plan: of one iteration, without moves of engines.
-        seconds: of each training step by its number; rough guesses unless given.
+    A plan without anything that may run ahead comes back as it is. It has no moves of engines yet. Seconds
+    are by a step's number; they are rough guesses unless given.
     """
     depth = plan.schedule.staleness
     leading = {step.id for step in plan.steps if any(v and v.is_older for v in step.models.values())}
@@ -48,15 +46,12 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
         return plan
     took = weighed(plan, seconds or {step.id: guess(step) for step in plan.steps})
     limits = _limits(plan, leading, depth)
-    best: tuple[float, int, Plan] | None = None
-    for leads in _choices(plan, limits, depth):
-        for made in _orders(plan, leads, took):
-            cost = _cost(made, took, plan)
-            if cost is not None and (best is None or (cost, sum(leads.values())) < best[:2]):
-                best = cost, sum(leads.values()), made
-    assert best, f"{plan.graph}: no order of its steps overlaps"
-    _keeps_promises(best[2])
-    return best[2]
+    plans = [order for leads in _choices(plan, limits, depth) for order in _orders(plan, leads, took)]
+    costs = [(_cost(order, took, plan), sum(step.lead for step in order.steps)) for order in plans]
+    assert min(costs)[0] < math.inf, f"{plan.graph}: no order of its steps overlaps"
+    best = plans[costs.index(min(costs))]
+    _keeps_promises(best)
+    return best
 
 
 def _keeps_promises(plan: Plan) -> None:
@@ -76,22 +71,21 @@ def guess(step: Step) -> float:
     return UPDATE if step.updates else SCORE if step.engine == "train" else OTHER
 
 
-def _cost(made: Plan, took: Mapping[int, float], before: Plan) -> float | None:
-    """Seconds of an iteration in the steady state; None for an order that breaks a promise."""
+def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:
+    """Return the seconds of an iteration in the steady state, for ever for an order that breaks a promise."""
     names = {step.node: took[step.id] for step in before.steps}
-    seconds = {step.id: names[step.node] for step in made.steps}
-    count = 4 * (1 + max(step.lead for step in made.steps))
+    seconds = {step.id: names[step.node] for step in ordered.steps}
+    count = 4 * (1 + max(step.lead for step in ordered.steps))
     try:
-        return round(period(simulate(steady(made), seconds, count), count), 9)
+        return round(period(simulate(steady(ordered), seconds, count), count), 9)
     except Broken:
-        return None
+        return math.inf
 
 
 def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, int]]:
-    """Step -> the least and the most that it may lead."""
+    """Return step -> the least and the most that it may lead."""
     trained = {step.updated for step in plan.steps if step.updates}
-    least: dict[int, int] = {}
-    most: dict[int, int] = {}
+    least, most = dict[int, int](), dict[int, int]()
     for step in plan.steps:
         held = step.id not in leading and bool(trained & step.models.keys())
         most[step.id] = min([0 if held else depth, *(most[number] for number in step.after)])
@@ -99,16 +93,16 @@ def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, i
         own = depth if step.id in leading else 0
         readers = plan.needs["train"].predecessors(step.id)
         least[step.id] = max([own, *(least[number] for number in readers)])
+    limits = {number: (least[number], most[number]) for number in most}
     for region in plan.regions:  # which is repeated as one piece
         inside = [step.id for step in plan.steps if step.region == region]
         lead = max(least[number] for number in inside)
-        least.update(dict.fromkeys(inside, lead))
-        most.update(dict.fromkeys(inside, lead))
-    return {number: (least[number], most[number]) for number in most}
+        limits |= dict.fromkeys(inside, (lead, lead))
+    return limits
 
 
 def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> Iterator[dict[int, int]]:
-    """Leads of all steps, for every choice of how far each pool leads where its steps are free."""
+    """Yield the leads of all steps, for every choice of how far each pool leads where its steps are free."""
     movable = {step.pool for step in plan.steps if limits[step.id][0] < limits[step.id][1]}
     free = [pool for pool in plan.pools if pool in movable]
     every = (depth + 1) ** len(free) <= CHOICES
@@ -127,7 +121,7 @@ def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> I
 
 
 def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> Iterator[Plan]:
-    """The plan with these leads, in the order of list scheduling, and with one lead after the other."""
+    """Yield the plan with these leads, in the order of list scheduling, and with one lead after the other."""
     steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
     for slot in map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead))):
         # one iteration meets what leads first
@@ -135,20 +129,20 @@ def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> 
 
 
 def _together(steps: Sequence[Step]) -> list[Step]:
-    """The steps of each region right in front of what collects their rows, as the driver runs them."""
-    found: list[Step] = []
+    """Return the steps of each region right in front of what collects their rows, as the driver runs them."""
+    order: list[Step] = []
     for step in steps:
         if step.facts.collects:
-            found += [one for one in steps if one.region == step.region and one is not step]
+            order += [one for one in steps if one.region == step.region and one is not step]
         if step.facts.collects or not step.region:
-            found.append(step)
-    return found
+            order.append(step)
+    return order
 
 
 def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
-    """The steps of a slot by when they can start; of those that can, the one with the longest way to go."""
+    """Return the steps of a slot by when they can start; of those that can, what begins the longest chain."""
     by_id, needs = {step.id: step for step in steps}, _needs(steps)
-    rank: dict[int, float] = {}  # seconds from its start to the end of the longest chain that it begins
+    rank: dict[int, float] = {}  # seconds of the longest chain that a step begins
     for number in nx.topological_sort(needs):  # readers first
         rank[number] = took[number] + max((rank[n] for n in needs.predecessors(number)), default=0.0)
     open_needs = dict(needs.out_degree())
@@ -176,7 +170,7 @@ def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
 
 
 def _needs(steps: Sequence[Step]) -> nx.DiGraph[int]:
-    """The steps of a slot by number, with an edge from each to those that must come before it."""
+    """Return the steps of a slot by number, with an edge from each to those that must come before it."""
     lead = {step.id: step.lead for step in steps}
     needs = nx.DiGraph()
     needs.add_nodes_from(lead)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.costs.calibration import Calibration, load_calibration
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.device_groups import inside_hosts
 from rlgraph.costs.hardware import Cluster, Here
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
@@ -20,7 +20,7 @@ from rlgraph.planning.auto_settings import in_flight, settle
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
-from rlgraph.planning.simulate import busy, period, simulate, steady, weighed
+from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
 from rlgraph.units import size_text
 
 
@@ -49,7 +49,7 @@ class Scenario:
 
 
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
-    """The plan with predictions: ``seconds`` and ``bytes`` of its training steps, ``peak``, ``predicted``.
+    """Return the plan with ``seconds`` and ``bytes`` of its training steps, ``peak`` and ``predicted``.
 
     Args:
         plan: made for as many devices as the cluster has, or fewer.
@@ -70,7 +70,7 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
-    """The plan in its order on a cluster, with engines moved where that helps; and without these moves.
+    """Return the plan in its order on a cluster, with engines moved where it helps; and without the moves.
 
     Raises:
         GraphError: as ``predict``, but for a plan that does not fit on its devices.
@@ -97,7 +97,7 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
 
 
 def _holds_a_sample(plan: Plan, work: Workload) -> None:
-    """A cache that the graph gives has room for the longest sample."""
+    """Check that a cache that the graph gives has room for the longest sample."""
     for name, model in plan.models.items():
         tokens = model.serve.cache_tokens if model.serve else "auto"
         if isinstance(tokens, int) and tokens < work.most:
@@ -108,12 +108,11 @@ def _holds_a_sample(plan: Plan, work: Workload) -> None:
 
 def _fits(footprint: Footprint) -> bool:
     """Return whether the devices and the hosts hold a plan."""
-    held = all(peak.fits for peak in footprint.peaks().values())
-    return held and not _too_much_away(footprint)
+    return all(peak.fits for peak in footprint.peaks().values()) and not _too_much_away(footprint)
 
 
 def _host_holds(footprint: Footprint) -> None:
-    """Return what leaves the devices of a host has to fit into its memory."""
+    """Check that what leaves the devices fits into a host's memory."""
     for pool, whole in _too_much_away(footprint).items():
         plan, cluster = footprint.plan, footprint.cluster
         law = f"{plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool {pool} "
@@ -123,13 +122,13 @@ def _host_holds(footprint: Footprint) -> None:
 
 
 def _too_much_away(footprint: Footprint) -> dict[str, int]:
-    """The pools of which more leaves the devices of a host than that has memory for, and how many bytes."""
+    """Return the pools of which more leaves the devices of a host than that holds, and how many bytes."""
     plan, cluster = footprint.plan, footprint.cluster
     too_much: dict[str, int] = {}
     moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
     for pool, devices in plan.pools.items():
         sizes = footprint.items(pool).items()
-        own = sum(size for item, size in sizes if item.engine == "train" and (item.model, item.part) in moved)
+        own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
         whole = own * min(devices, cluster.devices)
         if cluster.host_memory is not None and whole > cluster.host_memory:
             too_much[pool] = whole
@@ -139,8 +138,7 @@ def _too_much_away(footprint: Footprint) -> dict[str, int]:
 def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     """Predict an iteration of these priced steps in the steady state, and how busy each pool is."""
     plan = pricing.plan
-    deepest = max((step.lead for step in steps), default=0)
-    count = 4 * (deepest + 1) if deepest else 1
+    count = 4 * (depth(plan) + 1) if depth(plan) else 1
     whole, pools = [], []
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
@@ -148,7 +146,6 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
         pools.append(busy(plan, seconds))
     both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
     on = pricing.calibration.calibration if pricing.calibration else ""
-    rollouts = [s for s in steps if s.generates]
-    flights = {step.node: in_flight(pricing, step) for step in rollouts}
+    flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
     cluster = pricing.cluster.cluster
     return Prediction(cluster, (whole[0], whole[1]), both, pricing.work.assumed, flights, on)

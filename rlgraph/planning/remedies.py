@@ -26,20 +26,16 @@ RECOMPUTED = {"train.recompute": True}
 
 
 def refuse(footprint: Footprint, before: Plan) -> GraphError:
-    """The error: the table, and what would fit.
+    """Return the error: the table of a plan with every move of engines that helps, and what would fit.
 
-    Args:
-        footprint: of the plan with every move of engines that helps.
-        before: the plan without them.
+    ``before`` is the plan without these moves.
     """
     peak, plan, cluster = footprint.peaks(), footprint.plan, footprint.cluster
     pool, worst = max(peak.items(), key=lambda item: item[1].bytes - item[1].capacity)
-    law = (
-        f"{plan.graph} does not fit on {cluster.cluster}: a device of pool {pool} needs "
-        f"{size_text(worst.bytes)} in `{worst.step}` and has {size_text(worst.capacity)}"
-    )
-    found = remedies(replace(footprint, plan=before))
-    remedy = "what would make it fit:\n    " + "\n    or ".join(found) if found else "no setting makes it fit"
+    law = f"{plan.graph} does not fit on {cluster.cluster}: a device of pool {pool} needs "
+    law += f"{size_text(worst.bytes)} in `{worst.step}` and has {size_text(worst.capacity)}"
+    changes = "\n    or ".join(remedies(replace(footprint, plan=before)))
+    remedy = f"what would make it fit:\n    {changes}" if changes else "no setting makes it fit"
     return GraphError([Problem("does-not-fit", law, remedy=remedy, drawing="\n".join(memory_text(peak)))])
 
 
@@ -50,25 +46,23 @@ def fits(footprint: Footprint) -> bool:
 
 
 def remedies(footprint: Footprint) -> list[str]:
-    """The smallest change of each kind that makes the plan fit; where none does, several together."""
+    """Return the smallest change of each kind that makes the plan fit; where none does, several together."""
     plan = footprint.plan
-    longest = math.ceil(footprint.work.most)
-    dtypes = _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16)
     kinds = (
-        dtypes,
+        _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16),
         _tried(plan, RECOMPUTED),
         _smaller(plan, "serve.max_rows", LEAST_ROWS),
-        _smaller(plan, "serve.cache_tokens", longest),
+        _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
         _groups(footprint),
         _smaller(plan, "train.micro_tokens", LEAST_TOKENS),
     )
-    found = [_first_fit(kind, footprint) for kind in kinds]
-    if not any(found):
-        found = [_first_fit(_grouped(footprint), footprint)]
-    found += [_first_fit(_devices(plan), footprint)]
-    if not any(found):
-        found = [_first_fit(_together(plan), footprint)]
-    return [words for words in found if words]
+    changes = [_first_fit(kind, footprint) for kind in kinds]
+    if not any(changes):
+        changes = [_first_fit(_grouped(footprint), footprint)]
+    changes.append(_first_fit(_devices(plan), footprint))
+    if not any(changes):
+        changes = [_first_fit(_together(plan), footprint)]
+    return [words for words in changes if words]
 
 
 def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
@@ -76,23 +70,18 @@ def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
 
 
 def _groups(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
-    """Servers that span more devices of a host."""
+    """Yield servers that span more devices of a host."""
     plan, host = footprint.plan, footprint.cluster.devices
-    for size in GROUPS:
-        models = {}
-        for name, model in plan.models.items():
-            serve = model.serve
-            if not serve or not has_groups(model) or plan.pools[serve.pool] % size or host % size:
-                continue
-            if serve.tensor_parallel < size:
-                models[name] = {"tensor_parallel": size}
-        if models:
-            words = " ".join(f"models.{name}.serve.tensor_parallel={size}" for name in models)
-            yield words, with_settings(plan, "serve", models)
+    serves = {name: model.serve for name, model in plan.models.items() if model.serve and has_groups(model)}
+    for size in (size for size in GROUPS if host % size == 0):
+        fewer = {name: serve for name, serve in serves.items() if serve.tensor_parallel < size}
+        if names := [name for name, serve in fewer.items() if plan.pools[serve.pool] % size == 0]:
+            words = " ".join(f"models.{name}.serve.tensor_parallel={size}" for name in names)
+            yield words, with_settings(plan, "serve", {name: {"tensor_parallel": size} for name in names})
 
 
 def _grouped(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
-    """Smaller micro-batches as well."""
+    """Yield such servers with smaller micro-batches."""
     for words, plan in _groups(footprint):
         for more, changed in _smaller(plan, "train.micro_tokens", LEAST_TOKENS * 4):
             yield f"{words} {more}", changed
@@ -101,12 +90,12 @@ def _grouped(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
 def _devices(plan: Plan, words: str = "") -> Iterator[tuple[str, Plan]]:
     total, factor = sum(plan.pools.values()), 2
     while total * factor <= MOST:
-        yield f"{total * factor} devices{words}", more_devices(plan, factor)
+        yield f"{total * factor} devices{words}", _more_devices(plan, factor)
         factor *= 2
 
 
 def _together(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """bfloat16 and ever smaller micro-batches; computing again; with few rows in flight; on more devices."""
+    """Yield bfloat16 and ever smaller micro-batches; computing again; few rows in flight; more devices."""
     again = {**BFLOAT16, **RECOMPUTED}
     few = {**again, "serve.max_rows": FEW_ROWS}
     for settings in (BFLOAT16, again, few):
@@ -116,7 +105,7 @@ def _together(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _tried(plan: Plan, *several: Mapping[str, Any]) -> Iterator[tuple[str, Plan]]:
-    """The plan with some settings, and with others, in every model that they change."""
+    """Yield the plan with some settings, and with others, in every model that they change."""
     for settings in several:
         words = []
         for name, model in plan.models.items():
@@ -141,7 +130,7 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
 def _smaller(
     plan: Plan, path: str, least: int, besides: Mapping[str, Any] = NOTHING
 ) -> Iterator[tuple[str, Plan]]:
-    """One setting halved, and halved again; ``besides`` are settings that are made with each."""
+    """Yield one setting halved, and halved again; ``besides`` are settings that are made with each."""
     engine, name = path.split(".")
     held = [getattr(spec, name) for model in plan.models.values() if (spec := getattr(model, engine))]
     value = max(held, default=0) // 2
@@ -150,14 +139,13 @@ def _smaller(
         value //= 2
 
 
-def more_devices(plan: Plan, factor: int) -> Plan:
-    """The plan with so many times the devices in every pool; a step on one device stays there."""
+def _more_devices(plan: Plan, factor: int) -> Plan:
+    """Return the plan with so many times the devices in every pool; a step on one device stays there."""
     pools = {pool: count * factor for pool, count in plan.pools.items()}
 
     def on(step: Step) -> Step:
-        if step.layout == ONE and plan.pools[step.pool] > 1:
-            return step
-        return replace(step, devices=tuple(range(pools[step.pool])))
+        stays = step.layout == ONE and plan.pools[step.pool] > 1
+        return step if stays else replace(step, devices=tuple(range(pools[step.pool])))
 
     steps, eval_steps = tuple(map(on, plan.steps)), tuple(map(on, plan.eval_steps))
     return replace(plan, pools=pools, steps=steps, eval_steps=eval_steps)

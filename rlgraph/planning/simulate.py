@@ -8,7 +8,7 @@ the next slot is submitted when the iteration that this one ends is complete.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
 
 BEGIN = 0.0, -1  # when the first event starts, and the number of none
+SHORT = 1e-9  # seconds; less is rounding
 
 
 class Event(NamedTuple):
@@ -34,7 +35,7 @@ class Broken(AssertionError):
 
 
 def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[int, Step]]:
-    """Return what a slot submits, in order: iterations, from ``first`` up to ``end``, and their steps.
+    """Yield what a slot submits, in order: iterations, from ``first`` up to ``end``, and their steps.
 
     Iterations count from 0 here. Steps that an iteration leaves out (``Step.when``) are not submitted.
     Moves of engines belong to the slot, not to an iteration: they are made in each, so that every slot finds
@@ -50,22 +51,21 @@ def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[in
 
 
 def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[Event]:
-    """The events of a segment of iterations, in the order of submission.
-
-    Args:
-        plan: with ``slot`` and ``lead``.
-        seconds: of each training step, by its number.
-        iterations: how many, from one boundary to the next.
+    """Return the events of some iterations, in the order of submission; seconds are by a step's number.
 
     Raises:
         Broken: a step waits for one that is submitted later, or would read other weights than promised.
     """
     run = _Run(plan, seconds, iterations)
-    ahead = max((step.lead for step in plan.steps), default=0)
-    for slot in range(-ahead, iterations):
+    for slot in range(-depth(plan), iterations):
         for iteration, step in slot_steps(plan, slot, 0, iterations):
             run.submit(slot, step, iteration)
     return run.events
+
+
+def depth(plan: Plan) -> int:
+    """Return how many iterations generation runs ahead."""
+    return max((step.lead for step in plan.steps), default=0)
 
 
 @dataclass
@@ -80,12 +80,10 @@ class _Run:
     complete: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
 
     def __post_init__(self) -> None:
-        self.weights = _Weights(self.plan)
-        moves = {step.id for step in self.plan.steps if step.facts.moves}  # in order on their pool anyway
-        self.needs = {
-            step.id: () if step.id in moves else tuple({*step.after} - moves) for step in self.plan.steps
-        }
-        self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in self.plan.steps}
+        self.weights, steps = _Weights(self.plan), self.plan.steps
+        moves = {step.id for step in steps if step.facts.moves}  # in order on their pool anyway
+        self.needs = {step.id: () if step.id in moves else tuple({*step.after} - moves) for step in steps}
+        self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in steps}
 
     def submit(self, slot: int, step: Step, iteration: int) -> None:
         pools = self.pools[step.id]
@@ -142,26 +140,26 @@ class _Weights:
 
 
 def steady(plan: Plan) -> Plan:
-    """The plan with every step in every iteration: with ``weighed`` seconds, what it is in the long run."""
+    """Return the plan with every step in every iteration: with ``weighed`` seconds, as in the long run."""
     steps = tuple(replace(step, when=()) for step in plan.steps)
     return replace(plan, steps=steps) if any(step.when for step in plan.steps) else plan
 
 
 def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
-    """Step -> its seconds times the part of the iterations in which it runs, or brings new weights."""
+    """Return step -> its seconds times the part of the iterations in which it runs, or brings new weights."""
     return {step.id: seconds[step.id] * _share(plan, step) for step in plan.steps}
 
 
 def _share(plan: Plan, step: Step) -> float:
-    if step.facts.syncs:  # which has nothing to do where no update made a new version since the last
-        made_by = [update for model in step.models for update in plan.updates(model)]
-        if made_by:
-            return min(share(step.when), share(union(update.when for update in made_by)))
+    # a sync has nothing to do where no update made a new version since the last
+    models = step.models if step.facts.syncs else ()
+    if writers := [update for model in models for update in plan.updates(model)]:
+        return min(share(step.when), share(union(update.when for update in writers)))
     return share(step.when)
 
 
 def period(events: Sequence[Event], iterations: int) -> float:
-    """Seconds of an iteration while the pipeline is full: the mean over the later half of a segment."""
+    """Return the seconds of an iteration while the pipeline is full, over the later half of a segment."""
     complete: dict[int, float] = defaultdict(float)
     for event in events:
         complete[event.iteration] = max(complete[event.iteration], event.end)
@@ -173,23 +171,57 @@ def period(events: Sequence[Event], iterations: int) -> float:
     if late <= early:
         return complete[iterations - 1] / iterations
     # a pool with slack may still be falling behind: in the long run the busiest one decides
-    return max((complete[late] - complete[early]) / (late - early), _busiest(events, iterations // 2))
-
-
-def _busiest(events: Sequence[Event], iteration: int) -> float:
-    """Seconds that the busiest pool works for one iteration."""
-    found: dict[str, float] = defaultdict(float)
-    for event in events:
-        if event.iteration == iteration:
-            for pool in {event.step.pool, event.step.source} - {""}:
-                found[pool] += event.end - event.start
-    return max(found.values(), default=0.0)
+    one = [(event.step, event.end - event.start) for event in events if event.iteration == iterations // 2]
+    return max([(complete[late] - complete[early]) / (late - early), *_by_pool(one).values()])
 
 
 def busy(plan: Plan, seconds: Mapping[int, float]) -> dict[str, float]:
-    """Pool -> seconds of its steps in an iteration: no iteration can be shorter than the largest."""
-    found = dict.fromkeys(plan.pools, 0.0)
-    for step in plan.steps:
+    """Return pool -> seconds of its steps in an iteration, which can't be shorter than the largest."""
+    return dict.fromkeys(plan.pools, 0.0) | _by_pool((step, seconds[step.id]) for step in plan.steps)
+
+
+def _by_pool(times: Iterable[tuple[Step, float]]) -> dict[str, float]:
+    """Return pool -> the seconds of the steps that it takes part in."""
+    pools: dict[str, float] = defaultdict(float)
+    for step, seconds in times:
         for pool in {step.pool, step.source} - {""}:
-            found[pool] += seconds[step.id]
-    return found
+            pools[pool] += seconds
+    return pools
+
+
+class CriticalStep(NamedTuple):
+    """A step of the critical path, and its seconds in it."""
+
+    step: str
+    seconds: float
+
+
+def critical_path(plan: Plan, seconds: Mapping[int, float]) -> list[CriticalStep]:
+    """Return the chain over one iteration of the steady state; its seconds add up to the iteration's.
+
+    Those of a step, by its number, are measured or predicted. A step off the chain could take longer:
+
+        gen      rollout ────────────╮
+        train                        ╰─ update_policy     rollout, update_policy
+        score            ref ──────┄┄                     off it
+
+    Example:
+        >>> from rlgraph.compiler import compile_graph
+        >>> plan = compile_graph("sft", devices=1)
+        >>> critical_path(plan, {step.id: 1.0 for step in plan.steps})
+        [CriticalStep(step='examples', seconds=1.0), CriticalStep(step='update_policy', seconds=1.0)]
+    """
+    deep = 1 + depth(plan)
+    events = simulate(steady(plan), seconds, 4 * deep)
+    ends = [max(event.end for event in events if event.iteration == n) for n in range(4 * deep)]
+    # from the end of the last one back: the chain settles into what repeats, iteration after iteration
+    since, until = ends[deep - 1], ends[2 * deep - 1]
+    inside: dict[str, float] = {}
+    chain = [max(events, key=lambda event: event.end)]
+    while chain[-1].waited >= 0:
+        chain.append(events[chain[-1].waited])
+    for event in reversed(chain):
+        seconds_inside = min(event.end, until) - max(event.start, since)
+        if seconds_inside > SHORT:
+            inside[event.step.node] = inside.get(event.step.node, 0.0) + seconds_inside / deep
+    return [CriticalStep(step, took) for step, took in inside.items()]

@@ -14,9 +14,7 @@ from rlgraph.printing.plan_text import sentence
 def lineage_text(plan: Plan, column: str) -> str:
     """Describe what a plan does with a column, in training and in evaluation.
 
-    Args:
-        plan: of the graph; its devices decide which copies are made.
-        column: as the graph calls it, or one copy of it as the plan does, such as ``tokens@balanced/4``.
+    Its name is that in the graph, or one copy's in the plan, such as ``tokens@balanced/4``.
 
     Raises:
         GraphError: no step writes such a column.
@@ -26,9 +24,9 @@ def lineage_text(plan: Plan, column: str) -> str:
         raise _unknown(plan, column)
     kind = next(iter(phases.values())).type
     lines = [f"{column}: {kind}, {weight(kind)}"]
-    for phase, found in phases.items():
+    for phase, planned in phases.items():
         lines += ["", "in every iteration" if phase == "train" else "in evaluation"]
-        lines += [f"  {word:<8} {text}" for word, text in _phase(plan, phase, column, found)]
+        lines += [f"  {word:<8} {text}" for word, text in _phase(plan, phase, column, planned)]
     return "\n".join(lines) + "\n"
 
 
@@ -47,7 +45,7 @@ def weight(kind: ColumnType) -> str:
 
 
 def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tuple[str, str]]:
-    steps = plan.steps if phase == "train" else plan.eval_steps
+    steps = plan.phases[phase]
     copies = _copies(steps, name)
     yield "domain", _domain(plan.domains[phase][column.domain])
     for step in steps:
@@ -57,8 +55,7 @@ def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tu
         yield "copied", f"step {step.id}, as {copy}, because {step.because}"
     yield from _readers(plan, steps, name, (name, *copies))
     for copy in (name, *copies):
-        step_id = next((step.id for step in steps if copy in step.frees), None)
-        if step_id:
+        for step_id in [step.id for step in steps if copy in step.frees][:1]:
             yield "freed", f"step {step_id}" + (f", {copy}" if copies else "")
     metrics = [metric for metric, reported in plan.report.items() if reported == name and phase == "eval"]
     if metrics:
@@ -67,23 +64,20 @@ def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tu
 
 def _copies(steps: tuple[Step, ...], name: str) -> dict[str, Step]:
     """Return copies of a column, and copies of those -> the steps that make them."""
-    found: dict[str, Step] = {}
+    copies: dict[str, Step] = {}
     for step in steps:
         if step.inserted:
             pairs = zip(step.reads, step.writes, strict=False)  # a sync has neither
-            found |= {copy: step for read, copy in pairs if read == name or read in found}
-    return found
+            copies |= {copy: step for read, copy in pairs if read == name or read in copies}
+    return copies
 
 
 def _readers(
     plan: Plan, steps: tuple[Step, ...], name: str, copies: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    for step in steps:
-        if step.inserted:
-            continue
+    for step in (step for step in steps if not step.inserted):
         origin = plan.columns[step.phase][name].origin
-        ins = plan.functions[step.phase][step.node].ins
-        for parameter, column in ins.items():
+        for parameter, column in plan.functions[step.phase][step.node].ins.items():
             if column in copies:
                 as_parameter = f", as its {parameter}" if parameter != origin else ""
                 copy = f", from {column}" if column != name else ""

@@ -28,7 +28,7 @@ ABSENT = object()
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """Lines that say what ``new`` does otherwise than ``old``; none where both do the same.
+    """Return lines that say what ``new`` does otherwise than ``old``; none where both do the same.
 
     Example:
         >>> from rlgraph.compiler import compile_graph
@@ -43,8 +43,8 @@ def differences(old: Plan, new: Plan) -> list[str]:
     lines = [line for name in alike for line in _values(name, a[name], b[name])]
     lines += _models(a["models"], b["models"])
     for phase, title in PHASES.items():
-        found = [*_phase(Side.of(old, a, phase), Side.of(new, b, phase))]
-        lines += [title, *(f"  {line}" for line in found)] if found else []
+        changes = [*_phase(Side.of(old, a, phase), Side.of(new, b, phase))]
+        lines += [title, *(f"  {line}" for line in changes)] if changes else []
     lines += _slot(old, new)
     lines += _listed("note", old.notes, new.notes)
     lines += _listed("still open", old.open_values, new.open_values)
@@ -54,16 +54,13 @@ def differences(old: Plan, new: Plan) -> list[str]:
 
 
 def against_text(old: Plan, new: Plan) -> str:
-    """The differences, one a line; nothing where there is none."""
+    """Return the differences, one a line; nothing where there is none."""
     return "".join(f"{line}\n" for line in differences(old, new))
 
 
 def _unpredicted(plan: Plan) -> Plan:
-    steps, eval_steps = (
-        tuple(replace(step, seconds=None, bytes=None) for step in part)
-        for part in (plan.steps, plan.eval_steps)
-    )
-    return replace(plan, steps=steps, eval_steps=eval_steps, peak=None, predicted=None)
+    steps = tuple(replace(step, seconds=None, bytes=None) for step in plan.steps)
+    return replace(plan, steps=steps, peak=None, predicted=None)
 
 
 def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -79,10 +76,10 @@ def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _slot(old: Plan, new: Plan) -> Iterator[str]:
-    """Return where steps overlap, the order in which the pools get them."""
+    """Yield where steps overlap, the order in which the pools get them."""
     names = [[plan.steps[number - 1].node for number in plan.slot] for plan in (old, new)]
     common = {*names[0]} & {*names[1]}
-    before, now = ([name for name in found if name in common] for found in names)
+    before, now = ([name for name in in_slot if name in common] for in_slot in names)
     if before != now and any(step.lead for plan in (old, new) for step in plan.steps):
         yield f"while the pipeline is full, another order: {', '.join(now)}"
 
@@ -111,7 +108,7 @@ class Side:
         return Side({step.node: step for step in steps}, plan.pools, *parts)
 
     def waits(self, step: Step, known: Container[str]) -> list[str]:
-        """The known steps that one waits for, by name."""
+        """Return the known steps that one waits for, by name."""
         names = {step.id: name for name, step in self.steps.items()}
         return sorted(names[number] for number in step.after if names[number] in known)
 
@@ -131,8 +128,7 @@ def _phase(old: Side, new: Side) -> Iterator[str]:
             continue
         if name in moved:
             yield f"moved    {name}: was {_place(name, [*old.steps])}, is {_place(name, [*new.steps])}"
-        changes = [*_changes(name, old, new)]
-        if changes:
+        if changes := [*_changes(name, old, new)]:
             yield f"changed  step {step.id}, {name}"
             yield from (f"           {change}" for change in changes)
     yield from (f"domain   {line}" for line in _values("", _domains(old), _domains(new)))
@@ -140,7 +136,7 @@ def _phase(old: Side, new: Side) -> Iterator[str]:
 
 
 def _moved(old: list[str], new: list[str]) -> set[str]:
-    """The fewest names that, taken out, leave the others in one order: those off a longest increasing run.
+    """Return the fewest names without which the others are in one order: those off a longest increasing run.
 
     Example:
         >>> _moved(["a", "b", "c", "d"], ["d", "a", "b", "c"])
@@ -169,7 +165,7 @@ def _place(name: str, names: list[str]) -> str:
 
 
 def _changes(name: str, old: Side, new: Side) -> Iterator[str]:
-    """Return what differs about one step and its function; what follows from that is left out."""
+    """Yield what differs about one step and its function; what follows from that is left out."""
     before, now = old.steps[name], new.steps[name]
     a, b = plain(before), plain(now)
     for field in SETS:
@@ -193,7 +189,7 @@ def _changes(name: str, old: Side, new: Side) -> Iterator[str]:
 
 
 def _told(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function with words for the attributes that change over the iterations."""
+    """Return a function with words for the attributes that change over the iterations."""
     if not function:
         return {}
     courses = {name: _course(course) for name, course in function["courses"].items()}
@@ -208,7 +204,7 @@ def _course(fields: Mapping[str, Any]) -> str:
 
 
 def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    """Return text such as ``reads tokens, no longer rewards``."""
+    """Yield text such as ``reads tokens, no longer rewards``."""
     more, fewer = [x for x in new if x not in old], [x for x in old if x not in new]
     if more:
         yield f"{word} {', '.join(more)}" + (f", no longer {', '.join(fewer)}" if fewer else " as well")
@@ -224,29 +220,27 @@ def _devices(step: Step) -> str:
 
 
 def _domains(side: Side) -> dict[str, str]:
-    """Domain -> how many rows it has."""
-    found = {}
-    for name in (column["domain"] for column in side.columns.values()):
-        times, parent = side.domains[name]["times"], side.domains[name]["parent"]
-        found[name] = f"{times} for each of {parent}" if parent else "a batch"
-    return found
+    """Return domain -> how many rows it has."""
+    named = {column["domain"]: side.domains[column["domain"]] for column in side.columns.values()}
+    return {
+        name: f"{domain['times']} for each of {domain['parent']}" if domain["parent"] else "a batch"
+        for name, domain in named.items()
+    }
 
 
 def _columns(old: Side, new: Side) -> Iterator[str]:
-    """Columns of both plans; of the others it is said which step writes them."""
+    """Yield what differs of columns of both plans; of the others it is said which step writes them."""
     for name in [name for name in old.columns if name in new.columns]:
-        pair = []
-        for side in (old, new):
-            column = {**side.columns[name]}
+        pair = [{**side.columns[name]} for side in (old, new)]
+        for side, column in zip((old, new), pair, strict=True):
             writer = side.steps.get(column["writer"])
             if writer and writer.layout == column["layout"]:
                 column["layout"] = "its writer's"
-            pair.append(column)
         yield from (f"column   {name}: {line}" for line in _values("", *pair))
 
 
 def _values(path: str, old: Any, new: Any) -> Iterator[str]:
-    """Return where values differ, as ``schedule.iterations: 500 -> 10``; 1, 1.0 and true are three values."""
+    """Yield where values differ, as ``schedule.iterations: 500 -> 10``; 1, 1.0 and true are three values."""
     if json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str):
         return
     if isinstance(old, dict) and isinstance(new, dict):

@@ -22,7 +22,7 @@ PATHS = {
 
 
 def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
-    """The whole plan; ``failed`` is the (phase, step) to mark."""
+    """Return the whole plan as text; ``failed`` is the (phase, step) to mark."""
     return "\n".join(_lines(plan, failed)) + "\n"
 
 
@@ -58,7 +58,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     if most:
         yield from _pipelined(plan, most)
         yield ""
-    yield from _closing(plan)
+    inserted = sum(step.inserted for step in plan.steps)
+    yield f"{len(plan.steps)} steps per iteration, {inserted} of them inserted (marked +)"
+    yield from prediction_text(plan)
+    yield from (f"note: {note}" for note in plan.notes)
+    yield from (f"still open: {name} (give it as {name}=...)" for name in plan.open_values)
 
 
 def _engine(spec: TrainPlan | ServePlan) -> str:
@@ -75,24 +79,22 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
             begun.add(step.region)
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
-        told = [*_details(step, plan.columns[step.phase]), ("varies", courses_text(plan, step))]
-        for word, detail in (*told, ("caches", cache_text(plan, step)), ("takes", step_text(plan, step))):
+        told = [*_details(step, plan.columns[step.phase]), ("varies", _courses_text(plan, step))]
+        for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
             if detail:
-                first, *rest = _wrapped(detail)
-                yield f"         {word:<8}{first}"
-                yield from (f"{'':17}{line}" for line in rest)
+                yield from _wrapped(f"         {word:<8}", detail)
 
 
 def _repeated(plan: Plan, region: str) -> str:
-    """The line above the steps of a region."""
+    """Return the line above the steps of a region."""
     numbers = [step.id for step in plan.steps if step.region == region and not step.facts.collects]
     wanted = plan.regions[region]
     rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
     return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
 
 
-def courses_text(plan: Plan, step: Step) -> str:
-    """The attributes of a step that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
+def _courses_text(plan: Plan, step: Step) -> str:
+    """Return the attributes that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
     function = plan.functions[step.phase].get(step.node)
     if function is None:
         return ""
@@ -103,15 +105,13 @@ def courses_text(plan: Plan, step: Step) -> str:
 
 
 def _pipelined(plan: Plan, most: int) -> Iterator[str]:
-    """Return what each pool does in a slot, and how the pipeline fills and drains."""
+    """Yield what each pool does in a slot, and how the pipeline fills and drains."""
     yield "while the pipeline is full, in slot t"
     steps = [plan.steps[number - 1] for number in plan.slot]
     for pool in plan.pools:
         mine = [step for step in steps if pool in (step.pool, step.source)]
         names = [f"{step.node}(t{f'+{step.lead}' if step.lead else ''})" for step in mine]
-        first, *rest = textwrap.wrap(", ".join(names), 84, break_on_hyphens=False, break_long_words=False)
-        yield f"  {pool:<14} {first}"
-        yield from (f"{'':17}{line}" for line in rest)
+        yield from _wrapped(f"  {pool:<14} ", ", ".join(names))
     slots = "slot -1 runs" if most == 1 else f"slots -{most} to -1 run"
     yield f"  prologue       {slots} what leads, for the first iterations"
     last = "slot runs" if most == 1 else f"{most} slots run"
@@ -119,32 +119,26 @@ def _pipelined(plan: Plan, most: int) -> Iterator[str]:
     yield "                 and the end, nothing is in flight"
 
 
-def _wrapped(detail: str) -> list[str]:
-    """Lines broken between the items of a list, not inside ``tokens: int64[samples, tokens]``."""
+def _wrapped(head: str, detail: str) -> Iterator[str]:
+    """Yield lines broken between the items of a list, not inside ``tokens: int64[samples, tokens]``."""
     bound = re.sub(r": |(?<=\w), (?=\w+\])", lambda m: m[0].replace(" ", "\xa0"), detail)
-    lines = textwrap.wrap(bound, 84, break_on_hyphens=False, break_long_words=False)
-    return [line.replace("\xa0", " ") for line in lines]
+    first, *rest = textwrap.wrap(bound, 84, break_on_hyphens=False, break_long_words=False)
+    yield from (line.replace("\xa0", " ") for line in (head + first, *(f"{'':17}{line}" for line in rest)))
 
 
 def sentence(step: Step) -> str:
-    """One step as a line: what it does, with which model, where, and in which iterations if not in all.
+    """Return a step as a line: what it does, with which model, where, and in which iterations if not all.
 
     Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
     """
-    return _does(step) + (f", {words(step.when)}" if step.when else "")
-
-
-def _does(step: Step) -> str:
-    where = (
-        f"{step.pool}[{step.devices[0]}]" if len(step.devices) == 1 else f"{step.pool}[0-{step.devices[-1]}]"
-    )
+    devices = f"{step.devices[0]}" if len(step.devices) == 1 else f"0-{step.devices[-1]}"
     models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
-    return step.facts.says.format(
+    said = step.facts.says.format(
         node=step.node,
         op=step.op,
         models=models,
         with_model=models and f" with {models}",
-        where=where,
+        where=f"{step.pool}[{devices}]",
         reads=", ".join(step.reads),
         region=step.region,
         parts=" and ".join(step.parts),
@@ -152,36 +146,20 @@ def _does(step: Step) -> str:
         source=f" on pool {step.source}" if step.source else "",
         path=PATHS[step.path] if step.path else "",
     )
+    return said + (f", {words(step.when)}" if step.when else "")
 
 
 def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[str, str]]:
     written = [f"{name}: {columns[name].type}" for name in step.writes]
     if version := step.models.get(step.updated):
         written.append(f"{step.updated}@{version.next}")
-    if step.inserted:
-        yield "because", step.because
-    else:
-        yield "reads", ", ".join(step.reads)
-    if step.facts.keeps_types:
-        yield "writes", ", ".join(step.writes)
-    else:
-        yield "writes", ", ".join(written)
+    yield ("because", step.because) if step.inserted else ("reads", ", ".join(step.reads))
+    yield "writes", ", ".join(step.writes if step.facts.keeps_types else written)
     yield "frees", ", ".join(step.frees)
 
 
-def _closing(plan: Plan) -> Iterator[str]:
-    steps = plan.steps
-    inserted = sum(step.inserted for step in steps)
-    yield f"{len(steps)} steps per iteration, {inserted} of them inserted (marked +)"
-    yield from prediction_text(plan)
-    for note in plan.notes:
-        yield f"note: {note}"
-    for name in plan.open_values:
-        yield f"still open: {name} (give it as {name}=...)"
-
-
 def graph_text(graph: Graph) -> str:
-    """A graph between two passes: one line a node, with what is known of it so far.
+    """Return a graph between two passes: one line a node, with what is known of it so far.
 
     As ``old_logprobs: run logprobs policy@v one, tokens loss_mask -> old_logprobs, after sync:policy``.
     """
@@ -214,7 +192,7 @@ def step_text(plan: Plan, step: Step) -> str:
     return said
 
 
-def cache_text(plan: Plan, step: Step) -> str:
+def _cache_text(plan: Plan, step: Step) -> str:
     """Return text such as ``262,144 tokens: 128 samples in flight per engine, 2 waves``, for rollouts."""
     if plan.predicted is None or step.phase != "train" or step.node not in plan.predicted.in_flight:
         return ""  # nobody says how many rows an evaluation has
@@ -228,31 +206,27 @@ def cache_text(plan: Plan, step: Step) -> str:
 
 
 def prediction_text(plan: Plan) -> Iterator[str]:
-    """The lines that close a plan for a cluster."""
+    """Yield the lines that close a plan for a cluster."""
     if plan.peak is None or plan.predicted is None:
         return
     yield from memory_text(plan.peak)
     yield ""
-    where, on = plan.predicted.cluster, plan.predicted.calibrated
-    how = f"calibrated on {on}" if on else "not calibrated"
-    yield f"predicted on {where}: {range_text(plan.predicted.seconds)} an iteration, {how}, assuming"
-    for assumed in plan.predicted.assumed:
-        yield f"  {assumed}"
-    if len(plan.pools) > 1:
-        for pool, took in plan.predicted.pools.items():
-            share = " to ".join(f"{a / b:.0%}" for a, b in zip(took, plan.predicted.seconds, strict=True))
-            yield f"  pool {pool} is busy for {range_text(took)} of it ({share})"
+    predicted = plan.predicted
+    how = f"calibrated on {predicted.calibrated}" if predicted.calibrated else "not calibrated"
+    yield f"predicted on {predicted.cluster}: {range_text(predicted.seconds)} an iteration, {how}, assuming"
+    yield from (f"  {assumed}" for assumed in predicted.assumed)
+    for pool, took in predicted.pools.items() if len(plan.pools) > 1 else ():
+        share = " to ".join(f"{a / b:.0%}" for a, b in zip(took, predicted.seconds, strict=True))
+        yield f"  pool {pool} is busy for {range_text(took)} of it ({share})"
     if plan.eval_steps:
         yield "  evaluations are left out of the time; their memory is counted"
 
 
 def memory_text(peak: Mapping[str, Peak]) -> Iterator[str]:
-    """The peak of each pool, its largest parts first."""
+    """Yield the peak of each pool, its largest parts first."""
     for pool, most in peak.items():
-        share = most.bytes / most.capacity
-        yield (
-            f"peak of a device of {pool}, in `{most.step}`: "
-            f"{size_text(most.bytes)} of {size_text(most.capacity)} ({share:.0%})"
-        )
+        of_capacity = f"{size_text(most.bytes)} of {size_text(most.capacity)}"
+        share = f"{most.bytes / most.capacity:.0%}"
+        yield f"peak of a device of {pool}, in `{most.step}`: {of_capacity} ({share})"
         for part, size in sorted(most.parts.items(), key=lambda item: -item[1]):
             yield f"  {part:<17} {size_text(size):>9}  {size / most.bytes:>4.0%}"

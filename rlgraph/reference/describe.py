@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,20 +67,14 @@ def describe(name: str) -> str:
         GraphError: there is none, or its file can't be read.
     """
     entry = entry_of(name)
-    blocks = [f"{entry.name}\n{_filled(entry.doc.summary)}"]
-    blocks += [textwrap.indent(entry.doc.body, "  ")] if entry.doc.body else []
-    sections = (
-        ("reads", entry.reads),
-        ("writes", entry.writes),
-        ("", entry.facts),
-        ("attributes", entry.attributes),
-    )
-    for title, rows in sections:
-        if rows:
-            blocks.append("\n".join([*([title] if title else []), *_aligned(rows, 2 if title else 0)]))
+    summary = textwrap.fill(entry.doc.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    blocks = [f"{entry.name}\n{summary}", textwrap.indent(entry.doc.body, "  ")]
+    tables = {"reads": entry.reads, "writes": entry.writes, "": entry.facts, "attributes": entry.attributes}
+    for title, rows in tables.items():
+        blocks.append("\n".join([*filter(None, [title]), *_aligned(rows, 2 * bool(title))]) if rows else "")
     if entry.doc.example:
         blocks.append(f"example\n{textwrap.indent(entry.doc.example, '  ')}")
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def entry_of(name: str) -> OpEntry:
@@ -89,17 +85,14 @@ def entry_of(name: str) -> OpEntry:
     """
     op = find(name)
     doc, word = read_docstring(op.doc), op.kind.word if op.kind else ""
-    facts = hook_facts(op, word) if word else op_facts(op)
-    if doc.sources:
-        facts.append(("source", ", ".join(doc.sources)))
+    outputs = () if word else op.outputs
+    facts = [*(hook_facts(op, word) if word else op_facts(op)), ("source", ", ".join(doc.sources))]
     return OpEntry(
         name=name,
         doc=doc,
         reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
-        writes=()
-        if word
-        else tuple((port.name or "(the node's name)", str(port.type)) for port in op.outputs),
-        facts=tuple(facts),
+        writes=tuple((port.name or "(the node's name)", str(port.type)) for port in outputs),
+        facts=tuple((title, text) for title, text in facts if text),
         attributes=tuple(attribute_rows(op)),
     )
 
@@ -133,10 +126,8 @@ def find(name: str) -> Op:
 def _hook(name: str, mark: Mark) -> Op | None:
     """Return a function in a file as the first kind of hook that its signature fits."""
     for kind in (Loop, Parser, Tool):
-        try:
+        with suppress(GraphError):
             return find_hook(kind, name, mark)[0]
-        except GraphError:
-            continue
     return None
 
 
@@ -161,16 +152,16 @@ def op_facts(op: Op) -> list[tuple[str, str]]:
     facts = [("runs", _engine(op)), ("sees", ROWS[op.declared.rows]), ("makes", _made(op))]
     if "tokenizer" in op.handles.values():
         facts.append(("tokenizer", "`tokenizer: MODEL`; by default that of the one trained language model"))
-    return [(title, text) for title, text in [*facts, ("assumes", _assumed(op))] if text]
+    return [*facts, ("assumes", _assumed(op))]
 
 
 def hook_facts(op: Op, word: str) -> list[tuple[str, str]]:
     """Return facts of a loss or such: where it is named, what the policy gives a tool, what it assumes."""
     facts = [("runs", STANDS[word].replace("NAME", op.name)), ("assumes", _assumed(op))]
     if word == "tool":
-        given = tool_schema(op.name, op.body)["function"]["parameters"]["properties"]
-        facts += [(name, f"given by the policy: {in_words(schema)}") for name, schema in given.items()]
-    return [(title, text) for title, text in facts if text]
+        parameters = tool_schema(op.name, op.body)["function"]["parameters"]["properties"]
+        facts += [(name, f"given by the policy: {in_words(schema)}") for name, schema in parameters.items()]
+    return facts
 
 
 def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
@@ -185,12 +176,8 @@ def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
 
 
 def _hook_in_words(op: Op, name: str) -> str:
-    word = op.hooks[name].word
-    return (
-        f"{word}s by name: {{NAME: {{kind: NAME, ...}}}}"
-        if name in op.several
-        else f"a {word}: {{kind: NAME, ...}}"
-    )
+    word, one = op.hooks[name].word, "{kind: NAME, ...}"
+    return f"{word}s by name: {{NAME: {one}}}" if name in op.several else f"a {word}: {one}"
 
 
 def attribute_schemas(op: Op) -> dict[str, Any]:
@@ -198,14 +185,10 @@ def attribute_schemas(op: Op) -> dict[str, Any]:
     schemas: dict[str, Any] = op.attributes.model_json_schema().get("properties", {})
     for name, field in op.attributes.model_fields.items():
         if holds_paths(field.annotation, *field.metadata):
-            _mark_paths(schemas[name])
+            schema = schemas[name]
+            for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+                part.update({"format": "path"} if part.get("type") == "string" else {})
     return schemas
-
-
-def _mark_paths(schema: dict[str, Any]) -> None:
-    for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
-        if part.get("type") == "string":
-            part["format"] = "path"
 
 
 def _engine(op: Op) -> str:
@@ -247,15 +230,8 @@ def _aligned(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
     widths.append(WIDTH - indent - sum(widths) - 2 * len(widths))
     lines = []
     for row in rows:
-        cells = [
-            textwrap.wrap(cell, width, break_on_hyphens=False)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        for parts in itertools.zip_longest(*cells, fillvalue=""):
+        wrapped = map(functools.partial(textwrap.wrap, break_on_hyphens=False), row, widths)
+        for parts in itertools.zip_longest(*wrapped, fillvalue=""):
             text = "  ".join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True))
             lines.append((" " * indent + text).rstrip())
     return lines
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.declare import Op, Port
 from rlgraph.reference.describe import OpEntry, attribute_schemas, entry_of, find
-from rlgraph.reference.edit_schema import edit_schema
 from rlgraph.reference.schema_parts import (
     ADAPTIVE,
     COURSE,
@@ -24,6 +23,7 @@ from rlgraph.reference.schema_parts import (
     OPEN,
     Schema,
     changing,
+    edit_schema,
     marked_down,
     named,
     opened,
@@ -38,6 +38,8 @@ MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
 COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
 LATER = " NAME@next is the version after its update."
 ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+INS = "Which column each parameter reads, where names differ."
+OUTS = "Other names for the columns that it writes."
 
 
 def _model(text: str) -> Schema:
@@ -49,10 +51,12 @@ REFILL = {
     **ref("refill"),
     "description": "Of a filter: repeat what is before it with the next prompts until enough rows stay.",
 }
-CADENCE = {
-    "every": "Iterations from one in which it runs to the next; without `from` those that it divides.",
-    "from": "The first iteration in which it runs, counted from 1; by default `every`.",
-}
+EVERY = "Iterations from one in which it runs to the next; without `from` those that it divides."
+FROM = "The first iteration in which it runs, counted from 1; by default `every`."
+ITERATION = opened({"type": "integer", "minimum": 1})
+# for a node that writes no column
+CADENCE = {"every": {**ITERATION, "description": EVERY}, "from": {**ITERATION, "description": FROM}}
+DEFAULTS_OR_MAP = {"type": ["object", "boolean", "string"], "pattern": OPEN}  # true: all defaults
 POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
 
 
@@ -98,7 +102,7 @@ def _node_definitions() -> dict[str, Schema]:
         "node": _by_name("op", [*OPS], "op.", "custom", "op"),
         "changed": _changed(),
         "custom": _custom(),
-        "refill": _refill(),
+        "refill": told(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
     }
     for word, known in HOOKS.items():
         definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
@@ -136,24 +140,23 @@ def _function(op: Op, entry: OpEntry, keys: Mapping[str, Schema], required: list
 
 
 def _attributes(op: Op, entry: OpEntry) -> dict[str, Schema]:
-    schemas = attribute_schemas(op)
-    made = {}
+    schemas, attributes = attribute_schemas(op), {}
     for name, kind, default, text in entry.attributes:
         adapts = not op.kind and name in op.declared.measures
         schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]), adapts)
         if name in op.structural:
             schema = opened(schemas[name])
-        made[name] = {**schema, **said(text, kind, default)}
-    return made
+        attributes[name] = {**schema, **said(text, kind, default)}
+    return attributes
 
 
 def _hooks(op: Op, name: str) -> Schema:
     """Return the schema of a hook, or several by name; null where there may be none."""
     one = ref(op.hooks[name].word)
-    made = {"type": "object", "additionalProperties": one} if name in op.several else one
+    hooks = {"type": "object", "additionalProperties": one} if name in op.several else one
     if op.attributes.model_fields[name].is_required():
-        return made
-    return {"anyOf": [made, {"type": "null"}, ref("open")], "default": None}
+        return hooks
+    return {"anyOf": [hooks, {"type": "null"}, ref("open")], "default": None}
 
 
 def _model_keys(op: Op) -> dict[str, Schema]:
@@ -173,28 +176,20 @@ def _model_keys(op: Op) -> dict[str, Schema]:
 
 def _edges(op: Op) -> dict[str, Schema]:
     """Return the schema of ``in`` and ``out``, with the op's names of its columns."""
-    made = {}
+    edges = {}
     ports = {port.name: port for port in op.inputs}
     for kind in op.hooks.values():
         shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
         ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
     if ports:
-        made["in"] = _columns(ports, "Which column each parameter reads, where names differ.", bool(op.hooks))
+        edges["in"] = _columns(ports, INS, bool(op.hooks))
     if op.outputs:
         outs = {port.name: port for port in op.outputs if port.name}
-        made["out"] = _columns(outs, "Other names for the columns that it writes.", not outs)
-    if not op.source:
-        made["rows"] = ROWS
-    if op.declared.filters:
-        made["refill"] = REFILL
-    made |= {} if op.outputs else _cadence()
-    return made if op.engine else {**made, "pool": POOL}
-
-
-def _cadence() -> dict[str, Schema]:
-    """Return the schema of ``every`` and ``from``, for a node that writes no column."""
-    number = opened({"type": "integer", "minimum": 1})
-    return {key: {**number, "description": text} for key, text in CADENCE.items()}
+        edges["out"] = _columns(outs, OUTS, not outs)
+    edges |= {} if op.source else {"rows": ROWS}
+    edges |= {"refill": REFILL} if op.declared.filters else {}
+    edges |= {} if op.outputs else CADENCE
+    return edges if op.engine else {**edges, "pool": POOL}
 
 
 def _columns(ports: Mapping[str, Port], text: str, more: bool) -> Schema:
@@ -212,21 +207,15 @@ def _custom() -> Schema:
             "op": {},
             "model": _model("The model that it reads."),
             "tokenizer": {"type": "string", "description": "The model whose tokenizer is used."},
-            "in": {**columns, "description": "Which column each parameter reads, where names differ."},
-            "out": {**columns, "description": "Other names for the columns that it writes."},
+            "in": {**columns, "description": INS},
+            "out": {**columns, "description": OUTS},
             "rows": ROWS,
             "refill": REFILL,
             "pool": POOL,
-            **_cadence(),
+            **CADENCE,
             "of": OF,
         },
     }
-
-
-def _refill() -> Schema:
-    """Return the schema of a filter's refill: true for all defaults, or a mapping."""
-    section = told(Refill.model_json_schema())
-    return {**section, "type": ["object", "boolean", "string"], "pattern": OPEN}
 
 
 def _changed() -> Schema:
@@ -249,16 +238,10 @@ def _choice(known: Mapping[str, str], what: str, one: str) -> Schema:
 
 def _by_name(key: str, known: list[str], prefix: str, custom: str, choice: str) -> Schema:
     """Return the schema of a mapping whose other keys depend on one: an if/then for each of its values."""
-    cases = [{"if": _where(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in known] + [
-        {"if": _where(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)}
-    ]
-    return {
-        "type": ["object", "string"],
-        "pattern": OPEN,
-        "properties": {key: ref(choice)},
-        "required": [key],
-        "allOf": cases,
-    }
+    cases = [{"if": _where(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in known]
+    cases.append({"if": _where(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)})
+    about = {"properties": {key: ref(choice)}, "required": [key], "allOf": cases}
+    return {"type": ["object", "string"], "pattern": OPEN, **about}
 
 
 def _where(key: str, value: Schema) -> Schema:

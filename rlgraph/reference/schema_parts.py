@@ -1,7 +1,8 @@
-"""Schema components: JSON schemas of values that also let ``???`` and ``${...}`` through."""
+"""Schema components: of values that also let ``???`` and ``${...}`` through, and of edits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlgraph.reference.words import default_of, in_words
@@ -11,12 +12,8 @@ Schema = dict[str, Any]
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 OPEN = r"^\?\?\?$|\$\{"  # a value that only the user can give, and one that is taken from elsewhere
 ITERATIONS = {"type": ["integer", "string"], "minimum": 1, "pattern": OPEN}
-ENDS = {
-    "type": "array",
-    "items": {"type": ["number", "string"], "pattern": OPEN},
-    "minItems": 2,
-    "maxItems": 2,
-}
+NUMBER = {"type": ["number", "string"], "pattern": OPEN}
+ENDS = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
 COURSE: Schema = {
     "type": "object",
     "description": "A number that changes over the iterations, which count from 1.",
@@ -30,7 +27,7 @@ COURSE: Schema = {
     "additionalProperties": False,
     "oneOf": [{"required": [name]} for name in ("linear", "cosine", "steps")],
 }
-ABOVE = {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": OPEN}
+ABOVE = {"type": NUMBER["type"], "exclusiveMinimum": 0, "pattern": OPEN}
 ADAPTIVE: Schema = {
     "type": "object",
     "description": "A number that follows the KL that its node measures (arXiv 1909.08593, section 2.2).",
@@ -43,6 +40,16 @@ ADAPTIVE: Schema = {
     "required": ["adaptive", "target", "horizon"],
 }
 FIXED = ("type", "enum", "const", "pattern")
+ITEMS = ("items", "additionalProperties")
+NODE_PATH = r"^(nodes\.)?(?!(%s)$)[A-Za-z_][A-Za-z0-9_]*$"
+EDITS = {
+    "add": "What is new: nodes by name, or `models.NAME` and other sections. It must not be there yet.",
+    "remove": "Names of nodes, or paths such as `models.critic` and `rollout.top_k`. They must be there.",
+    "replace": "Nodes by name, or paths: what is there is taken out, and this put in its place.",
+    "set": "Values by path, as `rollout.n: 8` or `models.policy.optimizer.lr: 1e-5`.",
+    "insert": "Nodes by name, each `on` a column: whoever read that now reads what the node writes.",
+    "rename": "Old name: new name, of a node, `models.NAME` or a column; whoever named it follows.",
+}
 
 
 def opened(schema: Schema) -> Schema:
@@ -52,17 +59,17 @@ def opened(schema: Schema) -> Schema:
         >>> opened({"type": "integer"})["type"], "type" in opened({"type": "integer", "enum": [1, 2]})
         (['integer', 'string'], False)
     """
-    made = _inside(schema)
-    if "anyOf" in made:
-        return {**made, "anyOf": [*map(_inside, made["anyOf"]), ref("open")]}
-    if {"enum", "const", "pattern"} & {*made}:
-        kept = {key: made.pop(key) for key in FIXED if key in made}
-        return {**made, "anyOf": [kept, ref("open")]}
-    if made.get("type") in ("string", None):
-        return made
+    inner = _inside(schema)
+    if "anyOf" in inner:
+        return {**inner, "anyOf": [*map(_inside, inner["anyOf"]), ref("open")]}
+    if {"enum", "const", "pattern"} & {*inner}:
+        kept = {key: inner.pop(key) for key in FIXED if key in inner}
+        return {**inner, "anyOf": [kept, ref("open")]}
+    if inner.get("type") in ("string", None):
+        return inner
     # one schema, not a choice of two: an editor then says what is wrong with a value
     accepted = f"{in_words(schema)}; or ???, or ${{...}}"
-    return {**made, "type": [made["type"], "string"], "pattern": OPEN, "patternErrorMessage": accepted}
+    return {**inner, "type": [inner["type"], "string"], "pattern": OPEN, "patternErrorMessage": accepted}
 
 
 def changing(schema: Schema, adapts: bool = False) -> Schema:
@@ -128,10 +135,45 @@ def ref(name: str) -> Schema:
 
 def _inside(schema: Schema) -> Schema:
     """Return the schema without the parts that no editor uses, and with its values opened."""
-    made = {key: value for key, value in schema.items() if key not in ("title", "format")}
-    for key in ("items", "additionalProperties"):
-        if isinstance(made.get(key), dict):
-            made[key] = opened(made[key])
-    if isinstance(made.get("default"), dict):
-        del made["default"]
-    return made
+    inner = {key: value for key, value in schema.items() if key not in ("title", "format")}
+    inner |= {key: opened(inner[key]) for key in ITEMS if isinstance(inner.get(key), dict)}
+    if isinstance(inner.get("default"), dict):
+        del inner["default"]
+    return inner
+
+
+def edit_schema(properties: Mapping[str, Schema], definitions: Mapping[str, Schema]) -> Schema:
+    """Return the schema of one edit: a word, and values by path."""
+    paths = dict(_paths("#/properties", properties, definitions, ""))
+    paths["^eval\\.nodes\\.[^.]+$"] = ref("changed")
+    paths[NODE_PATH % "|".join(properties)] = ref("node")
+    by_path = {"type": "object", "patternProperties": paths}
+    names = {"type": "array", "items": {"type": "string"}}
+    kinds: dict[str, Schema] = {
+        "remove": {"anyOf": [{"type": "string"}, names]},
+        "rename": {"type": "object", "additionalProperties": {"type": "string"}},
+        "insert": {"type": "object", "additionalProperties": ref("inserted")},
+    }
+    edits = {word: {"description": text, **kinds.get(word, by_path)} for word, text in EDITS.items()}
+    one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    return {"type": "object", "properties": edits, **one}
+
+
+def _paths(
+    at: str, properties: Mapping[str, Schema], definitions: Mapping[str, Schema], above: str
+) -> Iterator[tuple[str, Schema]]:
+    """Yield a pattern for each path into the sections, and a reference to the schema of its value."""
+    for name, schema in properties.items():
+        path, place = f"{above}{name}", f"{at}/{name}"
+        if name in ("nodes", "extends", "edits"):
+            continue
+        yield f"^{path}$", {"$ref": place}
+        if isinstance(schema.get("additionalProperties"), dict):
+            schema = schema["additionalProperties"]
+            path, place = f"{path}\\.[^.]+", f"{place}/additionalProperties"
+            yield f"^{path}$", {"$ref": place}
+        for inner in (schema, *schema.get("anyOf", ())):
+            target = str(inner.get("$ref", "")).removeprefix("#/$defs/")
+            if target in definitions:
+                below = definitions[target]["properties"]
+                yield from _paths(f"#/$defs/{target}/properties", below, definitions, f"{path}\\.")

@@ -32,11 +32,11 @@ def in_words(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
-        return _list(schema)
+        low, high = schema.get("minItems"), schema.get("maxItems")
+        count = f" {low}" if low == high and low else f" {low} or more" if low else ""
+        return f"list of{count}: {in_words(schema.get('items', {}))}"
     plain = PLAIN.get(schema.get("type", ""), "mapping" if "$ref" in schema else "anything")
-    if schema.get("format") == "path":
-        plain = "path"
-    return ", ".join([plain, *bounds(schema)])
+    return ", ".join(["path" if schema.get("format") == "path" else plain, *bounds(schema)])
 
 
 def bounds(schema: Mapping[str, Any]) -> list[str]:
@@ -67,9 +67,3 @@ def listed(options: list[str]) -> str:
     *most, last = options
     comma = "," if any("," in option for option in options) else ""
     return f"{', '.join(most)}{comma} or {last}" if most else last
-
-
-def _list(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minItems"), schema.get("maxItems")
-    count = f" {low}" if low == high and low else f" {low} or more" if low else ""
-    return f"list of{count}: {in_words(schema.get('items', {}))}"

@@ -13,12 +13,17 @@ A first look over coarse splits, then a closer one around the best of them.
 
 from __future__ import annotations
 
+import io
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.device_groups import GROUPS, has_groups
@@ -27,10 +32,11 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import flow
-from rlgraph.units import middle, size_text
+from rlgraph.units import middle, range_text, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
+BEST = 5  # rows of the table
 
 Settings = Mapping[str, Any]  # path in the graph -> value
 PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
@@ -57,18 +63,18 @@ class PoolLayout:
         """Return what to set in the graph. Pools keep the names that it has, as far as it has two."""
         trains, generates = [*plan.pools, "gen"][:2] if self.generating else [next(iter(plan.pools))] * 2
         pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
-        found: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
+        settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
         for name, model in plan.models.items():
             if model.train:
-                found[f"models.{name}.train.pool"] = generates if name in self.beside else trains
-                found[f"models.{name}.train.micro_tokens"] = self.micro
+                settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
+                settings[f"models.{name}.train.micro_tokens"] = self.micro
             if model.train and model.optimizer:
-                found[f"models.{name}.train.recompute"] = self.recompute
+                settings[f"models.{name}.train.recompute"] = self.recompute
             if model.serve:
-                found[f"models.{name}.serve.pool"] = generates
+                settings[f"models.{name}.serve.pool"] = generates
             if has_groups(model):
-                found[f"models.{name}.serve.tensor_parallel"] = self.group
-        return found
+                settings[f"models.{name}.serve.tensor_parallel"] = self.group
+        return settings
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,8 @@ class Candidate:
 
     @cached_property
     def seconds(self) -> float:
-        """The middle of what is predicted; without a plan for ever."""
-        if self.plan is None or self.plan.predicted is None:
-            return math.inf
-        return middle(self.plan.predicted.seconds)
+        """Return the middle of what is predicted; without a plan infinity."""
+        return middle(self.plan.predicted.seconds) if self.plan and self.plan.predicted else math.inf
 
     @property
     def family(self) -> str:
@@ -106,7 +110,7 @@ class Candidate:
 
 
 def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[Candidate]:
-    """Every layout that was tried, the best first.
+    """Return every layout that was tried, the best first.
 
     Args:
         plan: the graph as it is, for its models.
@@ -114,23 +118,22 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         per_host: devices of one host, which bound a group.
         attempt: prices a graph with settings.
     """
-    found = [_tried(None, {}, attempt)]
+    tried = [_tried(None, {}, attempt)]
     coarse = max(total // COARSE, 1)
     splits = [0, *range(coarse, total, coarse)] if generates(plan) else [0]
-    found += _all(layouts(plan, splits, per_host), plan, total, attempt)
-    best = min(found, key=lambda candidate: candidate.rank).layout
-    if best and best.generating:
-        step = coarse // 2
-        while step >= 1:
-            near = [best.generating + move for move in (-step, step) if 0 < best.generating + move < total]
-            found += _all([replace(best, generating=at) for at in near], plan, total, attempt)
-            best = min((c for c in found if c.layout), key=lambda c: c.rank).layout or best
-            step //= 2
-    return sorted(found, key=lambda candidate: candidate.rank)
+    tried += _all(layouts(plan, splits, per_host), plan, total, attempt)
+    best = min(tried, key=lambda candidate: candidate.rank).layout
+    step = coarse // 2 if best and best.generating else 0
+    while best and step:
+        near = [best.generating + move for move in (-step, step) if 0 < best.generating + move < total]
+        tried += _all([replace(best, generating=at) for at in near], plan, total, attempt)
+        best = min((c for c in tried if c.layout), key=lambda c: c.rank).layout
+        step //= 2
+    return sorted(tried, key=lambda candidate: candidate.rank)
 
 
 def layouts(plan: Plan, splits: Iterable[int], per_host: int) -> Iterator[PoolLayout]:
-    """Every combination, for some numbers of devices that generate."""
+    """Yield every combination, for some numbers of devices that generate."""
     movable = [name for name, model in plan.models.items() if model.train and not model.serve]
     grouped = any(has_groups(model) for model in plan.models.values())
     groups = [size for size in GROUPS if per_host % size == 0] if grouped else [1]
@@ -155,17 +158,16 @@ def _tried(layout: PoolLayout | None, settings: Settings, attempt: PlanAttempt) 
         plan = attempt(settings)
     except GraphError as error:
         return Candidate(layout, settings, None, error.problems[0].law)
-    made = Candidate(layout, settings, plan)
-    return made if made.fits else replace(made, why_not=_too_large(plan))
-
-
-def _too_large(plan: Plan) -> str:
+    candidate = Candidate(layout, settings, plan)
+    if candidate.fits:
+        return candidate
     pool, peak = max((plan.peak or {}).items(), key=lambda item: item[1].bytes - item[1].capacity)
-    return f"{pool} needs {size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
+    needs = f"{pool} needs {size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
+    return replace(candidate, why_not=needs)
 
 
 def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Candidate], Plan]:
-    """All layouts of a graph on a cluster, the best first, and the plan of the best.
+    """Return all layouts of a graph on a cluster, the best first, and the plan of the best.
 
     Raises:
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
@@ -180,11 +182,74 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     def attempt(settings: Settings) -> Plan:
         return predict(planned(settings), scenario, must_fit=False)
 
-    found = search(planned({}), cluster.total, cluster.devices, attempt)
+    candidates = search(planned({}), cluster.total, cluster.devices, attempt)
     # where nothing fits, this refuses the graph as it is
-    return found, compile_graph(graph, [*given, *overrides(found[0].settings)], target=target)
+    return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)
 
 
 def overrides(settings: Settings) -> list[str]:
-    """Settings as ``key=value``, as the command line takes them."""
+    """Return settings as ``key=value``, as the command line takes them."""
     return [f"{path}={flow(value)}" for path, value in settings.items()]
+
+
+def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
+    """Return a table of the best layouts, a line per other division of the devices, and settings."""
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    fit = [candidate for candidate in candidates if candidate.fits]
+    console.print(f"{len(candidates)} layouts tried, {len(fit)} of them fit")
+    if fit:
+        console.print(_table(fit[:BEST]))
+    if lines := [*_lost(candidates, fit[:BEST])]:
+        console.print("\nwhy the others lost")
+        for line in lines:
+            console.print(f"  {line}", soft_wrap=True)
+    if fit and fit[0].layout:
+        console.print("\nthe first, as settings")
+        for setting in overrides(fit[0].settings):
+            console.print(f"  {shlex.quote(setting)}", soft_wrap=True)
+    return console.export_text()
+
+
+def _table(best: Sequence[Candidate]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in ("", "devices", "groups", "micro-batch", "moves", "an iteration", "peak"):
+        table.add_column(head, justify="right" if head in ("groups", "micro-batch", "moves") else "left")
+    for number, candidate in enumerate(best, 1):
+        plan, layout = candidate.plan, candidate.layout
+        assert plan and plan.predicted and plan.peak
+        micro = f"{layout.micro}{', again' if layout.recompute else ''}" if layout else "as is"
+        beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
+        table.add_row(
+            f"{number}.",
+            ", ".join(f"{pool} {count}" for pool, count in plan.pools.items()) + beside,
+            str(layout.group) if layout else "",
+            micro,
+            str(sum(step.facts.moves == "off" for step in plan.steps)),
+            range_text(plan.predicted.seconds),
+            ", ".join(size_text(peak.bytes) for peak in plan.peak.values()),
+        )
+    return table
+
+
+def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:
+    """Yield, for each division of the devices without a row, its best layout and why it lost."""
+    families: dict[str, Candidate] = {}
+    for candidate in candidates:
+        families.setdefault(candidate.family, candidate)
+    for family, best in families.items():
+        if family not in {candidate.family for candidate in shown}:
+            yield f"{family}: {_why(best, shown)}"
+    short = [candidate for candidate in candidates if not candidate.fits]
+    if short:
+        yield f"{len(short)} do not fit, as: {short[0].why_not}"
+
+
+def _why(candidate: Candidate, shown: Sequence[Candidate]) -> str:
+    if not candidate.fits or candidate.plan is None or candidate.plan.predicted is None:
+        return candidate.why_not
+    plan, took = candidate.plan, candidate.plan.predicted
+    busiest = max(took.pools, key=lambda pool: middle(took.pools[pool]))
+    steps = [step for step in plan.steps if step.seconds and busiest in (step.pool, step.source)]
+    slowest = max(steps, key=lambda step: math.prod(step.seconds or ())).node
+    factor = candidate.seconds / shown[0].seconds if shown else 1.0
+    return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"

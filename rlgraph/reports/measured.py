@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.calibration import TICK, calibration_text
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
@@ -50,17 +50,18 @@ def counted(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
 
 def response_tokens(lines: Sequence[MetricsLine]) -> float | None:
     """Return the mean tokens of a response over iterations; None where nothing was generated."""
-    return _mean(lines, "rollout/length")
+    return mean_of(lines, "rollout/length")
 
 
 def prompt_tokens(lines: Sequence[MetricsLine]) -> float | None:
     """Return the mean tokens of a prompt over iterations; None where nothing was generated."""
-    return _mean(lines, "rollout/prompt_length")
+    return mean_of(lines, "rollout/prompt_length")
 
 
-def _mean(lines: Sequence[MetricsLine], name: str) -> float | None:
-    found = [line[name] for line in lines if name in line]
-    return sum(found) / len(found) if found else None
+def mean_of(lines: Sequence[MetricsLine], name: str) -> float | None:
+    """Return the mean of a metric over the lines that have it; None where none has."""
+    values = [line[name] for line in lines if name in line]
+    return sum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,15 @@ class Priced:
         target = plan.origin.target if plan.origin else None
         if cluster is None and target is None:
             raise RunError(f"{run_dir} was planned for no cluster\n  {SAY}")
-        found = load_cluster(cluster or (target.cluster if target else ""))
-        planned = plan.predicted.cluster if plan.predicted else found.cluster
-        if cluster is None and planned != found.cluster:
-            law = f"{run_dir} was planned for {planned}; that name is {found.cluster} here and now"
+        loaded = load_cluster(cluster or (target.cluster if target else ""))
+        planned = plan.predicted.cluster if plan.predicted else loaded.cluster
+        if cluster is None and planned != loaded.cluster:
+            law = f"{run_dir} was planned for {planned}; that name is {loaded.cluster} here and now"
             raise RunError(f"{law}\n  {SAY}")
         devices = sum(plan.pools.values())
-        if devices > found.total:
-            raise RunError(f"{run_dir} ran on {devices} devices; {found.cluster} has {found.total}")
-        return Priced(run_dir, plan, found, prompt_tokens or (target.prompt_tokens if target else None))
+        if devices > loaded.total:
+            raise RunError(f"{run_dir} ran on {devices} devices; {loaded.cluster} has {loaded.total}")
+        return Priced(run_dir, plan, loaded, prompt_tokens or (target.prompt_tokens if target else None))
 
     def work(self, lines: Sequence[MetricsLine]) -> Workload:
         """Return the work of these iterations: prompts and responses as long as they were."""
@@ -119,15 +120,15 @@ class Priced:
         Each iteration is held against a prediction for the mean length of its own responses: the ratio is one
         of rates.
         """
-        found: dict[str, dict[str, list[float]]] = {}
+        ratios: dict[str, dict[str, list[float]]] = {}
         for line in lines:
             pricing = Pricing(self.plan, self.cluster, self.work([line]), self.sizes)
             for step in self.plan.steps:
                 measured = line.get(f"time/{step.node}")
                 if measured is not None:
                     ratio = max(measured, TICK) / pricing.middle(step)
-                    found.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
-        return found
+                    ratios.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
+        return ratios
 
     def calibration(self) -> str:
         """Return a YAML text of this run's calibration of the cost model.
@@ -141,22 +142,15 @@ class Priced:
             raise RunError(f"{law}\n  the first warms up: run two or more")
         when = (self.run_dir / "metrics.jsonl").stat().st_mtime
         date = datetime.fromtimestamp(when, UTC).date().isoformat()
-        first, last = timed[1]["step"], timed[-1]["step"]
+        first, last, count = timed[1]["step"], timed[-1]["step"], sum(self.plan.pools.values())
+        work, known = self.work(timed[1:]), prompt_tokens(timed[1:])
+        prompts = f"prompts of {work.prompt:,.1f} tokens ({'measured' if known else 'taken'})"
+        tokens = f"{prompts}, responses of {work.responses.mean:,.1f}"
         notes = [
             f"{self.run_dir}: {self.plan.graph}, iterations {first} to {last}, {date}",
-            f"on {_devices(self.plan)} of {self.cluster.cluster}, {self._tokens(timed[1:])}",
+            f"on {count} device{'s' * (count != 1)} of {self.cluster.cluster}, {tokens}",
             "measured seconds over the middle of the prediction, of each step in each iteration:",
             "10th and 90th percentile",
         ]
         name = f"{self.plan.graph} on {self.cluster.cluster}, {date}"
         return calibration_text(name, notes, self.ratios(timed[1:]))
-
-    def _tokens(self, lines: Sequence[MetricsLine]) -> str:
-        work, known = self.work(lines), prompt_tokens(lines)
-        prompts = f"prompts of {work.prompt:,.1f} tokens ({'measured' if known else 'taken'})"
-        return f"{prompts}, responses of {work.responses.mean:,.1f}"
-
-
-def _devices(plan: Plan) -> str:
-    count = sum(plan.pools.values())
-    return f"{count} device" + "s" * (count != 1)

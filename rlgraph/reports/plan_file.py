@@ -53,7 +53,7 @@ def is_plan(graph: str) -> bool:
 
 
 def load(path: Path) -> Plan:
-    """The plan in a file.
+    """Return the plan in a file.
 
     Raises:
         GraphError: the file can't be read, or holds no plan as ``Plan.json`` writes it.
@@ -68,7 +68,7 @@ def load(path: Path) -> Plan:
 
 
 def parse(text: str, name: str = "plan") -> Plan:
-    """The plan that ``Plan.json`` wrote as this text.
+    """Return the plan that ``Plan.json`` wrote as this text.
 
     Raises:
         GraphError: it is no JSON or no plan, of another version, or changed since it was written.
@@ -97,7 +97,7 @@ def plan_given(
     here: Here | None = None,
     device: str = "cpu",
 ) -> tuple[Tree, Plan]:
-    """The composed graph and the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
+    """Return the composed graph and the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
 
     ``device`` is what a graph without a target is planned for; a saved plan says that itself.
 
@@ -120,7 +120,7 @@ def plan_given(
 
 
 def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
-    """The graph that a saved plan was made from, composed anew, and its plan: the same as the saved one.
+    """Return the graph that a saved plan was made from, composed anew, and its plan, the same as that saved.
 
     Raises:
         GraphError: the file holds no plan.
@@ -140,34 +140,30 @@ def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
         tree, plan = compose_and_plan(*made_from, here, saved.device)
     except GraphError as error:
         law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
-        raise RunError(
-            f"{law}\n{textwrap.indent(str(error), '  ')}\n  mend that, or {_again(origin)}"
-        ) from error
-    changed = differences(saved, plan)
-    if changed:
-        made = f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"
-        made *= origin.rlgraph != version.VERSION
-        raise _refused(path, f"{origin.graph} gives another plan now", changed, origin, made)
+        problems = textwrap.indent(str(error), "  ")
+        raise RunError(f"{law}\n{problems}\n  mend that, or {_again(origin)}") from error
+    if changed := differences(saved, plan):
+        maker = f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"
+        more = maker if origin.rlgraph != version.VERSION else ""
+        raise _refused(path, f"{origin.graph} gives another plan now", changed, origin, more)
     return tree, saved if saved.open_values else _typed(saved)
 
 
 def _typed(plan: Plan) -> Plan:
-    """A plan from a file with its attributes in the types that its ops declare; JSON has no tuples, say."""
+    """Return a plan with its attributes in the types that its ops declare; JSON has no tuples, say."""
 
     def typed(function: Function, kind: Any = None) -> Function:
         op = registry.load(function.target, kind=kind)
         hooks = {path: typed(hook, op.hook(path)) for path, hook in function.hooks.items()}
         return replace(function, attributes=op.typed(function.attributes), hooks=hooks)
 
-    functions = {
-        phase: {node: typed(function) for node, function in part.items()}
-        for phase, part in plan.functions.items()
-    }
+    phases = plan.functions.items()
+    functions = {phase: {node: typed(function) for node, function in part.items()} for phase, part in phases}
     return replace(plan, functions=functions)
 
 
 def plan_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of what ``Plan.json`` writes."""
+    """Return the JSON Schema (draft 2020-12) of what ``Plan.json`` writes."""
     schema = _adapter().json_schema()
     for part in (schema, *(part for part in schema["$defs"].values() if "properties" in part)):
         part["required"] = [*part["properties"]]
@@ -209,9 +205,9 @@ def _fields(text: str, name: str) -> dict[str, Any]:
 
 
 def _bad(name: str, reasons: Iterable[str]) -> GraphError:
-    found = [*reasons]
-    more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    law = f"{name} is no plan that this rlgraph wrote: {'; '.join(found[:SHOWN])}{more}"
+    shown, others = (every := [*reasons])[:SHOWN], every[SHOWN:]
+    more = f", and {len(others)} more" if others else ""
+    law = f"{name} is no plan that this rlgraph wrote: {'; '.join(shown)}{more}"
     return fail("bad-plan", law, None, remedy=_again(None))
 
 
@@ -224,50 +220,43 @@ def _said(error: Mapping[str, Any]) -> str:
     return f"`{place}`: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-def _absent(given: Any, full: Any, path: str) -> Iterator[str]:
-    """Paths of fields that were filled in by their defaults."""
+def _absent(read: Any, full: Any, path: str) -> Iterator[str]:
+    """Yield the paths of fields that were filled in by their defaults."""
     if isinstance(full, Mapping):
         for name, value in full.items():
             place = f"{path}.{name}" if path else name
-            if name not in given:
-                yield place
-            else:
-                yield from _absent(given[name], value, place)
+            yield from _absent(read[name], value, place) if name in read else (place,)
     elif isinstance(full, list | tuple):
-        for number, (item, value) in enumerate(zip(given, full, strict=True)):
+        for number, (item, value) in enumerate(zip(read, full, strict=True)):
             yield from _absent(item, value, f"{path}[{number}]")
 
 
 def _same_graph(path: Path, origin: Origin) -> None:
-    now = compose(origin.graph, origin.overrides)
-    edits = diff_text(_decisive(Tree.of(origin.composed)), _decisive(now))
-    if edits:
+    """Check that the graph of a plan is as it was, but for what it says about itself."""
+    trees = (Tree.of(origin.composed), compose(origin.graph, origin.overrides))
+    old, new = (tree.with_item("about", None) if tree.get("about") else tree for tree in trees)
+    if edits := diff_text(old, new):
         law = f"the graph that it was made from, {origin.graph}, has changed"
         raise _refused(path, law, edits.splitlines(), origin)
 
 
-def _decisive(tree: Tree) -> Tree:
-    return tree.with_item("about", None) if tree.get("about") else tree
-
-
 def _refused(path: Path, law: str, changed: list[str], origin: Origin, more: str = "") -> RunError:
-    remedy = f"undo that, or {_again(origin)}"
-    lines = [f"{path} is not run: {law}", *(f"  {line}" for line in changed)]
-    return RunError("\n".join([*lines, *([f"  {more}"] if more else []), f"  {remedy}"]))
+    lines = [*changed, *filter(None, [more]), f"undo that, or {_again(origin)}"]
+    return RunError("\n".join([f"{path} is not run: {law}", *(f"  {line}" for line in lines)]))
 
 
 def _again(origin: Origin | None) -> str:
-    """The command that plans again."""
+    """Return the command that plans again."""
     words = [origin.graph, *origin.overrides, *_where(origin)] if origin else []
     return f"plan again: rlgraph plan {shlex.join(words) if words else 'GRAPH'} -o plan.json"
 
 
 def _where(origin: Origin) -> list[str]:
-    """The options that say what a plan was made for."""
+    """Return the options that say what a plan was made for."""
     target = origin.target
     if target is None:
         return ["--devices", str(origin.devices)]
     tokens = (("--prompt-tokens", target.prompt_tokens), ("--response-tokens", target.response_tokens))
-    given = [word for name, count in tokens if count for word in (name, f"{count:g}")]
+    counts = [word for name, count in tokens if count for word in (name, f"{count:g}")]
     factors = ["--calibration", target.calibration] if target.calibration else []
-    return ["--cluster", target.cluster, *given, *factors]
+    return ["--cluster", target.cluster, *counts, *factors]

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from rlgraph.errors import GraphError, RlgraphError
 from rlgraph.ir.plan import Plan
-from rlgraph.planning.simulate import busy
-from rlgraph.reports.critical_path import CriticalStep, critical_path
+from rlgraph.planning.simulate import CriticalStep, busy, critical_path
 from rlgraph.reports.measured import MetricsLine, Priced, counted, read_metrics, response_tokens
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
@@ -37,12 +36,12 @@ class ReportRow:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over the middle of the predicted seconds."""
+        """Return measured over the middle of the predicted seconds."""
         return self.measured / middle(self.predicted) if self.predicted else None
 
     @property
     def off(self) -> float:
-        """Seconds between the two; without a prediction the seconds themselves."""
+        """Return the seconds between the two; without a prediction the seconds themselves."""
         return abs(self.measured - middle(self.predicted)) if self.predicted else self.measured
 
 
@@ -81,10 +80,8 @@ class RunReport:
 
     def json(self) -> str:
         """Return JSON for tools: the fields, and of each row its ratio."""
-        found = asdict(self)
-        for row, plain in zip(self.steps, found["steps"], strict=True):
-            plain["ratio"] = row.ratio
-        return json.dumps(found, indent=1)
+        steps = [{**asdict(row), "ratio": row.ratio} for row in self.steps]
+        return json.dumps({**asdict(self), "steps": steps}, indent=1)
 
 
 def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float | None = None) -> RunReport:
@@ -94,7 +91,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
     whose prediction is off by most seconds comes first; else the slowest does.
 
     Args:
-        run_dir: the run's.
+        run_dir: of the run.
         cluster: predict for this one, with responses as long as they were, instead of as it was planned.
         prompt_tokens: the mean of a prompt, for ``cluster``.
 
@@ -109,8 +106,9 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         plan = Priced.of(run_dir, cluster, prompt_tokens).priced(timed)
     rows, outside, whole = _rows(plan, timed)
     seconds = {row.step: row.measured for row in rows}
-    found, why = _outlook(run_dir, plan, timed, cluster, prompt_tokens)
+    changes, why = _outlook(run_dir, plan, timed, cluster, prompt_tokens)
     of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
+    took = busy(plan, of_steps) if plan and whole else {}
     return RunReport(
         run=str(run_dir),
         iterations=sum("time/step" in line for line in lines),
@@ -122,11 +120,9 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         outside=outside,
         iteration=whole,
         critical_path=tuple(critical_path(plan, of_steps)) if plan and timed else (),
-        idle={pool: max(1 - took / whole.measured, 0.0) for pool, took in busy(plan, of_steps).items()}
-        if plan and whole
-        else {},
+        idle={pool: max(1 - work / whole.measured, 0.0) for pool, work in took.items()} if whole else {},
         memory=tuple(_memory(plan, lines)),
-        outlook=found,
+        outlook=changes,
         why_none=unread or why,
     )
 
@@ -140,12 +136,8 @@ def _plan(run_dir: Path) -> tuple[Plan | None, str]:
 
 
 def _evaluations(lines: Sequence[MetricsLine]) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("eval/"):
-                found.setdefault(name, []).append((line["step"], value))
-    return found
+    names = dict.fromkeys(name for line in lines for name in line if name.startswith("eval/"))
+    return {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
 
 
 def _rows(
@@ -154,24 +146,18 @@ def _rows(
     """Return the steps, the rest, and the iteration: means over those that count."""
     if not timed:
         return [], None, None
-    names = dict.fromkeys(
-        name for line in timed for name in line if name.startswith("time/") and name not in LAST
-    )
+    timers = dict.fromkeys(name for line in timed for name in line if name.startswith("time/"))
     # a step that some iterations leave out takes nothing there
-    seconds = {name: sum(line.get(name, 0.0) for line in timed) / len(timed) for name in names}
-    whole = sum(line["time/step"] for line in timed) / len(timed)
-    said = {f"time/{step.node}": step.seconds for step in plan.steps} if plan and plan.predicted else {}
-    rows = [
-        ReportRow(name[len("time/") :], took, took / whole, said.get(name)) for name, took in seconds.items()
-    ]
+    means = {name: sum(line.get(name, 0.0) for line in timed) / len(timed) for name in timers}
+    whole = means["time/step"]
+    seconds = {name.removeprefix("time/"): took for name, took in means.items() if name not in LAST}
+    said = {step.node: step.seconds for step in plan.steps} if plan and plan.predicted else {}
+    rows = [ReportRow(node, took, took / whole, said.get(node)) for node, took in seconds.items()]
     # steps of two pools may overlap, and then they add up to more than the iteration
     rest = max(whole - sum(seconds.values()), 0.0)
     predicted = plan.predicted.seconds if plan and plan.predicted else None
-    return (
-        rows,
-        ReportRow("outside the steps", rest, rest / whole),
-        ReportRow("iteration", whole, 1.0, predicted),
-    )
+    outside = ReportRow("outside the steps", rest, rest / whole)
+    return rows, outside, ReportRow("iteration", whole, 1.0, predicted)
 
 
 def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]:
@@ -185,13 +171,11 @@ def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]
 
 def _largest(lines: Sequence[MetricsLine], prefix: str) -> dict[str, float]:
     """Return the largest value per pool, of metrics that are named ``prefixPOOL-DEVICE``."""
-    found: dict[str, float] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith(prefix):
-                pool = name.removeprefix(prefix).rpartition("-")[0]
-                found[pool] = max(found.get(pool, 0.0), value)
-    return found
+    largest: dict[str, float] = {}
+    for name, value in (item for line in lines for item in line.items() if item[0].startswith(prefix)):
+        pool = name.removeprefix(prefix).rpartition("-")[0]
+        largest[pool] = max(largest.get(pool, 0.0), value)
+    return largest
 
 
 def _outlook(
@@ -219,7 +203,7 @@ def report_text(report: RunReport, width: int = 100) -> str:
         said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
         console.print(f"  {name}: {said}", soft_wrap=True)
     if report.iteration:
-        for words in _against(report):
+        for words in _against(report) if report.cluster else ():
             console.print(words)
         console.print(_table(report))
         for words in (*_where(report), *_helps(report)):
@@ -229,8 +213,6 @@ def report_text(report: RunReport, width: int = 100) -> str:
 
 def _against(report: RunReport) -> Iterator[str]:
     """Yield the workload that predictions were made for, and the real one."""
-    if report.cluster is None:
-        return
     yield f"predicted for {report.cluster}, assuming"
     yield from (f"  {assumed}" for assumed in report.assumed)
     if length := report.response_tokens:
@@ -260,12 +242,10 @@ def _where(report: RunReport) -> Iterator[str]:
     for pool, share in report.idle.items():
         yield f"pool {pool} is idle for {share:.0%} of an iteration"
     for one in report.memory:
-        beside = ""
+        said = f"a device of {one.pool} has held {size_text(one.measured)} at most"
         if one.predicted is not None:
-            beside = f"; predicted {size_text(one.predicted)} of {size_text(one.capacity or 0)}"
-        if one.driver is not None:
-            beside += f"; with caches and servers {size_text(one.driver)}"
-        yield f"a device of {one.pool} has held {size_text(one.measured)} at most{beside}"
+            said += f"; predicted {size_text(one.predicted)} of {size_text(one.capacity or 0)}"
+        yield said + (f"; with caches and servers {size_text(one.driver)}" if one.driver is not None else "")
 
 
 def _helps(report: RunReport) -> Iterator[str]:

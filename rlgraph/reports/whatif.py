@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 from rlgraph.compiler import plan_tree
@@ -56,7 +56,7 @@ class Improvement:
 
     @property
     def typed(self) -> list[str]:
-        """The edits as a shell takes them."""
+        """Return the edits as a shell takes them."""
         return [shlex.quote(edit) for edit in self.edits]
 
 
@@ -70,18 +70,14 @@ class Outlook:
 
 
 def outlook(priced: Priced, lines: Sequence[MetricsLine]) -> Outlook:
-    """The changes that shorten an iteration of a run, as the cost model has it.
-
-    Args:
-        priced: the run.
-        lines: its timed iterations.
+    """Return the changes that shorten an iteration of a run, as the cost model has it from timed iterations.
 
     Raises:
         GraphError: the run's own graph can't be planned here any more.
     """
     factors = calibrated(priced, lines)
     before = _planned(priced, lines, factors, {})
-    found: dict[str, Improvement] = {}
+    best: dict[str, Improvement] = {}
     tries = [*_tries(priced)]
     for one in tries:
         try:
@@ -90,25 +86,23 @@ def outlook(priced: Priced, lines: Sequence[MetricsLine]) -> Outlook:
             continue
         saves = 1 - middle(seconds) / middle(before)
         change = Improvement(tuple(overrides(one.settings)), seconds, round(saves, 4), one.alters)
-        if saves >= LEAST and (one.kind not in found or saves > found[one.kind].saves):
-            found[one.kind] = change
-    ordered = sorted(found.values(), key=lambda change: -change.saves)
+        if saves >= LEAST and (one.kind not in best or saves > best[one.kind].saves):
+            best[one.kind] = change
+    ordered = sorted(best.values(), key=lambda change: -change.saves)
     return Outlook(before, len(tries), tuple(ordered))
 
 
 def calibrated(priced: Priced, lines: Sequence[MetricsLine]) -> Calibration:
-    """Factors for each kind of work: the spread of its measured over its predicted seconds."""
-    found = {
-        kind: list(fit([ratio for ratios in steps.values() for ratio in ratios]))
-        for kind, steps in priced.ratios(lines).items()
-    }
-    return Calibration(calibration=str(priced.run_dir), **found)
+    """Return factors for each kind of work: the spread of its measured over its predicted seconds."""
+    ratios = {kind: [*chain(*steps.values())] for kind, steps in priced.ratios(lines).items()}
+    factors = {kind: [*fit(of_kind)] for kind, of_kind in ratios.items()}
+    return Calibration(calibration=str(priced.run_dir), **factors)
 
 
 def _planned(
     priced: Priced, lines: Sequence[MetricsLine], factors: Calibration, settings: Settings
 ) -> tuple[float, float]:
-    """Seconds of an iteration with these settings."""
+    """Return the seconds of an iteration with these settings."""
     origin = priced.plan.origin
     assert origin
     tree = compose(origin.graph, [*origin.overrides, *overrides(settings)])
@@ -118,20 +112,19 @@ def _planned(
     if origin.target is None:
         plan = fixed(plan)  # as the run had it, and as one without a cluster would have it again
     tokens = prompt_tokens(lines) or priced.prompt_tokens, response_tokens(lines)
-    made = predict(plan, Scenario(priced.cluster, *tokens, factors), must_fit=False)
-    assert made.peak and made.predicted
-    if not all(pool.fits for pool in made.peak.values()):
+    planned = predict(plan, Scenario(priced.cluster, *tokens, factors), must_fit=False)
+    assert planned.peak and planned.predicted
+    if not all(pool.fits for pool in planned.peak.values()):
         raise fail("does-not-fit", f"{plan.graph} does not fit on {priced.cluster.cluster}", None)
-    return made.predicted.seconds
+    return planned.predicted.seconds
 
 
 def _tries(priced: Priced) -> Iterator[Try]:
-    plan, cluster = priced.plan, priced.cluster
-    gpus = cluster.device == "cuda"
-    yield from _pools(plan, cluster.total)
-    for name, model in plan.models.items():
-        yield from _serving(name, model, gpus)
-        yield from _passing(name, model, gpus)
+    gpus = priced.cluster.device == "cuda"
+    yield from _pools(priced.plan, priced.cluster.total)
+    for name, model in priced.plan.models.items():
+        yield from _serving(name, model, gpus) if model.serve else ()
+        yield from _passing(name, model, gpus) if model.train else ()
 
 
 def _pools(plan: Plan, most: int) -> Iterator[Try]:
@@ -158,15 +151,13 @@ def _sized(pools: Mapping[str, int]) -> dict[str, Any]:
 
 def _corrected(plan: Plan) -> dict[str, Any]:
     """Return edits that make up for rows of older weights: the ratio is to those that sampled."""
-    functions = plan.functions["train"]
-    updates = [step.node for step in plan.steps if step.updates]
-    old = [node for node in updates if "old_logprobs" in functions[node].ins]
+    updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.updates}
+    old = [node for node, update in updates.items() if "old_logprobs" in update.ins]
     return {f"nodes.{node}.in.old_logprobs": "rollout_logprobs" for node in old}
 
 
 def _serving(name: str, model: ModelPlan, gpus: bool) -> Iterator[Try]:
-    if model.serve is None:
-        return
+    assert model.serve
     at = f"models.{name}.serve"
     if "tensor_parallel" in serving(model.serve).options:
         for size in GROUPS:
@@ -182,8 +173,7 @@ def _serving(name: str, model: ModelPlan, gpus: bool) -> Iterator[Try]:
 
 
 def _passing(name: str, model: ModelPlan, gpus: bool) -> Iterator[Try]:
-    if model.train is None:
-        return
+    assert model.train
     at = f"models.{name}.train"
     for factor in FACTORS:
         yield Try(f"micro {name}", {f"{at}.micro_tokens": round(model.train.micro_tokens * factor)})

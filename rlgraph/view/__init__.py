@@ -2,7 +2,7 @@
 
 graph, plan.json or run ─ given ────────────┬─ drawings/                          .mmd, .dot, .svg, .png
                              │              │
-                             ├─ timeline ───┼─ counters ─ trace                   for ui.perfetto.dev
+                             ├─ timeline ───┼─ trace                              for ui.perfetto.dev
                              │              │
                              └─ recorded ───┴─ contents ─ page                    one HTML file
 """

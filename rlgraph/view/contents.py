@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -12,28 +13,28 @@ from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import Function, Plan, Step, plain
+from rlgraph.nodes import HOOKS, OPS
+from rlgraph.ops.docstring import read_docstring
+from rlgraph.ops.registry import load
+from rlgraph.planning.simulate import depth
 from rlgraph.printing.column_text import weight
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import prediction_text, sentence, step_text
+from rlgraph.reference.describe import entry_of
 from rlgraph.syntax.source import Tree, flow, place
 from rlgraph.version import VERSION
-from rlgraph.view.docs import docs, hook_name
-from rlgraph.view.drawings.links import links, title, weights
+from rlgraph.view.drawings.boxes import links, title, weights
 from rlgraph.view.given import Subject
 from rlgraph.view.recorded import recorded
-from rlgraph.view.timeline import arrows, depth, expected, footprint, lanes, memory
+from rlgraph.view.timeline import arrows, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]
+HOOK_OF: dict[str, str] = {target: name for known in HOOKS.values() for name, target in known.items()}
 LASTING = ("reserve", "weights", "optimizer", "serve weights")  # drawn below what comes and goes
 
 
 def contents(new: Subject, old: Subject | None = None) -> Contents:
-    """Return what a page holds.
-
-    Args:
-        new: whose graph, plan and run are shown.
-        old: what its graph and plan are held against.
-    """
+    """Return what a page holds of a subject, beside what is different from an old one."""
     plan, graph = new.plan, _composed(new.plan)
     return {
         "rlgraph": VERSION,
@@ -42,7 +43,7 @@ def contents(new: Subject, old: Subject | None = None) -> Contents:
         "pools": dict(plan.pools),
         "models": plan.fields["models"],
         "phases": {phase: _phase(plan, phase, steps, graph) for phase, steps in plan.phases.items()},
-        "docs": docs(new),
+        "docs": _docs(new),
         "notes": [*plan.notes],
         "open": [*plan.open_values],
         "predicted": [*prediction_text(plan)],
@@ -59,17 +60,15 @@ def _phase(plan: Plan, phase: str, steps: tuple[Step, ...], graph: Tree | None) 
     return {
         "steps": [_step(plan, step, graph) for step in steps],
         "links": [asdict(link) for link in links(plan, phase)],
-        "weights": [{**asdict(found), "name": found.name} for found in weights(steps)],
-        "columns": {
-            name: {
-                **asdict(column),
-                "parent": plan.domain(phase, name).parent,
-                "times": plan.domain(phase, name).times,
-                "weight": weight(column.type),
-            }
-            for name, column in plan.columns[phase].items()
-        },
+        "weights": [{**asdict(version), "name": version.name} for version in weights(steps)],
+        "columns": {name: _column(plan, phase, name) for name in plan.columns[phase]},
     }
+
+
+def _column(plan: Plan, phase: str, name: str) -> Contents:
+    column, domain = plan.columns[phase][name], plan.domain(phase, name)
+    about = {"parent": domain.parent, "times": domain.times, "weight": weight(column.type)}
+    return {**asdict(column), **about}
 
 
 def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
@@ -87,34 +86,30 @@ def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
         "takes": step_text(plan, step),
         "attributes": [*_attributes(function, written)] if function else [],
         "ins": dict(function.ins) if function else {},
-        "losses": [hook_name(hook) for hook in function.hooks.values()] if function else [],
+        "losses": [_hook_name(hook) for hook in function.hooks.values()] if function else [],
         "place": place(written) if written else "",
     }
 
 
 def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str, str, str]]:
-    """Name, value, and where it was written; nothing for a default."""
-    items = written.items if written else {}
-    for name, value in function.attributes.items():
-        tree = items.get(name)
-        course = function.courses.get(name)
-        yield name, str(course or flow(plain(value))), place(tree) if tree else ""
+    """Yield name, value, and where it was written; nothing for a default."""
+    values = {name: flow(plain(value)) for name, value in function.attributes.items()}
+    values |= {name: str(course) for name, course in function.courses.items()}
     for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
-        tree = items.get(name)
         told = {key: str(course) for key, course in hook.courses.items()}
-        kind = {"kind": hook_name(hook), **hook.attributes, **told}
-        yield name, flow(plain(kind)), place(tree) if tree else ""
+        values[name] = flow(plain({"kind": _hook_name(hook), **hook.attributes, **told}))
+    for name, value in values.items():
+        tree = written.get(name) if written else None
+        yield name, value, place(tree) if tree else ""
 
 
 def _composed(plan: Plan) -> Tree | None:
-    """The graph of a plan with the place of each value; None where it is not there now, or has changed."""
-    if plan.origin is None:
-        return None
-    try:
-        tree = compose(plan.origin.graph, plan.origin.overrides)
-    except GraphError:  # a saved plan may be looked at where its graph is not
-        return None
-    return tree if tree.plain() == plan.origin.composed else None
+    """Return the graph of a plan with the place of each value; None where it is not there or has changed."""
+    with suppress(GraphError):  # a saved plan may be looked at where its graph is not
+        if plan.origin:
+            tree = compose(plan.origin.graph, plan.origin.overrides)
+            return tree if tree.plain() == plan.origin.composed else None
+    return None
 
 
 def _timeline(plan: Plan) -> Contents:
@@ -136,62 +131,84 @@ def _short(seconds: float) -> float:
 
 
 def _memory(plan: Plan) -> Contents | None:
-    found = footprint(plan)
-    if found is None:
+    held = footprint(plan)
+    if held is None:
         return None
-    pools = {pool: memory(found, pool) for pool in plan.pools}
-    held = {part for steps in pools.values() for parts in steps.values() for part in parts}
-    parts = sorted(held, key=lambda part: (part not in LASTING, PARTS.index(part)))
-    return {
-        "capacity": found.cluster.memory,
-        "cluster": found.cluster.cluster,
-        "parts": parts,
-        "pools": pools,
-    }
+    pools = {pool: memory(held, pool) for pool in plan.pools}
+    present = {part for steps in pools.values() for parts in steps.values() for part in parts}
+    parts = sorted(present, key=lambda part: (part not in LASTING, PARTS.index(part)))
+    cluster = held.cluster
+    return {"capacity": cluster.memory, "cluster": cluster.cluster, "parts": parts, "pools": pools}
 
 
 def _engines(plan: Plan) -> Contents:
-    """Engine, as ``policy.train`` -> its pool, the parts that may leave the device, and those that are away
-    between two iterations."""
-    found: Contents = {}
+    """Return engine, as ``policy.train`` -> its pool, the parts that may leave the device, and those that are
+    away between two iterations."""
+    engines: Contents = {}
     for name, model in plan.models.items():
         if model.train:
             parts = ("parameters",) if model.frozen else ("parameters", "optimizer")
-            found[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
+            engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
         if model.serve:
-            found[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}
-    return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in found.items()}
+            engines[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}
+    return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in engines.items()}
 
 
 def _diff(new: Plan, old: Plan) -> Contents:
-    """The edits that make the new graph of the old one, and what the plans do otherwise."""
+    """Return the edits that make the new graph of the old one, and what the plans do otherwise."""
     edits: list[str] = []
     if new.origin and old.origin:
         edits = diff_text(Tree.of(old.origin.composed), Tree.of(new.origin.composed)).splitlines()
+    steps = [_step(old, step, None) for step in old.steps]
     return {
         "old": old.graph,
         "edits": [[part.strip() for part in edit.partition(" ")[::2]] for edit in edits],
         "plan": differences(old, new),
-        "before": {
-            "steps": [_step(old, step, None) for step in old.steps],
-            "links": [asdict(link) for link in links(old, "train")],
-        },
+        "before": {"steps": steps, "links": [asdict(link) for link in links(old, "train")]},
         "status": _status(new, old),
     }
 
 
 def _status(new: Plan, old: Plan) -> dict[str, str]:
-    """Node -> added, removed or changed; nothing for those that are as they were."""
-    now, before = ({step.node: step for step in plan.steps} for plan in (new, old))
-    found = {name: "added" for name in now if name not in before}
-    found |= {name: "removed" for name in before if name not in now}
-    for name in now.keys() & before.keys():
-        if _said(new, now[name]) != _said(old, before[name]):
-            found[name] = "changed"
-    return dict(sorted(found.items()))
+    """Return node -> added, removed or changed; nothing for those that are as they were."""
+    now, before = ({step.node: _said(plan, step) for step in plan.steps} for plan in (new, old))
+    status = {name: "added" for name in now if name not in before}
+    status |= {name: "removed" for name in before if name not in now}
+    status |= {name: "changed" for name in now if name in before and now[name] != before[name]}
+    return dict(sorted(status.items()))
 
 
 def _said(plan: Plan, step: Step) -> tuple[Any, ...]:
     """Return what makes a step the same: not its number, nor what is predicted."""
     function = plan.functions["train"].get(step.node)
     return step.kind, step.op, step.pool, step.reads, step.writes, dict(step.models), step.lead, function
+
+
+def _docs(new: Subject) -> dict[str, dict[str, Any]]:
+    """Return op or loss -> its docs; of a user's only where its file was loaded to compile the graph."""
+    told: dict[str, dict[str, Any]] = {}
+    for phase, functions in new.plan.functions.items():
+        names = {step.node: step.op for step in new.plan.phases[phase]}
+        for node, function in functions.items():
+            name = names[node]
+            if name not in told and (name in OPS or new.compiled):
+                told[name] = _doc(name, name in OPS, function)
+            for path, hook in function.hooks.items():
+                shipped, name = hook.target in HOOK_OF, _hook_name(hook)
+                if name not in told and (shipped or new.compiled):
+                    kind = None if shipped else load(function.target).hook(path)
+                    told[name] = _doc(name, shipped, hook, kind)
+    return told
+
+
+def _hook_name(hook: Function) -> str:
+    """Return a hook's name in graphs: a shipped loss or tool by its name, another by file and function."""
+    return HOOK_OF.get(hook.target, hook.target)
+
+
+def _doc(name: str, shipped: bool, function: Function, kind: Any = None) -> dict[str, Any]:
+    if shipped:
+        entry = entry_of(name)
+        return {**asdict(entry.doc), "facts": [*entry.facts]}
+    doc = read_docstring(load(function.target, name, kind).doc)
+    return {**asdict(doc), "facts": [("source", ", ".join(doc.sources))]}

@@ -28,37 +28,33 @@ UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
 def page(contents: dict[str, Any], follow: str = "") -> str:
-    """Return the text of an HTML file.
+    """Return the text of an HTML file that shows what ``contents.contents`` gives.
 
-    Args:
-        contents: what ``contents.contents`` gives.
-        follow: the address, on the server that the page comes from, of newer contents; none unless given.
+    ``follow``: the address, on the server that the page comes from, of newer contents; none unless given.
     """
     scripts = [_read(f"vendor/{name}") for name in VENDORED] + ["\n".join(map(_read, SCRIPTS))]
     policy = _policy(scripts, follow)
     data = embedded({**contents, "follow": follow})
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            '<head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{html.escape(contents['graph'])} - rlgraph</title>",
-            *(f"<style>\n{_read(name)}</style>" for name in STYLES),
-            "</head>",
-            "<body><!--",
-            *(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES),
-            "-->",
-            "<noscript>This page draws itself with JavaScript, which is off here.</noscript>",
-            f'<script type="application/json" id="contents">{data}</script>',
-            *(f"<script>{script}</script>" for script in scripts),
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        '<head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{html.escape(contents['graph'])} - rlgraph</title>",
+        *(f"<style>\n{_read(name)}</style>" for name in STYLES),
+        "</head>",
+        "<body><!--",
+        *(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES),
+        "-->",
+        "<noscript>This page draws itself with JavaScript, which is off here.</noscript>",
+        f'<script type="application/json" id="contents">{data}</script>',
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body>",
+        "</html>",
+    ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def embedded(value: Any) -> str:
@@ -69,16 +65,15 @@ def embedded(value: Any) -> str:
         '"\\\\u003c/script\\\\u003e"'
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return UNSAFE.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", text)
 
 
 def _policy(scripts: Iterable[str], follow: str) -> str:
     sums = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{found}'" for found in sums)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in sums)
     rules = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data:"]
-    return "; ".join(
-        [*rules, "base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] * bool(follow))]
-    )
+    rules += ["base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if follow else [])]
+    return "; ".join(rules)
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.ir.plan import Plan
-from rlgraph.reports.measured import counted, read_metrics
+from rlgraph.reports.measured import counted, mean_of, read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.units import middle
 
@@ -35,19 +35,17 @@ class Measured:
 
 def read_timeline(run_dir: Path) -> list[Measured]:
     """Read the steps of a run as they were measured, by start; none where it has no timeline yet."""
-    found = _objects(run_dir / "timeline.json")
-    first = min((event["ts"] for event in found), default=0)
+    events = _objects(run_dir / "timeline.json")
+    first = min((event["ts"] for event in events), default=0)
     bars = [
         Measured(
-            step=event["args"]["step"],
-            phase=event["args"]["phase"],
-            iteration=event["args"]["iteration"],
+            **{name: event["args"][name] for name in ("step", "phase", "iteration")},
             pool=event["pid"],
             device=event["tid"],
             start=(event["ts"] - first) / 1e6,
             end=(event["ts"] + event["dur"] - first) / 1e6,
         )
-        for event in found
+        for event in events
     ]
     return sorted(bars, key=lambda bar: bar.start)
 
@@ -91,11 +89,9 @@ def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
 def _thinned(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return a limited number of lines, evenly spaced, and all lines of evaluations."""
     every = -(-len(lines) // POINTS) or 1
-    return [line for n, line in enumerate(lines) if n % every == 0 or _evaluated(line) or line is lines[-1]]
-
-
-def _evaluated(line: Mapping[str, Any]) -> bool:
-    return any(name.startswith("eval/") for name in line)
+    kept = {*range(0, len(lines), every), len(lines) - 1}
+    kept |= {n for n, line in enumerate(lines) if any(name.startswith("eval/") for name in line)}
+    return [line for n, line in enumerate(lines) if n in kept]
 
 
 def _series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -122,10 +118,8 @@ def _beside(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
     """Yield each step, predicted and measured: mean seconds per iteration; the first warms up."""
     timed = counted(lines)
     for step in plan.steps:
-        name = f"time/{step.node}"
-        took = [line[name] for line in timed if name in line]
-        if took:
-            mean = sum(took) / len(took)
+        mean = mean_of(timed, f"time/{step.node}")
+        if mean is not None:
             ratio = mean / middle(step.seconds) if step.seconds else None
             yield {"step": step.id, "measured": mean, "predicted": step.seconds, "ratio": _short(ratio)}
 
@@ -134,15 +128,15 @@ def _samples(run_dir: Path) -> dict[str, Any]:
     """Return rows of the newest files that fit, and of the first one; the names of the others."""
     files = sorted((run_dir / "samples").glob("*.jsonl"))
     room, omitted = SAMPLE_BYTES, []
-    found: dict[str, Any] = {}
+    held: dict[str, Any] = {}
     for path in (*files[:1], *reversed(files[1:])):
         rows, count = _rows(path)
         room -= sum(map(len, rows))
-        if room < 0 and found:
+        if room < 0 and held:
             omitted.append(path.stem)
         else:
-            found[path.stem] = {"rows": [json.loads(row) for row in rows], "of": count}
-    return {"files": {name: found[name] for name in sorted(found)}, "omitted": sorted(omitted)}
+            held[path.stem] = {"rows": [json.loads(row) for row in rows], "of": count}
+    return {"files": dict(sorted(held.items())), "omitted": sorted(omitted)}
 
 
 def _rows(path: Path) -> tuple[list[str], int]:
@@ -170,24 +164,19 @@ def _environment(run_dir: Path) -> dict[str, Any] | None:
     """Return the environment that the run wrote down, or None."""
     path = run_dir / "environment.json"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found: dict[str, Any] | None = _plain(json.loads(text)) if text else None
-    return found
+    environment: dict[str, Any] | None = _plain(json.loads(text or "null"))
+    return environment
 
 
 def _facts(run_dir: Path, plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return facts of the run: how it was made, and how far it came."""
-    origin = plan.origin
-    made = [("graph", plan.graph), ("seed", str(plan.seed)), ("digest", plan.digest)]
-    if origin:
-        made += [("made from", origin.graph), ("settings", " ".join(origin.overrides))]
-        made += [("devices", str(origin.devices)), ("rlgraph", origin.rlgraph)]
-    made += [("planned for", plan.predicted.cluster if plan.predicted else "")]
+    facts = [("graph", plan.graph), ("seed", str(plan.seed)), ("digest", plan.digest)]
+    if origin := plan.origin:
+        facts += [("made from", origin.graph), ("settings", " ".join(origin.overrides))]
+        facts += [("devices", str(origin.devices)), ("rlgraph", origin.rlgraph)]
+    facts.append(("planned for", plan.predicted.cluster if plan.predicted else ""))
     timed = [line for line in lines if "time/step" in line]
-    last = timed[-1]["step"] if timed else 0
-    made += [("iterations", f"{last} of {plan.iterations}")]
-    made += [(kind, ", ".join(_names(run_dir / kind))) for kind in ("checkpoints", "models")]
-    return [(name, value) for name, value in made if value]
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    facts.append(("iterations", f"{timed[-1]['step'] if timed else 0} of {plan.iterations}"))
+    for kind in ("checkpoints", "models"):
+        facts.append((kind, ", ".join(sorted(path.name for path in (run_dir / kind).glob("*")))))
+    return [(name, value) for name, value in facts if value]

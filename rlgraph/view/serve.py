@@ -16,10 +16,7 @@ PageReply = tuple[int, str, str]  # status, type, text
 def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> ThreadingHTTPServer:
     """Return a server at this machine's own address alone; 0 is any free port.
 
-    Args:
-        make: returns the contents as they are now.
-        port: where it listens.
-        follow: whether the page asks for newer contents by itself.
+    ``make`` returns the contents as they are now. ``follow``: the page asks for newer ones by itself.
     """
 
     class PageHandler(BaseHTTPRequestHandler):

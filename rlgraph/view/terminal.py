@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.planning.simulate import depth
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.units import seconds_text, size_text
-from rlgraph.view.timeline import depth, expected
+from rlgraph.view.timeline import expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
 BUSY = re.compile(r"( +)")
@@ -30,22 +31,17 @@ def _coloured(plan: Plan) -> Iterator[str]:
     steps = iter((*plan.eval_steps, *plan.steps))  # steps in the order of the text
     look: dict[str, Any] = {}
     for number, line in enumerate(plan_text(plan).splitlines()):
-        found = STEP.match(line)
-        if found:
-            look = {"fg": _colour(plan, next(steps).pool), "bold": found[1] == " "}
+        if head := STEP.match(line):
+            look = {"fg": _colour(plan, next(steps).pool), "bold": head[1] == " "}
         elif line.startswith("         because "):
             look = {"italic": True, "dim": True}
         elif not line.startswith(" " * 17):  # else the line before goes on
             look = {"bold": number == 0 or line.startswith("repeat ")}
-        for part in _narrow(line):
+        # a line that is too wide is broken, and goes on behind where it begins
+        indent = " " * (len(line) - len(line[1:].lstrip()) + 3)
+        for part in textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]:
             named = re.match(r"^ {9}(reads|writes|frees|takes) ", part)
             yield click.style(part[:17], dim=True) + part[17:] if named else click.style(part, **look)
-
-
-def _narrow(line: str) -> list[str]:
-    """Yield a line, broken where it is too wide, and indented from where it begins."""
-    indent = " " * (len(line) - len(line[1:].lstrip()) + 3)
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _colour(plan: Plan, pool: str) -> str:
@@ -65,7 +61,7 @@ def _lanes(plan: Plan) -> Iterator[str]:
         for event in events:
             if pool in (event.step.pool, event.step.source):
                 first, last = (round((at - start) / period * room) for at in (event.start, event.end))
-                name = _fitting(event.step, last - first)
+                name = _fitted(event.step, last - first)
                 cells[max(first, 0) : max(min(last, room), 0)] = name[max(-first, 0) : max(room - first, 0)]
         colour = _colour(plan, pool)
         parts = BUSY.split("".join(cells[:room]))  # names of steps have no spaces
@@ -73,9 +69,9 @@ def _lanes(plan: Plan) -> Iterator[str]:
         yield f"  {pool[: LABEL - 3]:<{LABEL - 2}}{lane}"
 
 
-def _fitting(step: Step, width: int) -> str:
+def _fitted(step: Step, width: int) -> str:
     """Return a step's name in so many characters, the last of which parts it from the next."""
-    return (step.node[: width - 1] + "·" * (width - 1 - len(step.node)) + "|") if width > 0 else ""
+    return f"{step.node[: width - 1]:·<{width - 1}}|" if width > 0 else ""
 
 
 def _bars(plan: Plan) -> Iterator[str]:
@@ -108,11 +104,9 @@ def tree_text(plan: Plan) -> str:
         >>> print(tree_text(compile_graph("grpo", devices=1)).splitlines()[1])
         └─ prompts (data.prompts)
     """
-    lines = []
-    for phase, steps in plan.phases.items():
-        lines.append("in every iteration" if phase == "train" else "in evaluation")
-        lines += _tree(steps, plan.columns[phase])
-    return "\n".join(lines) + "\n"
+    trees = {phase: "\n".join(_tree(steps, plan.columns[phase])) for phase, steps in plan.phases.items()}
+    titles = {"train": "in every iteration", "eval": "in evaluation"}
+    return "".join(f"{titles[phase]}\n{tree}\n" for phase, tree in trees.items())
 
 
 def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan]) -> Iterator[str]:
@@ -136,10 +130,10 @@ def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan]) -> Iterator[
 
 def _sources(step: Step, columns: Mapping[str, ColumnPlan]) -> dict[str, list[str]]:
     """Return node -> the columns that a step has of it, through the copies that were inserted between."""
-    found: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for origin in (columns[name].origin for name in step.reads):
-        found.setdefault(columns[origin].writer, []).append(origin)
-    return found
+        sources.setdefault(columns[origin].writer, []).append(origin)
+    return sources
 
 
 def _node(step: Step, sources: Mapping[str, Sequence[str]]) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import PARTS, Footprint, away_items
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.overlap import guess
-from rlgraph.planning.simulate import Event, period, simulate, steady
+from rlgraph.planning.simulate import Event, depth, period, simulate, steady
 from rlgraph.units import middle
 from rlgraph.version import VERSION
 
@@ -40,11 +40,6 @@ class Lane:
     steps: frozenset[int]
 
 
-def depth(plan: Plan) -> int:
-    """Return how many iterations generation runs ahead."""
-    return max((step.lead for step in plan.steps), default=0)
-
-
 def expected(plan: Plan) -> tuple[list[Event], float]:
     """Return the events of some iterations, from an empty pipeline to an empty one, and one's seconds.
 
@@ -52,8 +47,7 @@ def expected(plan: Plan) -> tuple[list[Event], float]:
     worst where they are predicted, else a rough relative guess.
     """
     seconds = {step.id: middle(step.seconds) if step.seconds else guess(step) for step in plan.steps}
-    ahead = depth(plan)
-    count = 4 * (ahead + 1) if ahead else 3
+    count = 4 * (depth(plan) + 1) if depth(plan) else 3
     events = simulate(steady(plan), seconds, count)
     return events, period(events, count)
 
@@ -73,30 +67,26 @@ def lanes(plan: Plan) -> list[Lane]:
         >>> [(lane.first, lane.last) for lane in lanes(compile_graph("grpo", devices=8))]
         [(0, 0), (1, 7)]
     """
-    busy: dict[DeviceAddress, set[int]] = {
-        (p, d): set() for p, count in plan.pools.items() for d in range(count)
-    }
+    busy = {(pool, device): set[int]() for pool, count in plan.pools.items() for device in range(count)}
     for step in plan.steps:
         for place in places(plan, step):
             busy[place].add(step.id)
-    found = []
-    for (pool, steps), alike in groupby(busy, key=lambda place: (place[0], frozenset(busy[place]))):
-        devices = [device for _, device in alike]
-        found.append(Lane(pool, devices[0], devices[-1], steps))
-    return found
+    alike = []
+    for (pool, steps), group in groupby(busy, key=lambda place: (place[0], frozenset(busy[place]))):
+        devices = [device for _, device in group]
+        alike.append(Lane(pool, devices[0], devices[-1], steps))
+    return alike
 
 
 def arrows(plan: Plan, iterations: int) -> list[Arrow]:
     """Return what steps hand to each other in some iterations: columns and weights."""
-    found = []
-    for iteration in range(iterations):
-        for step in plan.steps:
-            for number in step.after:
-                name = _carried(plan.steps[number - 1], step)
-                if name:
-                    found.append(Arrow((number, iteration), (step.id, iteration), name))
-            found += [a for a in _synced(plan, step, iteration) if a.source[1] >= 0]
-    return found
+    handed = []
+    for iteration, step in product(range(iterations), plan.steps):
+        names = {number: _carried(plan.steps[number - 1], step) for number in step.after}
+        ends = (step.id, iteration)
+        handed += [Arrow((number, iteration), ends, name) for number, name in names.items() if name]
+        handed += [arrow for arrow in _synced(plan, step, iteration) if arrow.source[1] >= 0]
+    return handed
 
 
 def _carried(source: Step, target: Step) -> str:
@@ -119,10 +109,10 @@ def _synced(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
 
 def footprint(plan: Plan) -> Footprint | None:
     """Return the memory that the steps take on the plan's cluster; None where none is known here."""
-    origin = plan.origin
-    target = origin.target if origin else None
-    if origin is None or target is None or plan.predicted is None or origin.rlgraph != VERSION:
-        return None  # another version may count otherwise than the plan says
+    target = plan.origin.target if plan.origin else None
+    # another version may count otherwise than the plan says
+    if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
+        return None
     try:
         cluster, sizes = load_cluster(target.cluster), sizes_of(plan)
     except GraphError:  # a saved plan may be looked at where its cluster's file and its models are not
@@ -132,8 +122,8 @@ def footprint(plan: Plan) -> Footprint | None:
     return Footprint(plan, cluster, workload(plan, target.prompt_tokens, target.response_tokens), sizes)
 
 
-def memory(found: Footprint, pool: str) -> dict[int, Parts]:
+def memory(held: Footprint, pool: str) -> dict[int, Parts]:
     """Return what a device of a pool holds in each training step, part by part; 0: between iterations."""
-    moments = {step.id: parts for step, parts in found.moments(pool, found.in_order())}
-    moments[0] = found.resident(pool, set(away_items(found.plan)))
+    moments = {step.id: parts for step, parts in held.moments(pool, held.in_order())}
+    moments[0] = held.resident(pool, set(away_items(held.plan)))
     return {n: {part: parts[part] for part in PARTS if parts[part]} for n, parts in moments.items()}

@@ -8,37 +8,32 @@ processes.
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from rlgraph.ir.plan import Plan
+from rlgraph.costs.workload import Workload, workload
+from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import sentence
-from rlgraph.view.counters import (
-    CounterValue,
-    measured_memory,
-    measured_requests,
-    predicted_memory,
-    predicted_requests,
-)
-from rlgraph.view.drawings.links import title
+from rlgraph.view.drawings.boxes import title
 from rlgraph.view.recorded import Measured
-from rlgraph.view.timeline import arrows, expected, places
+from rlgraph.view.timeline import arrows, expected, footprint, memory, places
 
 GROUPS = ("predicted", "measured")
 FIRST = (1, 1001)  # the numbers of the processes of each group begin so
 TraceEvent = dict[str, Any]
 SpanKey = tuple[str, int, int]  # phase, step, iteration
+CounterValue = tuple[str, float, str, dict[str, int]]  # pool, seconds, name, values by series
+POINTS = 8  # points of the curve of a rollout's requests
+HELD, MOST, REQUESTS = "memory of a device", "most memory so far", "requests in flight"
 
 
 def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the JSON text of a trace: some iterations as they are expected, and those that were measured.
 
-    Args:
-        plan: what runs.
-        measured: the steps of a run of it.
-        lines: its metrics, which hold its memory.
+    ``lines``: the metrics of the run, which hold its memory.
     """
     bars = [*_predicted(plan)]
     counts = [*predicted_memory(plan, bars), *predicted_requests(plan, bars)]
@@ -60,14 +55,14 @@ def _predicted(plan: Plan) -> Iterator[Measured]:
 
 def _clipped(bars: Iterable[Measured]) -> list[Measured]:
     """Return a device's steps one behind the other; a file's whole microseconds may overlap by one or two."""
-    found: list[Measured] = []
+    clipped: list[Measured] = []
     by_place = sorted(bars, key=lambda bar: (bar.pool, str(bar.device), bar.start, bar.end))
     for _, lane in groupby(by_place, key=lambda bar: (bar.pool, bar.device)):
         mine = [*lane]
         ends = [*(bar.start for bar in mine[1:]), float("inf")]
         for bar, following in zip(mine, ends, strict=True):
-            found.append(Measured(**{**vars(bar), "end": max(bar.start, min(bar.end, following))}))
-    return found
+            clipped.append(replace(bar, end=max(bar.start, min(bar.end, following))))
+    return clipped
 
 
 def _micro(seconds: float) -> float:
@@ -88,7 +83,9 @@ class _Group:
         yield from map(self._slice, self.bars)
         yield from self._flows()
         yield from self._iterations()
-        yield from map(self._counter, self.counts)
+        for pool, at, name, values in self.counts:
+            event = {"name": name, "ph": "C", "ts": _micro(at), "pid": self._pid(pool)}
+            yield event | {"tid": 0, "args": values}
 
     def _pid(self, pool: str) -> int:
         return FIRST[self.number] + [*self.plan.pools].index(pool)
@@ -99,10 +96,9 @@ class _Group:
             yield _meta("process_name", pid, name=f"{group}: pool {pool}")
             yield _meta("process_labels", pid, labels=group)
             yield _meta("process_sort_index", pid, sort_index=pid)
-            beside = sorted(
-                {str(b.device) for b in self.bars if b.pool == pool} - {*map(str, range(devices))}
-            )
-            for lane in (*map(str, range(devices)), *beside):
+            lanes = [*map(str, range(devices))]
+            beside = {str(bar.device) for bar in self.bars if bar.pool == pool}.difference(lanes)
+            for lane in (*lanes, *sorted(beside)):
                 number = self._lane(pool, lane)
                 yield _meta("thread_name", pid, number, name=f"device {lane}")
                 yield _meta("thread_sort_index", pid, number, sort_index=number)
@@ -117,20 +113,9 @@ class _Group:
         args = {"step": step.id, "iteration": bar.iteration, "phase": bar.phase, "does": sentence(step)}
         said = {"because": step.because} if step.because else {}
         start, end = _micro(bar.start), _micro(bar.end)
-        return {
-            "name": title(step),
-            "cat": f"{GROUPS[self.number]},{step.kind}",
-            "ph": "X",
-            "ts": start,
-            "dur": round(end - start, 3),
-            "pid": self._pid(bar.pool),
-            "tid": self._lane(bar.pool, bar.device),
-            "args": {**args, **said},
-        }
-
-    def _counter(self, count: CounterValue) -> TraceEvent:
-        pool, at, name, values = count
-        return {"name": name, "ph": "C", "ts": _micro(at), "pid": self._pid(pool), "tid": 0, "args": values}
+        event: TraceEvent = {"name": title(step), "cat": f"{GROUPS[self.number]},{step.kind}", "ph": "X"}
+        event |= {"ts": start, "dur": round(end - start, 3), "pid": self._pid(bar.pool)}
+        return event | {"tid": self._lane(bar.pool, bar.device), "args": {**args, **said}}
 
     def _flows(self) -> Iterator[TraceEvent]:
         """Yield a pair of events for each arrow, on the first device of either step."""
@@ -168,3 +153,84 @@ class _Group:
 
 def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> TraceEvent:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
+
+
+def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the bytes that a pool's busiest device holds as each step starts, part by part."""
+    known = footprint(plan)
+    if known is None:
+        return
+    for pool in plan.pools:
+        held, seen = memory(known, pool), set()
+        parts = sorted({part for moment in held.values() for part in moment})
+        for bar in bars:
+            if bar.pool == pool and bar.step in held and (bar.step, bar.iteration) not in seen:
+                seen.add((bar.step, bar.iteration))
+                yield pool, bar.start, HELD, {part: held[bar.step].get(part, 0) for part in parts}
+
+
+def measured_memory(
+    plan: Plan, bars: Sequence[Measured], lines: Sequence[Mapping[str, Any]]
+) -> Iterator[CounterValue]:
+    """Yield the most bytes that each device has held, as each iteration ends."""
+    ends = {bar.iteration: bar.end for bar in sorted(bars, key=lambda bar: bar.end) if bar.phase == "train"}
+    for line in lines:
+        for pool, devices in plan.pools.items():
+            names = {f"device {n}": line.get(f"perf/memory/{pool}-{n}") for n in range(devices)}
+            values = {name: int(value) for name, value in names.items() if value is not None}
+            if values and line["step"] in ends:
+                yield pool, ends[line["step"]], MOST, values
+
+
+def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the rows that a rollout still generates, with response lengths as the plan predicts them."""
+    target = plan.origin.target if plan.origin else None
+    work = workload(plan, *((target.prompt_tokens, target.response_tokens) if target else ()))
+    for step, mine, rows in _rollouts(plan, bars, work):
+        curve = [left for _, left, _ in work.limited(plan.functions["train"][step.node]).alive(rows)]
+        start, took = mine[0].start, mine[0].end - mine[0].start
+        later = range(len(curve) // POINTS, len(curve), len(curve) // POINTS)
+        falls = [(start + took * index / len(curve), curve[index]) for index in later]
+        yield from _falling(step.pool, mine, [(start, rows), *falls])
+
+
+def measured_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
+    """Yield the rows of devices whose part of a rollout still runs; no run records when a row is answered."""
+    for step, mine, rows in _rollouts(plan, bars, workload(plan)):
+        ends = sorted(bar.end for bar in mine)
+        falls = [(end, rows * (1 - done / len(mine))) for done, end in enumerate(ends[:-1], start=1)]
+        yield from _falling(step.pool, mine, [(min(bar.start for bar in mine), rows), *falls])
+
+
+def _falling(
+    pool: str, mine: Sequence[Measured], points: Sequence[tuple[float, float]]
+) -> Iterator[CounterValue]:
+    """Yield the requests in flight at some times of a rollout, and none when it has ended."""
+    for at, left in (*points, (max(bar.end for bar in mine), 0)):
+        yield pool, at, REQUESTS, {"requests": round(left)}
+
+
+def _rollouts(
+    plan: Plan, bars: Sequence[Measured], work: Workload
+) -> Iterator[tuple[Step, Sequence[Measured], float]]:
+    """Yield the rollouts of training, round by round, with each device's part, and its rows.
+
+    Those of a region are repeated; its rows are shared out to its rounds as if these were alike.
+    """
+    steps = {step.id: step for step in plan.steps if step.generates}
+    rollouts = [bar for bar in bars if bar.phase == "train" and bar.step in steps]
+    rollouts.sort(key=lambda bar: (bar.iteration, bar.step, bar.start))
+    for (_, number), mine in groupby(rollouts, key=lambda bar: (bar.iteration, bar.step)):
+        step, rounds = steps[number], _rounds(mine)
+        rows = work.rows[plan.columns["train"][step.writes[0]].domain]
+        yield from ((step, once, rows / len(rounds)) for once in rounds)
+
+
+def _rounds(bars: Iterable[Measured]) -> list[list[Measured]]:
+    """Group the bars by round: what each device does first, then second, and so on."""
+    rounds: defaultdict[int, list[Measured]] = defaultdict(list)
+    times: Counter[int | str] = Counter()
+    for bar in bars:
+        rounds[times[bar.device]].append(bar)
+        times[bar.device] += 1
+    return [*rounds.values()]

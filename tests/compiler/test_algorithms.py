@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rlgraph.cli.main import main
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
-from rlgraph.reference.page_algorithms import algorithms
+from rlgraph.reference.pages import algorithms
 
 NO_PAPER = ("demo", "demo_sft", "calculator_sft")
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.reports.layout_search import Candidate, PoolLayout, autoplace, layouts, overrides

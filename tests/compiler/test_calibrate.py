@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.calibration import RATES, load_calibration
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError, RunError

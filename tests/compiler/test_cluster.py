@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER, Cluster, shipped_clusters
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
 
 DEVICES = {"cpu": 4, "h100-8": 8, "h200-8": 8, "h100-64": 64, "h100-1024": 1024}

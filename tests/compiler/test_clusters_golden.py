@@ -10,7 +10,7 @@ import pytest
 from share import FAMILIES, edits_of
 
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import sentence

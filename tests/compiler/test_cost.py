@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.formulas import (
     BEST,
@@ -30,7 +31,6 @@ from rlgraph.costs.formulas import (
 )
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of

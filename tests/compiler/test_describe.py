@@ -15,8 +15,8 @@ from rlgraph.frontend.compose import compose
 from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PARSERS, TOOLS
 from rlgraph.reference.describe import describe, entry_of, find, is_loss
-from rlgraph.reference.page_ops import SECTIONS as DOCUMENTED
-from rlgraph.reference.page_ops import entry_markdown, reference
+from rlgraph.reference.pages import SECTIONS as DOCUMENTED
+from rlgraph.reference.pages import entry_markdown, reference
 from rlgraph.syntax import settings
 
 CATALOG = [*OPS, *LOSSES]

@@ -19,9 +19,8 @@ from rlgraph.errors import RunError
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.steps import Kind
-from rlgraph.view.drawings.boxes import StepGroup, box, drawing
+from rlgraph.view.drawings.boxes import StepGroup, box, drawing, links, title, weights
 from rlgraph.view.drawings.dot import dot
-from rlgraph.view.drawings.links import links, title, weights
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.trace import trace
 

@@ -15,6 +15,7 @@ from rlgraph.costs.detect import (
     GPUS,
     SLOTS,
     among,
+    load_cluster,
     local_devices,
     local_gpus,
     memory,
@@ -23,7 +24,6 @@ from rlgraph.costs.detect import (
     rates_of,
 )
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.errors import GraphError
 
 EIGHT = "".join(f"{n}, GPU-{n}{n}ab, NVIDIA H100 80GB HBM3, 81559\n" for n in range(8))

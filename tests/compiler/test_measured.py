@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.reports.measured import Priced, prompt_tokens
 
 

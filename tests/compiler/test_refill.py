@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.reports.critical_path import critical_path
+from rlgraph.planning.simulate import critical_path
 from rlgraph.reports.measured import Priced, counted, read_metrics
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.reports.whatif import LEAST, outlook

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from share import examples
 
 from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.memory import Footprint, Item, away_items
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload

@@ -19,8 +19,8 @@ from rlgraph.frontend.edits import EDITS
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.nodes import LOSSES, OPS
 from rlgraph.reference.describe import find
-from rlgraph.reference.edit_schema import EDITS as SAID
 from rlgraph.reference.json_schema import graph_schema
+from rlgraph.reference.schema_parts import EDITS as SAID
 from rlgraph.syntax import source
 from rlgraph.syntax.validate import NODE_KEYS
 

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.costs.detect import local_device, of_gpus
+from rlgraph.costs.detect import load_cluster, local_device, of_gpus
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of

@@ -13,10 +13,9 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.workload import workload
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.view.counters import measured_requests
 from rlgraph.view.recorded import Measured
 from rlgraph.view.timeline import arrows, lanes
-from rlgraph.view.trace import trace
+from rlgraph.view.trace import measured_requests, trace
 
 Event = dict[str, Any]
 ROLLOUT = {"grpo": 8, "ahead": 4}  # samples of a prompt

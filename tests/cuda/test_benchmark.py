@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlgraph.costs.calibration import RATES, load_calibration
-from rlgraph.costs.load_hardware import load_cluster
+from rlgraph.costs.detect import load_cluster
 
 ROOT = Path(__file__).parents[2]
 MEASURES = {

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
-from rlgraph.costs.load_hardware import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload

@@ -1,12 +1,75 @@
-"""Turns a plan into boxes and arrows, which mermaid and graphviz draw."""
+"""Turns a plan into boxes and arrows, which mermaid and graphviz draw: steps, and what links them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import networkx as nx
+
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.links import links, weights
+from rlgraph.ir.steps import Version
+
+
+@dataclass(frozen=True)
+class Link:
+    """The columns that one step reads of another, by their numbers; none where it only has to come first."""
+
+    source: int
+    target: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WeightsBox:
+    """A version of a model: the step that makes it, if one of this iteration does, and those that read it."""
+
+    model: str
+    version: Version
+    writer: int | None
+    readers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the version's name, as ``policy@v+1``."""
+        return f"{self.model}@{self.version}"
+
+
+def links(plan: Plan, phase: str) -> list[Link]:
+    """Return the dependency edges between the steps of a phase, transitively reduced."""
+    needs = plan.needs[phase]
+    kept, edges = nx.transitive_reduction(needs).edges, needs.edges(data="columns")
+    reduced = [Link(b, a, tuple(columns)) for a, b, columns in edges if columns or (a, b) in kept]
+    return sorted(reduced, key=lambda link: (link.target, link.source))
+
+
+def weights(steps: Sequence[Step]) -> list[WeightsBox]:
+    """Return the versions of models that a phase reads and writes, model by model, oldest first.
+
+    Example:
+        >>> from rlgraph.compiler import compile_graph
+        >>> [version.name for version in weights(compile_graph("grpo", devices=1).steps)]
+        ['policy@v', 'policy@v+1', 'ref@v']
+    """
+    readers: dict[tuple[str, Version], list[int]] = {}
+    writers: dict[tuple[str, Version], int] = {}
+    for step in steps:
+        for model, version in step.models.items():
+            if version:
+                readers.setdefault((model, version), []).append(step.id)
+                writers |= {(model, version.next): step.id} if step.updated == model else {}
+    order = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
+    keys = sorted({*readers, *writers}, key=lambda key: (order.index(key[0]), key[1].offset))
+    return [WeightsBox(*key, writers.get(key), tuple(readers.get(key, ()))) for key in keys]
+
+
+def title(step: Step) -> str:
+    """Return a step in a few words: the user's name of it, or the kind of an inserted one."""
+    if not step.inserted:
+        return step.node
+    what = " and ".join(step.parts) + " of " if step.parts else ""
+    about = ", ".join(step.reads) or ", ".join(step.models)
+    return f"{step.facts.verb} {what}{about}"
 
 
 @dataclass(frozen=True)
@@ -55,16 +118,13 @@ def drawing(plan: Plan) -> Iterator[StepGroup | VersionBox | Edge]:
 
 def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -> StepGroup:
     """Return the steps of a pool; a region is drawn where all of it is on one pool."""
-    found = dict.fromkeys(step.region for step in mine if step.region)
-    inside = [region for region in found if all(step in mine for step in steps if step.region == region)]
-    regions = [
-        StepGroup(
-            f"{name}_region{n}",
-            f"repeated until {region} has let enough rows through",
-            [step for step in mine if step.region == region],
-        )
-        for n, region in enumerate(inside)
-    ]
+    names = dict.fromkeys(step.region for step in mine if step.region)
+    inside = [region for region in names if all(step in mine for step in steps if step.region == region)]
+    regions = []
+    for number, region in enumerate(inside):
+        within = [step for step in mine if step.region == region]
+        said = f"repeated until {region} has let enough rows through"
+        regions.append(StepGroup(f"{name}_region{number}", said, within))
     return StepGroup(name, named, [step for step in mine if step.region not in inside], regions)
 
 
@@ -74,9 +134,9 @@ def box(phase: str, number: int) -> str:
 
 
 def _versions(phase: str, steps: Sequence[Step]) -> Iterator[VersionBox | Edge]:
-    for number, found in enumerate(weights(steps)):
-        version = VersionBox(f"{phase}_weights{number}", found.name)
+    for number, held in enumerate(weights(steps)):
+        version = VersionBox(f"{phase}_weights{number}", held.name)
         yield version
-        if found.writer:
-            yield Edge(box(phase, found.writer), version.id, "weights")
-        yield from (Edge(version.id, box(phase, reader), "weights") for reader in found.readers)
+        if held.writer:
+            yield Edge(box(phase, held.writer), version.id, "weights")
+        yield from (Edge(version.id, box(phase, reader), "weights") for reader in held.readers)

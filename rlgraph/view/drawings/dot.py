@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing
-from rlgraph.view.drawings.links import title
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, title
 
 FONT = 'fontname="Helvetica,Arial,sans-serif"'
 RUN = 'shape=box, style="rounded,filled", fillcolor="#dbe9ff", color="#2f5fb3"'
@@ -75,11 +74,7 @@ def _quoted(lines: Sequence[str], end: str = "n") -> str:
 
 
 def picture(plan: Plan, kind: str) -> bytes:
-    """Return an image file that shows the graph of a plan.
-
-    Args:
-        plan: whose graph.
-        kind: svg or png.
+    """Return an image file, svg or png, that shows the graph of a plan.
 
     Raises:
         RunError: it is another kind, or graphviz is not here, or failed.

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing
-from rlgraph.view.drawings.links import title
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, title
 
 LOOKS = (
     "classDef run fill:#dbe9ff,stroke:#2f5fb3,color:#10213f",

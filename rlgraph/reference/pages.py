@@ -1,0 +1,137 @@
+"""Writes two pages as Markdown: every op, loss and section, and every shipped graph as an edit of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import networkx as nx
+
+from rlgraph.frontend.compose import as_written
+from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.reference.describe import GROUPS, OpEntry, entry_of
+from rlgraph.reference.words import default_of, in_words
+from rlgraph.syntax import settings, source
+
+SECTIONS: dict[str, type[settings.Section]] = {
+    "a graph file": settings.GraphFile,
+    "models.NAME": settings.ModelSection,
+    "models.NAME.optimizer": settings.Optimizer,
+    "models.NAME.serve": settings.Serve,
+    "models.NAME.train": settings.Train,
+    "models.NAME.train.lora": settings.Lora,
+    "nodes.FILTER.refill": settings.Refill,
+    "pools.NAME": settings.Pool,
+    "schedule": settings.Schedule,
+    "eval": settings.Eval,
+}
+REFERENCE = """# Reference
+
+Made by `rlgraph nodes --format markdown -o docs/reference.md` from the declarations that `rlgraph check`
+uses; do not edit it. [The language](language.md) says how the parts go together.
+
+Beside its attributes a node has `op`, `model` where its op reads one, `in: {parameter: column}`,
+`out: {output: column}` and `rows: FILTER`; a filter, `refill`.
+"""
+ALGORITHMS = """# Algorithms
+
+Made by `rlgraph graphs --format markdown -o docs/algorithms.md` from the shipped graphs; do not edit it.
+Each is a file in [graphs/](../graphs), opens with its drawing, and is an edit of another where it can be:
+what `rlgraph diff PARENT GRAPH` prints stands below it. [The reference](reference.md) has the ops and losses,
+and `extends: NAME` makes any of these the start of your own."""
+
+
+def reference() -> str:
+    """Return the page of ops, losses and sections."""
+    blocks = [REFERENCE, "## Sections", *(section_markdown(title, kind) for title, kind in SECTIONS.items())]
+    for title, known in GROUPS.items():
+        blocks += [f"## {title.capitalize()}", *(entry_markdown(entry_of(name)) for name in known)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def entry_markdown(entry: OpEntry) -> str:
+    """Describe an op or a loss: its purpose, the columns it reads and writes, its attributes, an example."""
+    blocks = [f"### {entry.name}", entry.doc.summary, entry.doc.body]
+    blocks += [_table(("reads", "type", ""), entry.reads), _table(("writes", "type"), entry.writes)]
+    blocks.append("\n".join(f"- {title}: {text}" for title, text in entry.facts))
+    blocks.append(_table(("attribute", "type", "default", ""), entry.attributes))
+    blocks.append(f"```yaml\n{entry.doc.example}\n```" if entry.doc.example else "")
+    return "\n\n".join(filter(None, blocks))
+
+
+def section_markdown(title: str, section: type[settings.Section]) -> str:
+    """Describe a section: its purpose, and its keys."""
+    schema = section.model_json_schema()
+    required = schema.get("required", ())
+    rows = [
+        (name, in_words(value), default_of(value, name in required), value["description"])
+        for name, value in schema["properties"].items()
+    ]
+    table = _table(("attribute", "type", "default", ""), rows)
+    if (
+        section is settings.GraphFile
+    ):  # its required keys depend on `extends`, for which it has defaults of its own
+        table = _table(("section", "type", ""), [(name, kind, text) for name, kind, _, text in rows])
+    return f"### {title}\n\n{schema['description']}\n\n{table}".replace("``", "`")
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rows = [(f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)) for name, *cells in rows]
+    if not rows:
+        return ""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def algorithms() -> str:
+    """Return the page of graphs: a table, then a section per graph, parents before the edits of them."""
+    parents = {name: _parent(name) for name in shipped_graphs()}
+    edits = nx.DiGraph((str(parent), name) for name, parent in parents.items())  # from "None" to the roots
+    names = [*nx.dfs_preorder_nodes(edits, "None")][1:]
+    rows = [f"| [{name}](#{name}) | {_origin(parents[name])} | {_about(name)} |" for name in names]
+    table = "\n".join(["| graph | edit of | |", "| --- | --- | --- |", *rows])
+    return "\n\n".join([ALGORITHMS, table, *(_section(name, parents[name]) for name in names)]) + "\n"
+
+
+def _section(name: str, parent: str | None) -> str:
+    drawing, prose = _opening(name)
+    blocks = [f"## {name}", f"{_about(name)}.", f"```text\n{drawing}\n```", prose]
+    if parent:
+        blocks.append(f"An edit of {_origin(parent)}:\n\n```text\n{_edits(parent, name)}\n```")
+    else:
+        text = shipped_graphs()[name].read_text(encoding="utf-8")
+        blocks.append(f"```yaml\n{text[text.index('graph:') :].rstrip()}\n```")
+    return "\n\n".join(filter(None, blocks))
+
+
+def _parent(name: str) -> str | None:
+    """Return the graph that a shipped graph extends."""
+    extends = source.read(shipped_graphs()[name]).get("extends")
+    return str(extends.value) if extends else None
+
+
+def _opening(name: str) -> tuple[str, str]:
+    """Return the comment that a graph's file opens with: its drawing, and the text below it."""
+    lines = shipped_graphs()[name].read_text(encoding="utf-8").splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    text = "\n".join(line[1:].rstrip() for line in lines[:end])
+    drawing, _, prose = text.partition("\n\n")
+    return drawing, "\n".join(line.strip() for line in prose.splitlines())
+
+
+def _edits(parent: str, name: str) -> str:
+    """Return what `rlgraph diff` prints of two graphs, less their names and abouts."""
+    old, new = as_written(parent), as_written(name)
+    for said in ("graph", "about"):
+        old = old.with_item(said, new.items[said])
+    return diff_text(old, new).rstrip()
+
+
+def _about(name: str) -> str:
+    about = as_written(name).get("about")
+    assert about, f"the shipped graph {name} has no about"
+    return str(about.value)
+
+
+def _origin(parent: str | None) -> str:
+    return f"[{parent}](#{parent})" if parent else ""
