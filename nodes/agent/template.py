@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rlgraph.errors import RunError
 
 TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
+REMEDY = "give another with template_options: {chat_template: ...}"
 CutSide = Literal["left", "right", "middle"]
 
 
@@ -62,7 +63,7 @@ class Joints:
             before, match, after = pieces.pop().rpartition(mark)
             if not match or mark in before:
                 law = f"the chat template of {self.tokenizer.name_or_path} does not write each message once"
-                raise TemplateError(f"{law}; give another with template_options: {{chat_template: ...}}")
+                raise TemplateError(f"{law}; {REMEDY}")
             pieces += [before, after]
         return pieces[1:]
 
@@ -79,9 +80,7 @@ class Joints:
         except jinja2.TemplateError as error:
             roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
             law = f"the chat template of {name} can't write {roles} behind the assistant: {error}"
-            raise TemplateError(
-                f"{law}; give another with template_options: {{chat_template: ...}}"
-            ) from error
+            raise TemplateError(f"{law}; {REMEDY}") from error
 
 
 def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> list[int]:

@@ -109,9 +109,8 @@ class Toolbox:
             task.cancel()  # cancels an instance that is late and still being made
 
     def _whole(self) -> list[asyncio.Task[Any]]:
-        return [
-            t for t in self.instances.values() if t.done() and not t.cancelled() and t.exception() is None
-        ]
+        tasks = self.instances.values()
+        return [task for task in tasks if task.done() and not task.cancelled() and task.exception() is None]
 
     async def _run(self, call: ToolCall) -> Any:
         if call.error:

@@ -90,8 +90,7 @@ def pairs(
         max_tokens=max_tokens,
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
-    # a position counts the rows that were written, two per pair
-    picked = rows_of(data, ctx, batch, weights, shuffle, ctx.position // 2)
+    picked = rows_of(data, ctx, batch, weights, shuffle, written=2)
     rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
     number = torch.arange(len(rows))
     return Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)

@@ -182,19 +182,14 @@ def shown(options: dict[str, Any] | None, tools: Mapping[str, Tool] | None) -> d
 
 
 def rows_of(
-    data: DataSet,
-    ctx: Context,
-    batch: int | Literal["all"],
-    weights: Mapping[str, float] | None,
-    shuffle: bool,
-    position: int | None = None,
+    data: DataSet, ctx: Context, batch: BatchSize, weights: Shares | None, shuffle: bool, written: int = 1
 ) -> list[int]:
-    """Return rows ``[batch]`` of a set, after those that earlier iterations took.
+    """Return rows ``[batch]`` of a set, each of which writes some, after those that earlier iterations took.
 
     Raises:
         DataError: ``weights`` does not name the sources.
     """
-    position = ctx.position if position is None else position
+    position = ctx.position // written  # a position counts the rows that were written
     if batch == "all" or weights is None:
         return pick(len(data.places), batch, position, ctx.seed, shuffle)
     return pick_mixed(data.sources, weights, batch, position, ctx.seed, shuffle)

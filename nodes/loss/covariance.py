@@ -55,9 +55,8 @@ def band(
     """
     sizes = _sizes(ctx, loss_mask, minibatches)
     covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
-    return _chosen(
-        ctx, loss_mask, sizes, _draws(ctx, loss_mask), (covariance > low) & (covariance < high), share
-    )
+    between = (covariance > low) & (covariance < high)
+    return _chosen(ctx, loss_mask, sizes, _draws(ctx, loss_mask), between, share)
 
 
 @op(rows="all", roles={"minibatches": "minibatches"})

@@ -78,9 +78,8 @@ def decoupled_ppo(
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
     """
     weight = ratio(old_logprobs.values, rollout_logprobs.values).clamp(max=cap or math.inf)
-    return logprobs.like(
-        weight * ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high).values
-    )
+    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high)
+    return logprobs.like(weight * losses.values)
 
 
 def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:

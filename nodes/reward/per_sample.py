@@ -96,16 +96,12 @@ def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> No
 
 
 def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
-    """Record which responses could not be judged in time, for which they are to blame themselves.
-
-    Records ``reward/late``, the fraction, and logs the first.
-    """
+    """Record the fraction of responses that took too long to judge, as ``reward/late``, and log the first."""
     ctx.record("reward/late", list(map(float, late)))
     late_responses = [response for response, is_late in zip(responses, late, strict=True) if is_late]
     for first in late_responses[:1]:
-        log.warning(
-            f"{len(late_responses)} of {len(late)} responses took too long to judge; the first: {first}"[:800]
-        )
+        law = f"{len(late_responses)} of {len(late)} responses took too long to judge"
+        log.warning(f"{law}; the first: {first}"[:800])
 
 
 async def _all(

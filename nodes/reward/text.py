@@ -37,9 +37,8 @@ def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> floa
     Example:
         rewards: {op: reward.exact}
     """
-    scores = [
-        float(response.strip() == wanted.strip()) for response, wanted in zip(responses, answer, strict=True)
-    ]
+    pairs = zip(responses, answer, strict=True)
+    scores = [float(response.strip() == wanted.strip()) for response, wanted in pairs]
     ctx.record("reward/mean", scores)
     return torch.tensor(scores, dtype=torch.float32)
 

@@ -107,11 +107,7 @@ def load_prompts(
 ) -> PromptSet:
     """Load all prompts that ``data.prompts`` with these attributes goes through.
 
-    Args:
-        tokenizer: of the model that reads the prompts.
-        files: of one source, or those of each source by its name.
-        max_prompt_tokens: longer prompts are left out.
-        reading: the fields of ``Reading``.
+    ``files`` are those of one source, or of each by its name; ``reading`` has the fields of ``Reading``.
 
     Raises:
         DataError: a file that is missing, can't be read or lacks a column; a row without what it needs; or no
@@ -168,9 +164,8 @@ def _prompts(source: DataSetKey) -> PromptSet:
 def _examples(source: DataSetKey) -> ExampleSet:
     data, end = _prompts(source), source.tokenizer.eos_token_id
     if end is None:
-        raise DataError(
-            f"the tokenizer {source.tokenizer_name} has no end token; set eos_token in its config"
-        )
+        law = f"the tokenizer {source.tokenizer_name} has no end token"
+        raise DataError(f"{law}; set eos_token in its config")
     answers = source.tokenizer(list(data.answers), add_special_tokens=False)["input_ids"]
     pairs = [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)]
     lengths = [len(before) + len(after) for before, after in pairs]
@@ -235,9 +230,8 @@ def _answer(place: str, answer: Any, reading: Reading) -> str:
     if marker is None:
         return words
     if marker not in words:
-        raise DataError(
-            f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}; correct answer_after:"
-        )
+        law = f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}"
+        raise DataError(f"{law}; correct answer_after:")
     return words.rpartition(marker)[2].strip()
 
 

@@ -46,7 +46,10 @@ def pick_mixed(
         [2, 0, 1, 0]
     """
     names = list(dict.fromkeys(sources))
-    quotas = shares([weights[name] for name in _named(names, weights)])
+    if weights.keys() != set(names):
+        law = f"weights are for {', '.join(weights)}, and files has {', '.join(names)}"
+        raise DataError(f"{law}; name each source once")
+    quotas = shares([weights[name] for name in names])
     rows = [[row for row, source in enumerate(sources) if source == name] for name in names]
     taken = _taken(tuple(quotas), batch, position, seed)
     places = [
@@ -74,14 +77,6 @@ def shares(weights: Sequence[float]) -> list[int]:
     if 0 in quotas:
         raise DataError(f"weights: a source has less than 1 row in {BLOCK}; raise its weight or leave it out")
     return quotas
-
-
-def _named(names: Sequence[str], weights: Mapping[str, float]) -> Sequence[str]:
-    if weights.keys() != set(names):
-        raise DataError(
-            f"weights are for {', '.join(weights)}, and files has {', '.join(names)}; name each source once"
-        )
-    return names
 
 
 def _taken(quotas: tuple[int, ...], batch: int, position: int, seed: int) -> list[tuple[int, int]]:

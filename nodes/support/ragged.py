@@ -65,9 +65,7 @@ class Ragged:
     def sum(self) -> torch.Tensor:
         """Return each row's sum ``[rows]``, 0 for an empty row."""
         values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values
-        return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add(
-            0, self.row_of, values
-        )
+        return values.new_zeros(len(self)).index_add(0, self.row_of, values)
 
     def take(self, rows: torch.Tensor) -> Ragged:
         """Return the rows with these indices ``[k]``, in this order."""

@@ -208,12 +208,9 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
 
 def _masked_sums(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
     """Return sum and count over the loss mask of each measure, on its device, without waiting for it."""
-    mask = loss_mask.values
-    count = mask.sum()
-    return {
-        name: (torch.where(mask, values.detach(), 0).double().sum(), count)
-        for name, values in measured.items()
-    }
+    mask, count = loss_mask.values, loss_mask.values.sum()
+    masked = {name: torch.where(mask, values.detach(), 0) for name, values in measured.items()}
+    return {name: (values.double().sum(), count) for name, values in masked.items()}
 
 
 def _rollout_gap(batch: Batch) -> Metrics:
