@@ -70,10 +70,8 @@ class Endpoint(ABC):
             UnknownError: its version does not know it.
             ServerLostError: it did not answer.
         """
-        headers = self.headers | {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/{call}", json.dumps(body).encode(), headers)
         try:
-            text = _text(request, timeout)
+            text = self._text(call, timeout, body)
         except urllib.error.HTTPError as error:
             law = f"the {self.title} at {self.url} refused {call}"
             kind = UnknownError if error.code == 404 else RunError
@@ -89,8 +87,7 @@ class Endpoint(ABC):
             RunError: it asks for another API key.
         """
         try:
-            request = urllib.request.Request(f"{self.url}/{call}", headers=self.headers)
-            return json.loads(_text(request, GLANCE))
+            return json.loads(self._text(call, GLANCE))
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 law = f"the {self.title} at {self.url} asks for another API key"
@@ -101,14 +98,15 @@ class Endpoint(ABC):
 
     def is_healthy(self) -> bool:
         """Return whether it generates a token; only of a server that is awake."""
-        request = urllib.request.Request(f"{self.url}/health", headers=self.headers)
         try:
-            _text(request, GLANCE)
+            self._text("health", GLANCE)
         except LOST:
             return False
         return True
 
-
-def _text(request: urllib.request.Request, timeout: float) -> str:
-    with urllib.request.urlopen(request, timeout=timeout) as reply:
-        return str(reply.read().decode())
+    def _text(self, call: str, timeout: float, body: dict[str, Any] | None = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        headers = self.headers if data is None else self.headers | {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/{call}", data, headers)
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
+            return str(reply.read().decode())
