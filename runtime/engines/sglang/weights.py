@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -171,8 +172,9 @@ class Servers:
             path, version = note
             # the format is not that of the start, which may be of random weights
             body = {"model_path": path, "weight_version": str(version), "load_format": "auto"}
-            body |= {"flush_cache": False}
-            self.asked = self._all("update_weights_from_disk", [body] * len(self.clients))
+            self.asked = self._all(
+                "update_weights_from_disk", [body | {"flush_cache": False}] * len(self.clients)
+            )
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Bring a bucket into the memory of all of them."""
@@ -191,22 +193,16 @@ class Servers:
 
         self.port, backend = ServerPort(""), "nccl" if self.device == "cuda" else "gloo"
         port = self.port.number
-        self.name, world = f"rlgraph-{port}", 1 + sum(self.ranks)
-        shared = {"world_size": world, "group_name": self.name, "backend": backend, "master_port": port}
+        self.name = f"rlgraph-{port}"
+        shared = {"world_size": 1 + sum(self.ranks), "group_name": self.name, "backend": backend}
+        starts = accumulate(self.ranks, initial=1)
         bodies = [
-            shared | {"master_address": client.local_address(), "rank_offset": 1 + sum(self.ranks[:index])}
-            for index, client in enumerate(self.clients)
+            shared | {"master_address": client.local_address(), "master_port": port, "rank_offset": start}
+            for client, start in zip(self.clients, starts, strict=False)
         ]
-        joined = self._all("init_weights_update_group", bodies)
-        self.group = init_custom_process_group(
-            backend=backend,
-            init_method=f"tcp://127.0.0.1:{port}",
-            world_size=world,
-            rank=0,
-            group_name=self.name,
-        )
-        for call in joined:
-            call.result()
+        self.asked = self._all("init_weights_update_group", bodies)
+        self.group = init_custom_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, **shared)
+        self.wait()
 
     def _all(self, call: str, bodies: Iterable[dict[str, Any]]) -> list[Future[Any]]:
         calls = zip(self.clients, bodies, strict=True)
