@@ -119,8 +119,7 @@ class SglangEngine:
             self.keeper = Remotes(servers, self.device, transport, sync_folder)
         elif leads:
             launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
-            how: dict[str, Any] = {"keeps": keeps, "start": start_timeout, "team": team}
-            self.keeper = Keeper(launch, logs, devices, host, restarts, **how)
+            self.keeper = Keeper(launch, logs, devices, host, restarts, keeps, start_timeout, team)
             servers, self.notes = [self.keeper.client], self.keeper.notes
         self.calls: Calls | None = None
         if servers:

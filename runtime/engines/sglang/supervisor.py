@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rlgraph.runtime.engines.servers.process import Server
-from rlgraph.runtime.engines.servers.supervisor import START, Supervisor
+from rlgraph.runtime.engines.servers.supervisor import Supervisor
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.weights import Flat, Servers, Team, flat_of, send
@@ -71,10 +71,9 @@ class Keeper(Moves, Supervisor):
         devices: Sequence[str],
         host: str,
         restarts: int,
-        *,
-        keeps: bool = True,
-        start: float = START,
-        team: Team | None = None,
+        keeps: bool,
+        start: float,
+        team: Team | None,
     ) -> None:
         """Start it and wait until it answers.
 
@@ -89,7 +88,7 @@ class Keeper(Moves, Supervisor):
             RunError: it does not come up: with its last lines.
         """
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
-        self.keeps, self.team = keeps and restarts > 0, team or Team()
+        self.keeps, self.team = keeps, team or Team()
         self.kept: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)

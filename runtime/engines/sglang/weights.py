@@ -172,9 +172,8 @@ class Servers:
             path, version = note
             # the format is not that of the start, which may be of random weights
             body = {"model_path": path, "weight_version": str(version), "load_format": "auto"}
-            self.asked = self._all(
-                "update_weights_from_disk", [body | {"flush_cache": False}] * len(self.clients)
-            )
+            body |= {"flush_cache": False}
+            self.asked = self._all("update_weights_from_disk", [body] * len(self.clients))
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Bring a bucket into the memory of all of them."""
