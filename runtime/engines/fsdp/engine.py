@@ -189,7 +189,7 @@ class FsdpEngine:
         set_rate(self.scheduler, rate)
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight in full, named and shaped as in the checkpoint, tied ones once; then buffers.
+        """Return every weight in full, named and shaped as in the checkpoint, tied ones once; then buffers.
 
         Those of a mixture's experts are views of fused parameters. Adapters are merged into their weights.
         Collective: every rank must take all of them.
