@@ -82,7 +82,7 @@ def plan_composed(
         count, device = devices or scenario.cluster.total, scenario.cluster.device
     else:
         count = devices or (here().total if here else local_devices())
-    own = target is None or target.cluster == "auto"  # where the run is, SGLang may be missing
+    own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
     plan = plan_tree(tree, count, device)
     if scenario:

@@ -41,7 +41,7 @@ class TrainingRun:
         self.progress, self.total = progress, total
         self.driver = Driver(plan, cluster, progress.steps, folder.path / "logs")
         self.calls, self.noted = ControlCalls(plan, cluster), set[str]()
-        # with generation ahead, a checkpoint empties the pipeline: other weights, and no overlap
+        # a checkpoint empties the pipeline: generation ahead would have other weights, and no overlap
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, bool] | None = None  # a checkpoint that is being written

@@ -86,7 +86,7 @@ class Footprint:
         """Return the samples that an engine generates at a time."""
         serve = self.serve(next(iter(step.models)))
         rows = self.device_rows(step) * serve.tensor_parallel
-        # in a paged cache a sample takes what it has so far, on average no more than the mean
+        # a sample takes what it has so far in a paged cache, on average no more than the mean
         sample = self.work.mean if serving(serve).paged else self.work.most
         return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))
 

@@ -133,7 +133,7 @@ class Size:
 
     def __init__(self, config: Config, head: str = "lm") -> None:
         self.config, self.head = config, head
-        self._shards: dict[int, int] = {}  # of so many devices
+        self._shards: dict[int, int] = {}  # the keys are numbers of devices
         self._buckets: dict[tuple[int, bool], int] = {}
         self.embedding = config.vocab_size * config.hidden_size
         self.layers = [config.layer(index) for index in range(config.num_hidden_layers)]

@@ -138,7 +138,7 @@ class Pricing(Footprint):
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()))
             seconds += files or both.travel(whole)
             moved = max(moved, whole)
-        if model.serve.addresses:  # of other hosts, as far as the plan knows
+        if model.serve.addresses:  # the plan takes them to be on other hosts
             seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])
         return seconds, moved
 

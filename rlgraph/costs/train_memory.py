@@ -28,8 +28,8 @@ class Pass:
 
     size: Size
     model: ModelPlan
-    devices: int  # that its shards lie on
-    tokens: int  # that the micro-batch reads, padding included
+    devices: int  # its shards lie on so many
+    tokens: int  # the micro-batch reads so many, padding included
     mask: int = 0  # bytes of the mask of packed rows; 0 where rows lie beside each other
 
     def score(self) -> Moments:

@@ -35,7 +35,7 @@ class Serving:
             empty: it has weights of its own, so that its model is frozen and nothing else reads it.
     """
 
-    about: str  # where it generates, for the description of ``serve.engine``
+    about: str  # the words of ``serve.engine``'s description for it
     builder: str
     options: Mapping[str, str]  # keys of ``models.NAME.serve`` that it takes -> the builder's parameters
     needs: tuple[str, ...] = ()  # those that must be given

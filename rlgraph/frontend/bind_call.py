@@ -22,7 +22,7 @@ from rlgraph.ops.registry import find_hook, find_op
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 
-KEYS = ("every", "from")  # in which iterations a node runs that writes no columns
+KEYS = ("every", "from")  # these say in which iterations a node without columns runs
 
 
 def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Call]] | None:
@@ -78,7 +78,7 @@ def _attributes(
 ) -> tuple[dict[str, Any] | None, dict[str, Varying]]:
     """Return every attribute's value, or None with the problems noted, and the courses of some."""
     fields = op.attributes.model_fields
-    if not binder.strict:  # as given, over the defaults
+    if not binder.strict:  # what was given stands over the defaults
         written = {n: child.plain() for n, child in tree.items.items() if n in fields}
         return {n: field.default for n, field in fields.items() if not field.is_required()} | written, {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own

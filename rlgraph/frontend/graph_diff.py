@@ -16,7 +16,7 @@ from rlgraph.errors import fail, nearest
 from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.syntax.source import Tree, flow
 
-NAMED = (("nodes",), ("models",), ("pools",), ("eval", "nodes"), ())  # whose items are added, not set
+NAMED = (("nodes",), ("models",), ("pools",), ("eval", "nodes"), ())  # their items are added, not set
 WORDS = ("remove", "replace", "add", "set")
 
 DiffPath = tuple[str, ...]

@@ -53,7 +53,7 @@ class Inference:
     columns: dict[str, Column] = field(default_factory=dict)
     domains: dict[str, GraphDomain] = field(default_factory=dict)
     done: dict[str, Node] = field(default_factory=dict)
-    copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # by (column, domain of the copy)
+    copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # keys: (column, domain of the copy)
     parts: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
     broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
 

@@ -57,9 +57,9 @@ class Region:
     filter: str
     source: str
     kind: str  # what a round begins with: prompts, or a source's own samples
-    rows: int  # that an iteration has, exactly
+    rows: int  # exactly so many does an iteration have
     times: int  # rows that one of the source makes
-    rounds: int  # at most
+    rounds: int  # there are at most so many
     expected: float  # share of the rows that stays, until one is measured
     over_sample: float  # how much more a later round asks for than it needs by what was measured
     keep: int
@@ -91,7 +91,7 @@ class Column:
     domain: str
     writer: str
     layout: RowLayout = NONE
-    pool: str = ""  # where its rows lie
+    pool: str = ""  # its rows lie there
     copy_of: str = ""  # the column of a node that it is a copy of, by however many steps; "" where it is none
     moved: bool = False  # whether it is the same rows as another, in another layout
 
@@ -140,15 +140,15 @@ class Node:
     of_version: int | None = None
     tokenizer: str | None = None
     rows: str | None = None  # the filter whose rows alone it sees
-    refill: Refill | None = None  # of a filter: until enough rows stay, what is before it is repeated
+    refill: Refill | None = None  # a filter's: what is before it is repeated until enough rows stay
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     domain: str | None = None
-    version: int | None = None  # of its model, counted from the version on entry to the iteration
+    version: int | None = None  # counted from its model's version on entry to the iteration
     after: tuple[str, ...] = ()  # nodes that must come first although no column says so
     when: Cadences = ()  # the iterations in which it runs; (): all
     pool: str = ""
-    source: str = ""  # of a sync: the pool that sends, where it is another one
+    source: str = ""  # the pool that sends, if this is a sync between two
     layout: RowLayout = NONE
     because: str = ""
     mark: Mark | None = None
@@ -200,7 +200,7 @@ class Graph:
     report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
     columns: Mapping[str, Column] = field(default_factory=dict)
     domains: Mapping[str, GraphDomain] = field(default_factory=dict)
-    regions: Mapping[str, Region] = field(default_factory=dict)  # by their filter
+    regions: Mapping[str, Region] = field(default_factory=dict)  # the keys are their filters
     notes: tuple[str, ...] = ()  # what a pass did that the user should know
     open_values: tuple[str, ...] = ()  # paths of values written ???
 

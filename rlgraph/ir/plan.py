@@ -25,7 +25,7 @@ from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Role
 from rlgraph.syntax.settings import Optimizer, Schedule, Serve, Train
 
-VERSION = 1  # of the JSON; a released field that goes, comes or changes its meaning raises it
+VERSION = 1  # the file's format; raised when a released field comes, goes or means something else
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Step:
     op: str = ""
     filters: bool = False  # its column says which rows stay
     updates: bool = False  # it writes the next version of its model
-    leaves: int = 0  # in a region, the columns of what it leaves unfinished for the next round
+    leaves: int = 0  # how many columns hold what a region leaves for its next round
     when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
     region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
     lead: int = 0
-    source: str = ""  # of a sync: the pool that sends, where it is another one
-    path: str = ""  # of a sync: memory (within a process), ipc (between two of a device), broadcast or disk
+    source: str = ""  # the pool that sends, if this is a sync between two
+    path: str = ""  # a sync's: memory (within a process), ipc (within a device), broadcast or disk
     engine: str = ""  # train or serve: the engine that a step runs on, or whose parts it moves
     parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
     seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
@@ -217,12 +217,12 @@ class Plan:
     in slot t, each step runs for iteration t + its ``lead``. Where no step leads, it is one iteration.
     """
 
-    # of the records in it too that have no configuration of their own
+    # this holds for the records in it too, which have no configuration of their own
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     graph: str
     about: str
-    digest: str  # of the graph, without its schedule and pools: a resumed run must have the same
+    digest: str  # the graph's, without its schedule and pools: a resumed run must have the same
     seed: int
     device: str  # what the devices are: cuda or cpu
     pools: Mapping[str, int]  # name -> devices; their order is that of the devices
@@ -237,11 +237,11 @@ class Plan:
     domains: Mapping[str, Mapping[str, GraphDomain]]  # phase -> what columns have one row per
     columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column
     functions: Mapping[str, Mapping[str, Function]]  # phase -> node
-    regions: Mapping[str, Region]  # of the training steps, by their filter
+    regions: Mapping[str, Region]  # those of the training steps, by their filter
     notes: tuple[str, ...]
     open_values: tuple[str, ...]
     origin: Origin | None = None  # None: made from a tree, not from a graph by name
-    peak: Mapping[str, Peak] | None = None  # of each pool; None: planned for no cluster
+    peak: Mapping[str, Peak] | None = None  # one per pool; None: planned for no cluster
     predicted: Prediction | None = None
 
     @property

@@ -154,7 +154,7 @@ class RowLayout(TextValue):
         return cls(way, int(minibatches or 0))
 
 
-NONE = RowLayout("")  # of a step that has no rows
+NONE = RowLayout("")  # the layout of a step that has no rows
 ONE = RowLayout("one")  # all rows on the pool's first device
 
 

@@ -154,4 +154,4 @@ def holds_paths(*annotations: Any) -> bool:
     return any(isinstance(part, PathMarker) or holds_paths(*typing.get_args(part)) for part in annotations)
 
 
-BYTES = {"float32": 4, "int64": 8, "boolean": 1}  # of one value, as columns lie in memory
+BYTES = {"float32": 4, "int64": 8, "boolean": 1}  # the bytes of one value in memory

@@ -166,7 +166,7 @@ class Op:
     declared: Declaration
     doc: str
     several: frozenset[str] = frozenset()  # attributes that hold several hooks by name
-    kind: type[Hook] | None = None  # where it is no op but what an attribute names
+    kind: type[Hook] | None = None  # None for an op; else the kind of hook that an attribute names
 
     def hook(self, path: str) -> type[Hook]:
         """Return the kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""

@@ -21,14 +21,14 @@ from rlgraph.passes.weight_sync import sync
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     infer,
     version,
-    prune,  # before anything is inserted for nodes that go
+    prune,  # nothing must have been inserted for nodes that go
     refill,
     assume,
     resolve,
-    elide,  # after resolve: a node left out must score at the temperature of its reader
+    elide,  # comes after resolve: a node left out must score at its reader's temperature
     place,
     partition,
     sync,
-    skip,  # after all insertions for a node, which is left out with them
+    skip,  # comes after all insertions for a node, which is left out with them
     order,
 )

@@ -30,7 +30,7 @@ from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.syntax.source import Tree
 
 PAGE = 1024  # a cache that is sized by what is free has a multiple of so many tokens
-Laid = tuple[Pricing, Plan]  # with the moves of engines that it needs, and the plan without them
+Laid = tuple[Pricing, Plan]  # the first has the moves of engines that it needs, the plan has none
 
 
 def embedded(tree: Tree) -> Tree:
@@ -82,7 +82,7 @@ def settle(
         laid = lay(_recomputing(smallest, True))
     if not names or not fits(laid[0]):
         return laid
-    for share in dict.fromkeys((1, len(names))):  # of a region all engines are awake at once
+    for share in dict.fromkeys((1, len(names))):  # all engines of a region are awake at once
         tried = [lay(_filled(laid, names, share, alone=False))]
         if any(_waits(tried[0][0], name) for name in names):
             tried.append(lay(_filled(laid, names, share, alone=True)))
@@ -131,7 +131,7 @@ def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
 def _useful(footprint: Footprint, model: str) -> int:
     """Return the tokens of all samples that a model may have in flight, each as long as one can be."""
     serve, rollouts = footprint.serve(model), _rollouts(footprint.plan, model)
-    # of an evaluation nobody says how many rows it has
+    # nobody says how many rows an evaluation has
     trains = [step for step in rollouts if step.phase == "train"]
     rows = (footprint.device_rows(step) * serve.tensor_parallel for step in trains or rollouts)
     return math.ceil(min(max(rows, default=1), serve.max_rows) * footprint.work.most)

@@ -31,7 +31,7 @@ from rlgraph.planning.simulate import Broken, period, simulate, steady, weighed
 # where no cluster says what steps take: relative times, in the order of what they usually take
 ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
 PROVED = 1_000  # iterations through which versions are followed, at most
-CHOICES = 256  # of leads that are tried; where there are more, the ends alone
+CHOICES = 256  # so many leads are tried; where there are more, only the ends
 
 
 def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
@@ -94,7 +94,7 @@ def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, i
         readers = plan.needs["train"].predecessors(step.id)
         least[step.id] = max([own, *(least[number] for number in readers)])
     limits = {number: (least[number], most[number]) for number in most}
-    for region in plan.regions:  # which is repeated as one piece
+    for region in plan.regions:  # a region is repeated as one piece
         inside = [step.id for step in plan.steps if step.region == region]
         lead = max(least[number] for number in inside)
         limits |= dict.fromkeys(inside, (lead, lead))
@@ -146,7 +146,7 @@ def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     for number in nx.topological_sort(needs):  # readers first
         rank[number] = took[number] + max((rank[n] for n in needs.predecessors(number)), default=0.0)
     open_needs = dict(needs.out_degree())
-    known = dict.fromkeys(by_id, 0.0)  # when what a step needs is there
+    known = dict.fromkeys(by_id, 0.0)  # step -> the time at which all it needs is there
     free: dict[str, float] = {}
     ready = [(0.0, -rank[number], number) for number, count in open_needs.items() if not count]
     heapq.heapify(ready)

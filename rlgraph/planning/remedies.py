@@ -19,7 +19,7 @@ from rlgraph.syntax.source import flow
 from rlgraph.units import size_text
 
 MOST = 2**14  # devices that a remedy may ask for
-LEAST_TOKENS, FEW_ROWS, LEAST_ROWS = 1024, 64, 8  # of a micro-batch and of a serve engine, in a remedy
+LEAST_TOKENS, FEW_ROWS, LEAST_ROWS = 1024, 64, 8  # remedies suggest no less
 NOTHING: Mapping[str, Any] = {}
 BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
 RECOMPUTED = {"train.recompute": True}

@@ -16,7 +16,7 @@ from rlgraph.ir.intervals import due, share, union
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
 
-BEGIN = 0.0, -1  # when the first event starts, and the number of none
+BEGIN = 0.0, -1  # the first event starts at 0, after the event -1, which is none
 SHORT = 1e-9  # seconds; less is rounding
 
 
@@ -27,7 +27,7 @@ class Event(NamedTuple):
     iteration: int
     start: float
     end: float
-    waited: int = -1  # for the end of the event of this number, last of all; -1: for none
+    waited: int = -1  # the event whose end it waited for last; -1: none
 
 
 class Broken(AssertionError):
@@ -81,7 +81,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.weights, steps = _Weights(self.plan), self.plan.steps
-        moves = {step.id for step in steps if step.facts.moves}  # in order on their pool anyway
+        moves = {step.id for step in steps if step.facts.moves}  # these are in order on their pool anyway
         self.needs = {step.id: () if step.id in moves else tuple({*step.after} - moves) for step in steps}
         self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in steps}
 
@@ -109,7 +109,7 @@ class _Weights:
     """The version that every engine holds, counted in updates from the start of the segment."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.entries = plan, [Counter[str]()]  # on entry to each iteration
+        self.plan, self.entries = plan, [Counter[str]()]  # the versions on entry to each iteration
         self.train = dict.fromkeys(plan.models, 0)
         self.serve = dict.fromkeys(plan.models, 0)
 
@@ -214,7 +214,7 @@ def critical_path(plan: Plan, seconds: Mapping[int, float]) -> list[CriticalStep
     deep = 1 + depth(plan)
     events = simulate(steady(plan), seconds, 4 * deep)
     ends = [max(event.end for event in events if event.iteration == n) for n in range(4 * deep)]
-    # from the end of the last one back: the chain settles into what repeats, iteration after iteration
+    # walked back from the last one's end, the chain settles into what each iteration repeats
     since, until = ends[deep - 1], ends[2 * deep - 1]
     inside: dict[str, float] = {}
     chain = [max(events, key=lambda event: event.end)]

@@ -23,7 +23,7 @@ APART = ("models", "steps", "slot", "eval_steps", "domains", "columns", "functio
 PHASES = {"train": "in every iteration", "eval": "in evaluation"}
 SETS = ("reads", "writes", "frees")
 OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")  # said otherwise
-FOLLOWS = {"ins": "reads", "outs": "writes", "target": "op"}  # of a function, from what the step says
+FOLLOWS = {"ins": "reads", "outs": "writes", "target": "op"}  # what the step says in other words
 ABSENT = object()
 
 
@@ -36,7 +36,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
         ...     print(line)
         seed: 0 -> 1
     """
-    if old.predicted is None or new.predicted is None:  # as is a plan that `run` makes again, of no cluster
+    if old.predicted is None or new.predicted is None:  # a plan that `run` makes again is of no cluster
         old, new = _unpredicted(old), _unpredicted(new)
     a, b = old.fields, new.fields
     alike = [name for name in a if name not in (*EXPLAINS, *APART)]
@@ -95,7 +95,7 @@ def _listed(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
 class Side:
     """One of the two plans, in one phase."""
 
-    steps: Mapping[str, Step]  # by node, in their order
+    steps: Mapping[str, Step]  # the keys are nodes, in their order
     pools: Mapping[str, int]
     functions: Mapping[str, Any]
     columns: Mapping[str, Any]

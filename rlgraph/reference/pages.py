@@ -86,7 +86,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def algorithms() -> str:
     """Return the page of graphs: a table, then a section per graph, parents before the edits of them."""
     parents = {name: _parent(name) for name in shipped_graphs()}
-    edits = nx.DiGraph((str(parent), name) for name, parent in parents.items())  # from "None" to the roots
+    edits = nx.DiGraph((str(parent), name) for name, parent in parents.items())  # "None" leads to the roots
     names = [*nx.dfs_preorder_nodes(edits, "None")][1:]
     rows = [f"| [{name}](#{name}) | {_origin(parents[name])} | {_about(name)} |" for name in names]
     table = "\n".join(["| graph | edit of | |", "| --- | --- | --- |", *rows])

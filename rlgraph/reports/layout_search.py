@@ -183,7 +183,7 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         return predict(planned(settings), scenario, must_fit=False)
 
     candidates = search(planned({}), cluster.total, cluster.devices, attempt)
-    # where nothing fits, this refuses the graph as it is
+    # this refuses the graph as it is, if nothing fits
     return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)
 
 

@@ -30,7 +30,7 @@ from rlgraph.reports.layout_search import Settings, generates, overrides
 from rlgraph.reports.measured import MetricsLine, Priced, prompt_tokens, response_tokens
 from rlgraph.units import middle
 
-LEAST = 0.02  # of an iteration: a change that saves less is not worth a word
+LEAST = 0.02  # a change that saves a smaller share of an iteration is not worth a word
 FACTORS = (0.25, 0.5, 2, 4)
 AHEAD = "rows are one version old, and the ratio is to the weights that sampled them"
 NARROW = "computes in bfloat16"
@@ -110,7 +110,7 @@ def _planned(
     if not settings and plan.digest != priced.plan.digest:
         raise fail("changed", f"{origin.graph} has changed since the run", None)
     if origin.target is None:
-        plan = fixed(plan)  # as the run had it, and as one without a cluster would have it again
+        plan = fixed(plan)  # a run without a cluster would have this plan again
     tokens = prompt_tokens(lines) or priced.prompt_tokens, response_tokens(lines)
     planned = predict(plan, Scenario(priced.cluster, *tokens, factors), must_fit=False)
     assert planned.peak and planned.predicted

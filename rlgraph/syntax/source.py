@@ -29,7 +29,7 @@ WORDS: dict[str, Any] = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
 OPEN = "???"  # a value that only the user can give
-NOWHERE = Mark(Source("diff", ""), 1, 1)  # of values that were written in no file
+NOWHERE = Mark(Source("diff", ""), 1, 1)  # the mark of values that no file has
 # PyYAML takes a ? inside {} for a complex key, though YAML 1.2 allows it: these stand in, of the same width
 STAND_IN = "\ue000\ue000\ue000"
 # what PyYAML gives to values without a tag
@@ -205,7 +205,7 @@ class Reader:
             name = str(key.value).replace(STAND_IN, OPEN)
             if not isinstance(key, yaml.ScalarNode):
                 self.problem("bad-key", "a key is a plain word", where)
-            elif name == "<<" and not key.style:  # in quotes it is a word like any other
+            elif name == "<<" and not key.style:  # a quoted one is a word like any other
                 remedy = "write the values out, or change another graph with `extends` and `edits`"
                 self.problem("merge-key", "`<<` merges nothing: YAML 1.2 has no merge keys", where, remedy)
             elif name in items:

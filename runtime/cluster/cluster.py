@@ -64,7 +64,7 @@ class InlineCluster:
         assert set(pools.values()) == {1}, "in one process, each pool has one device"
         self.places = _places(pools)
         desk: dict[str, Handover] = {}
-        # as many threads as each has as a process of its own: sums are added up in the same order
+        # each has as many threads as a process of its own: sums are added up in the same order
         threads = threads_each(len(self.places))
         self.workers = {place: Worker(threads, desk=desk) for place in self.places}
 
@@ -211,7 +211,7 @@ class RayCluster:
 
         if self.planned is None or self.planned[0] is not plan:
             self.planned = plan, self.put(plan)
-        # where it can read what its worker shares; on one machine workers have all CPUs that Ray counts
+        # it can read there what its worker shares; on one machine workers have all CPUs that Ray counts
         here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
         task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
         results = task.remote(self.planned[1], place, self.logs, tasks, *parts)

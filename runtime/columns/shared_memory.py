@@ -25,7 +25,7 @@ import numpy as np
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import Segment
 
-FOLDER = Path("/dev/shm")  # where Linux has POSIX shared memory
+FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
 LEAST = 1 << 20  # bytes of values from which on they are shared
 CORES = len(os.sched_getaffinity(0))
 COPIERS = ThreadPoolExecutor(CORES)  # long columns are copied by these: others may run meanwhile

@@ -17,7 +17,7 @@ class ControlCalls:
 
     def __init__(self, plan: Plan, cluster: WorkerCluster) -> None:
         self.plan, self.cluster = plan, cluster
-        self.when = "before the first iteration"  # for errors
+        self.when = "before the first iteration"  # errors say it
 
     def all(self, method: str, *args: Any, place: bool = False) -> list[Any]:
         """Call a method on every worker, with its pool and device after ``args`` if ``place``.

@@ -72,10 +72,10 @@ class Driver:
     def __init__(self, plan: Plan, cluster: WorkerCluster, watch: Watch, logs: Path | None = None) -> None:
         """Create the driver of a run; in the folder ``logs`` workers note which task they are at."""
         self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
-        self.waiting: list[Queued] = []  # in the order in which each pool will get them
-        self.open: list[Begun] = []  # whose calls are known and not made
-        self.pending: dict[Any, Asked] = {}  # by the reference of the reports
-        self.makers: dict[Any, Any] = {}  # of what they make: reference -> that of the reports
+        self.waiting: list[Queued] = []  # they stand in the order in which each pool will get them
+        self.open: list[Begun] = []  # their calls are known and not made
+        self.pending: dict[Any, Asked] = {}  # the keys are references of reports
+        self.makers: dict[Any, Any] = {}  # reference of a column -> that of its maker's reports
         self.given: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
@@ -171,7 +171,7 @@ class Driver:
     def _send(self) -> None:
         """Call each worker once, for its share of all the steps that are open."""
         for place, share in self._shares().items():
-            self.watch({place[0]: share[-1][0].step})  # where calls run in this process, none is pending yet
+            self.watch({place[0]: share[-1][0].step})  # calls that run in this process are not pending yet
             self._call(place, share)
         for begun in self.open:
             for call in begun.calls if begun.beside else ():

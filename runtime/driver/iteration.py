@@ -99,8 +99,8 @@ class Walk:
         self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
         self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}
-        self.refs: dict[str, list[ColumnRef | None]] = {}  # by column, for each device of its pool
-        self.left: dict[int, list[ColumnRef]] = {}  # by device, what a round leaves unfinished
+        self.refs: dict[str, list[ColumnRef | None]] = {}  # column -> one per device of its pool
+        self.left: dict[int, list[ColumnRef]] = {}  # device -> what a round leaves unfinished
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
         self.happened = set[Awaited]()  # what steps may need
 

@@ -11,12 +11,12 @@ from typing import Any
 class Usage:
     """Resources that one device's share of a step used. Memory is in bytes."""
 
-    memory: int = 0  # on CUDA the peak of tensors in the step; on a CPU, of the process since it began
+    memory: int = 0  # the peak of tensors in the step on CUDA; on a CPU the process's since it began
     gpu: str = ""  # name of the GPU, empty on a CPU
     tokens: float = 0.0  # tokens that a train engine went through
     squares: float = 0.0  # the sum of the squared lengths of its sequences
-    reserved: int = 0  # on CUDA the most that torch reserved in the step, free blocks included
-    device: int = 0  # on CUDA the driver's count at the step's end, for all processes
+    reserved: int = 0  # the most that torch reserved in the step on CUDA, free blocks included
+    device: int = 0  # the CUDA driver's count at the step's end, for all processes
 
 
 @dataclass(frozen=True)

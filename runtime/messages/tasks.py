@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Place = tuple[str, int]  # a pool, and a device's number in it
-WORKER, HOST, STORE = "worker", "host", "store"  # where a column that a task makes goes
+WORKER, HOST, STORE = "worker", "host", "store"  # a column that a task makes goes to one of these
 
 
 def place_text(place: Place) -> str:

@@ -16,7 +16,7 @@ from rlgraph.errors import RunError
 
 Values = Mapping[str, float]
 QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
-IDS = "tracked.json"  # in a run directory: the id by which each service knows the run
+IDS = "tracked.json"  # a file of a run directory: the id by which each service knows the run
 
 
 class Tracker(Protocol):

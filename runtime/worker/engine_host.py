@@ -19,7 +19,7 @@ from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, Afar
 from rlgraph.runtime.worker.process_groups import Groups
 
-METHODS = complete(  # of the engine that each kind of step moves parts of
+METHODS = complete(  # each kind of step that moves an engine's parts has a method of it
     {Kind.OFFLOAD: "offload", Kind.LOAD: "reload", Kind.SLEEP: "sleep", Kind.WAKE: "wake"}, MOVES
 )
 
@@ -36,7 +36,7 @@ class Engines:
         self.plan, self.pool, self.device, self.groups, self.logs = plan, pool, device, groups, logs
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
-        self.versions: dict[str, int] = {}  # of train engines
+        self.versions: dict[str, int] = {}  # those of train engines
         for name, model in plan.models.items():
             self._load_trainer(name, model)
         room = self._make_room()

@@ -58,7 +58,7 @@ def redirect(log: str) -> None:
     """Send this process's output, of native code too, to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
-    Path(log).parent.mkdir(parents=True, exist_ok=True)  # on another host than the driver's
+    Path(log).parent.mkdir(parents=True, exist_ok=True)  # this host may be another than the driver's
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
     os.dup2(target, 2)

@@ -33,7 +33,7 @@ from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Afar, Handover, syncs
 
-BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # by device; elsewhere gloo
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # other devices have gloo
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Groups:
     """The process groups of one worker: its pool's mesh, and the links that it sends or receives over."""
 
     mesh: DeviceMesh
-    links: Mapping[str, Transport]  # by model
-    paths: Mapping[str, str]  # by model, what the plan says of its weights' way
+    links: Mapping[str, Transport]  # the keys are models
+    paths: Mapping[str, str]  # model -> the path that the plan names for its weights
 
 
 def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:

@@ -155,7 +155,7 @@ class Worker(Process):
         # an evaluation uses the schedules of the iteration before it
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
-        reads = [*dict.fromkeys(function.ins.values())]  # in the order in which the plan's step lists them
+        reads = [*dict.fromkeys(function.ins.values())]  # the plan's step lists them in this order
         columns = dict(zip(reads, parts[: len(reads)], strict=True))
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
