@@ -27,9 +27,9 @@ from rlgraph.syntax.source import Tree, flow, show_text
 from rlgraph.view.contents import contents
 from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid
-from rlgraph.view.given import Subject, given
 from rlgraph.view.page import page
 from rlgraph.view.recorded import metrics_so_far, read_timeline
+from rlgraph.view.subject import Subject, subject
 from rlgraph.view.trace import trace
 
 Edit = Mapping[str, Any]  # a mapping such as {"remove": ["values"]}
@@ -266,7 +266,7 @@ class Run(Page):
 
     def trace(self) -> str:
         """Return a timeline for ui.perfetto.dev, predicted and measured."""
-        return trace(given(str(self.folder)).plan, read_timeline(self.folder), metrics_so_far(self.folder))
+        return trace(subject(str(self.folder)).plan, read_timeline(self.folder), metrics_so_far(self.folder))
 
     def html(self) -> str:
-        return page(contents(given(str(self.folder))))
+        return page(contents(subject(str(self.folder))))

@@ -94,9 +94,9 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
     plan = in_one_process(_plan_again(run_dir))
     walk_steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
     again = _again(plan, walk_steps, _first(plan, walk_steps, iteration, node))
-    given = [step for step in walk_steps if step not in again]
-    _weights_are_there(plan, given, again, iteration)
-    columns = _recorded(run_dir, iteration, given, again)
+    recorded = [step for step in walk_steps if step not in again]
+    _weights_are_there(plan, recorded, again, iteration)
+    columns = _recorded(run_dir, iteration, recorded, again)
     cluster = InlineCluster(plan.pools)
     try:
         calls = ControlCalls(plan, cluster)
@@ -105,7 +105,7 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         versions, positions = _restore(calls, plan, run_dir, iteration, again)
         past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
         walk = Walk(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
-        for step in given:
+        for step in recorded:
             _give(walk, step, columns)
         driver = Driver(plan, cluster, lambda _: None)
         driver.submit((walk, step) for step in again)
@@ -157,24 +157,24 @@ def _again(plan: Plan, steps: Sequence[Step], first: Step) -> list[Step]:
     return [step for step in steps if step.id in again]
 
 
-def _weights_are_there(plan: Plan, given: Sequence[Step], again: Sequence[Step], iteration: int) -> None:
+def _weights_are_there(plan: Plan, recorded: Sequence[Step], again: Sequence[Step], iteration: int) -> None:
     """Check that a checkpoint has the weights on entry to the iteration, no older and no newer ones."""
     for step in again:
         for model, version in step.models.items():
-            made = [other for other in given if other.updated == model]
+            updates = [other for other in recorded if other.updated == model]
             if version and version.is_older:
                 law = f"`{step.node}` reads {model}@{version}, and a checkpoint has {model}@v alone"
                 raise RunError(f"{law}\n  begin with a node behind it")
-            if made and version and plan.since_entry(model, version, iteration):
-                law = f"`{step.node}` reads {model}@{version}, which `{made[0].node}` makes"
-                raise RunError(f"{law}\n  begin with `{made[0].node}`")
+            if updates and version and plan.since_entry(model, version, iteration):
+                law = f"`{step.node}` reads {model}@{version}, which `{updates[0].node}` makes"
+                raise RunError(f"{law}\n  begin with `{updates[0].node}`")
 
 
 def _recorded(
-    run_dir: Path, iteration: int, given: Sequence[Step], again: Sequence[Step]
+    run_dir: Path, iteration: int, recorded: Sequence[Step], again: Sequence[Step]
 ) -> dict[str, Recorded]:
     """Return the columns of the steps that do not run."""
-    wanted = [column for step in given if not step.facts.copies for column in step.writes]
+    wanted = [column for step in recorded if not step.facts.copies for column in step.writes]
     columns = _recorded_of(run_dir, iteration)
     if missing := [column for column in wanted if column not in columns]:
         known = ", ".join(map(str, steps_of(run_dir))) or "none"

@@ -20,10 +20,11 @@ GOLDEN = Path(__file__).parent / "golden"
 NO_TIME = "left out: there is no more time"
 
 with suppress(ImportError):  # on a machine with a GPU there may be none
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("day", max_examples=25)
-    settings.register_profile("nightly", max_examples=200)
+    patient: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("day", max_examples=25, **patient)
+    settings.register_profile("nightly", max_examples=200, **patient)
     settings.load_profile("day")
 
 

@@ -15,7 +15,7 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import boolean, float32, int64, op, samples, tokens
 
-EQUAL = 1e-6  # in reward; float32 sums tell no closer rewards apart
+EQUAL = 1e-6  # float32 sums tell no closer rewards apart
 OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
 
 

@@ -48,10 +48,10 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
         from rlgraph.ir.plan import Target
 
-        given = [options.pop(name) for name in ("prompt_tokens", "response_tokens", "calibration")]
-        if cluster is None and any(given):
+        details = [options.pop(name) for name in ("prompt_tokens", "response_tokens", "calibration")]
+        if cluster is None and any(details):
             raise click.UsageError("--prompt-tokens, --response-tokens and --calibration are for --cluster")
-        return command(*args, target=Target(cluster, *given) if cluster else None, **options)
+        return command(*args, target=Target(cluster, *details) if cluster else None, **options)
 
     return with_target
 

@@ -39,9 +39,9 @@ def view(
 ) -> None:
     """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser."""
     from rlgraph.view.contents import contents
-    from rlgraph.view.given import given
     from rlgraph.view.page import page
     from rlgraph.view.recorded import metrics_so_far, read_timeline
+    from rlgraph.view.subject import subject
     from rlgraph.view.trace import trace
 
     if follow and not serve:
@@ -51,9 +51,9 @@ def view(
     if serve and (output or form == "trace"):
         raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
     settled = (overrides, devices, target)
-    new, old = given(shown, *settled), given(against, (), devices, target) if against else None
+    new, old = subject(shown, *settled), subject(against, (), devices, target) if against else None
     if serve:
-        _serve(lambda: contents(given(shown, *settled), old), port, follow)
+        _serve(lambda: contents(subject(shown, *settled), old), port, follow)
         return
     if form == "trace":
         folder = new.run_dir

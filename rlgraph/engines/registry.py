@@ -44,7 +44,7 @@ class Serving:
     module: str = ""  # what must be importable for it; the extra of its name installs that
     preflight: str = ""  # ``module:name`` of what yields what is wrong with a section before a run
     paths: tuple[str, ...] = ()
-    own_servers: bool = False  # on the run's devices; they hold weights and cache from start to sleep
+    own_servers: bool = False  # its servers hold weights and cache from start to sleep
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
     cuda_graphs: bool = True  # decoding is captured in CUDA graphs
     cached: int = 2**16  # tokens that one engine holds where memory is not planned

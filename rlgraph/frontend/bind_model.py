@@ -46,14 +46,14 @@ def on_device(spec: ModelSection, device: str) -> ModelSection:
     """
     serve, train = spec.serve, spec.train
     dtype = "bfloat16" if device == "cuda" else "float32"
-    engine = SERVERS if device == "cuda" or any(given(serve)) else EMBEDDED
+    engine = SERVERS if device == "cuda" or any(not_default(serve)) else EMBEDDED
     auto = {"engine": engine, "dtype": dtype}
     serve = serve.model_copy(update={key: auto[key] for key in auto if getattr(serve, key) == "auto"})
     train = train.model_copy(update={"dtype": dtype} if train.dtype == "auto" else {})
     return spec.model_copy(update={"serve": serve, "train": train})
 
 
-def given(serve: Serve) -> Iterator[str]:
+def not_default(serve: Serve) -> Iterator[str]:
     """Yield the keys that not every engine takes, where they have another value than by default."""
     default = Serve()
     yield from (key for key in REFUSED if getattr(serve, key) != getattr(default, key))
@@ -62,7 +62,7 @@ def given(serve: Serve) -> Iterator[str]:
 def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
     """Check that a model's serve section has what its engine needs, and nothing that it does not take."""
     serve, engine, path = spec.serve, SERVING[spec.serve.engine], f"models.{name}.serve"
-    for key in given(serve):
+    for key in not_default(serve):
         if key not in engine.options:
             law = f"the engine {serve.engine} takes no `{path}.{key}`; {' or '.join(takers(key))} does"
             remedy = f"set: {{{path}.engine: {takers(key)[0]}}}, or leave out {key}"

@@ -24,8 +24,8 @@ from rlgraph.reference.describe import entry_of
 from rlgraph.syntax.source import Tree, flow, place
 from rlgraph.version import VERSION
 from rlgraph.view.drawings.boxes import links, title, weights
-from rlgraph.view.given import Subject
 from rlgraph.view.recorded import recorded
+from rlgraph.view.subject import Subject
 from rlgraph.view.timeline import arrows, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]

@@ -25,7 +25,7 @@ class Store:
         self.shared = SharedColumns(session)
         self.lent: list[tuple[str, weakref.ref[Any]]] = []  # segments that an op reads, and their values
 
-    def given(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
+    def arguments(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
         """Return the parts that a task is given, wherever they lie."""
         return [self._found(ref, sent, lends=task.method == "run") for ref in task.parts]
 

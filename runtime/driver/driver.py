@@ -53,7 +53,7 @@ class Begun:
     step: Step
     calls: list[WorkerCall]
     beside: bool = False  # whether they run beside the workers
-    made: dict[Place, list[Any]] = field(default_factory=dict)
+    outputs: dict[Place, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Asked:
 
     place: Place
     steps: list[tuple[Walk, Step]]
-    made: list[Any]
+    outputs: list[Any]
     beside: bool = False
 
 
@@ -76,7 +76,7 @@ class Driver:
         self.open: list[Begun] = []  # their calls are known and not made
         self.pending: dict[Any, Asked] = {}  # the keys are references of reports
         self.makers: dict[Any, Any] = {}  # reference of a column -> that of its maker's reports
-        self.given: Counter[Place] = Counter()  # tasks that each worker was given so far
+        self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
@@ -176,7 +176,7 @@ class Driver:
         for begun in self.open:
             for call in begun.calls if begun.beside else ():
                 self._call(call.place, [(begun, call)], beside=True)
-            begun.walk.submitted(begun.step, begun.made)
+            begun.walk.submitted(begun.step, begun.outputs)
         self.open = []
 
     def _shares(self) -> dict[Place, list[tuple[Begun, WorkerCall]]]:
@@ -199,15 +199,17 @@ class Driver:
             tasks.append(Task(call.method, call.args, tuple(refs), makes, begun.walk.drops(begun.step)))
         returns = 1 + sum(task.returned for task in tasks)
         if beside:
-            reports, *made = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
+            reports, *outputs = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
         else:
             over = self.over.pop(place, [])
-            reports, *made = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
-            self.given[place] += len(share)
-        self.pending[reports] = Asked(place, [(begun.walk, begun.step) for begun, _ in share], made, beside)
-        self.makers |= dict.fromkeys(made, reports)
+            reports, *outputs = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
+            self.sent_tasks[place] += len(share)
+        self.pending[reports] = Asked(
+            place, [(begun.walk, begun.step) for begun, _ in share], outputs, beside
+        )
+        self.makers |= dict.fromkeys(outputs, reports)
         for (begun, _), task in zip(share, tasks, strict=True):
-            begun.made[place], made = made[: task.returned], made[task.returned :]
+            begun.outputs[place], outputs = outputs[: task.returned], outputs[task.returned :]
 
     def _needed(self, walk: Walk, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
         """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
@@ -239,8 +241,8 @@ class Driver:
         steps = [one for asked in mine if not asked.beside for one in asked.steps]
         if not steps:
             return mine[0].steps[0]
-        begun = Trail(self.logs, *place).last() if self.logs else self.given[place]
-        first = self.given[place] - len(steps)  # tasks that have reported
+        begun = Trail(self.logs, *place).last() if self.logs else self.sent_tasks[place]
+        first = self.sent_tasks[place] - len(steps)  # tasks that have reported
         return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
 
     def _collect(self, reference: Any) -> None:
@@ -254,7 +256,7 @@ class Driver:
             walk, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
             raise self._failed(walk, step, place, first) from error
         del self.pending[reference]
-        for part in asked.made:
+        for part in asked.outputs:
             del self.makers[part]
         for (walk, step), report in zip(asked.steps, reports, strict=True):
             for name, maker in walk.reported(step, asked.place, report):

@@ -145,20 +145,20 @@ class Walk:
             self.refs[column] = [ColumnRef(self._name(column))] * self.plan.pools[step.pool]
             self.happened.add(column)
 
-    def submitted(self, step: Step, made: Mapping[Place, Sequence[Any]]) -> None:
+    def submitted(self, step: Step, outputs: Mapping[Place, Sequence[Any]]) -> None:
         """Note that a step's calls were made; the references are of its columns that do not stay."""
         returned = [column for column in step.writes if column not in self.stays]
         self.happened.update(returned)
         for number, column in enumerate(returned):
             parts: list[ColumnRef | None] = [None] * self.plan.pools[step.pool]
             self.refs[column] = parts
-            for (_, device), references in made.items():
+            for (_, device), references in outputs.items():
                 parts[device] = ColumnRef(self._name(column), references[number])
         if step.leaves:
-            for (_, device), references in made.items():
+            for (_, device), references in outputs.items():
                 self.left[device] = [ColumnRef("", left) for left in references[len(returned) :]]
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
-        self.unreported += len(made)
+        self.unreported += len(outputs)
         # pools get ahead of one another, so the last to read a column need not be the one the plan names
         for column in {*step.reads, *step.writes}:
             self.unread[column] -= 1
@@ -190,7 +190,7 @@ class Walk:
         """Return the rows that each data source has given, this iteration's among them."""
         sources = [step.node for step in self.steps if not step.inserted and not step.reads and step.writes]
         sources += [stream.region.source for stream in self.streams.values()]
-        return {**self.positions, **{node: self.position(node) + self._given(node) for node in sources}}
+        return {**self.positions, **{node: self.position(node) + self._source_rows(node) for node in sources}}
 
     def waiting_after(self) -> dict[str, Waiting]:
         """Return the rows that each region leaves for the next iteration."""
@@ -245,14 +245,14 @@ class Walk:
         """Return the rows that a data source has given before, those of iterations in flight among them."""
         if self.before is None:
             return self.positions.get(node, 0)
-        return self.before.position(node) + self.before._given(node)
+        return self.before.position(node) + self.before._source_rows(node)
 
-    def _given(self, node: str) -> int:
+    def _source_rows(self, node: str) -> int:
         """Return the rows that a data source gives in this iteration."""
         for stream in self.streams.values():
             if stream.region.source == node:
                 return stream.asked
-        return self.rows.given(node)
+        return self.rows.source_rows(node)
 
     def waits(self, region: str) -> Waiting:
         """Return what the iterations before have left over."""

@@ -66,7 +66,7 @@ def _positioned(walk: Walk, node: str) -> Iterator[Need]:
     """Yield events that tell how many rows a source gave before, and what its region left over."""
     for earlier in _before(walk):
         regions = [name for name, stream in earlier.streams.items() if stream.region.source == node]
-        for event in map(filled, regions) if regions else earlier.rows.given_by(node):
+        for event in map(filled, regions) if regions else earlier.rows.source_events(node):
             yield earlier, event
 
 

@@ -63,7 +63,7 @@ class Round(Walk):
 
     def outcome(self) -> Outcome:
         """Return the outcome of the round, once it is done."""
-        asked = self.rows.given(self.source.node) - len(self.begun.prompts)
+        asked = self.rows.source_rows(self.source.node) - len(self.begun.prompts)
         seen = self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
         return Outcome(self._kept(), asked, seen, self._unfinished())
 

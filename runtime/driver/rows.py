@@ -64,11 +64,11 @@ class Rows:
         """Return whether the rows of a domain may be made of some of its parent's alone."""
         return domain in self.makers and bool(self.makers[domain].leaves)
 
-    def given_by(self, node: str) -> set[Awaited]:
+    def source_events(self, node: str) -> set[Awaited]:
         """Return what says how many rows a data source gives."""
         return {step.id for step in self.makers.values() if step.node == node and not step.reads}
 
-    def given(self, node: str) -> int:
+    def source_rows(self, node: str) -> int:
         """Return the rows that a data source gives; 0 of any other node."""
         sources = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
         return self.count(sources[0]) if sources else 0

@@ -144,7 +144,7 @@ class Worker(Process):
     def _perform(self, task: Task, parts: Sequence[Any]) -> tuple[Report, list[Part | ColumnRef]]:
         """Return a task's report, with the memory that it took, and its values."""
         begin(self.device)
-        result = getattr(self, task.method)(*task.args, *self.store.given(task, parts))
+        result = getattr(self, task.method)(*task.args, *self.store.arguments(task, parts))
         report, *outputs = result if isinstance(result, tuple) else (result,)
         returned = self.store.put(task, outputs)
         return replace(report, used=held(report.used, self.device), notes=self.store.notes()), returned

@@ -14,7 +14,7 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reference.json_schema import graph_schema
 from rlgraph.reports.plan_file import parse
 from rlgraph.view.contents import contents
-from rlgraph.view.given import Subject
+from rlgraph.view.subject import Subject
 
 
 def planned(*settings: str, base: str = "grpo") -> Plan:

@@ -11,7 +11,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, TRAINING, is_installed, takers
-from rlgraph.frontend.bind_model import given
+from rlgraph.frontend.bind_model import not_default
 from rlgraph.ir.plan import Target
 from rlgraph.printing.plan_text import PATHS
 from rlgraph.syntax.settings import Serve, Train
@@ -109,8 +109,8 @@ def defined(target: str, engine: str) -> bool:
 
 def test_every_key_that_may_be_refused_has_an_engine_that_takes_it() -> None:
     assert all(SERVERS in takers(key) and EMBEDDED not in takers(key) for key in REFUSED)
-    assert not [*given(Serve())]
-    assert [*given(Serve(tensor_parallel=2, options={"a": 1}))] == ["tensor_parallel", "options"]
+    assert not [*not_default(Serve())]
+    assert [*not_default(Serve(tensor_parallel=2, options={"a": 1}))] == ["tensor_parallel", "options"]
 
 
 def test_the_embedded_engine_needs_nothing_beside_rlgraph() -> None:

@@ -21,9 +21,9 @@ from rlgraph.cli.main import main
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Target
 from rlgraph.view.contents import contents
-from rlgraph.view.given import given
 from rlgraph.view.page import ASSETS, SCRIPTS, page
 from rlgraph.view.serve import CONTENTS, server
+from rlgraph.view.subject import subject
 from rlgraph.view.timeline import footprint, memory
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def data(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", shipped_graphs())
 def test_a_page_holds_every_step_with_its_docs(name: str) -> None:
-    new = given(name, devices=2)
+    new = subject(name, devices=2)
     found = data(page(contents(new)))
     steps = found["phases"]["train"]["steps"]
     assert [step["node"] for step in steps] == [step.node for step in new.plan.steps]
@@ -51,12 +51,12 @@ def test_a_page_holds_every_step_with_its_docs(name: str) -> None:
 
 
 def test_the_page_of_grpo_is_small() -> None:
-    text = page(contents(given("grpo", target=Target("h100-8"))))
+    text = page(contents(subject("grpo", target=Target("h100-8"))))
     assert len(text.encode()) < 1_500_000
 
 
 def test_values_say_where_they_were_written() -> None:
-    found = contents(given("grpo", ["rollout.temperature=0.7"], devices=1))
+    found = contents(subject("grpo", ["rollout.temperature=0.7"], devices=1))
     rollout = next(step for step in found["phases"]["train"]["steps"] if step["node"] == "rollout")
     places = {name: place for name, _, place in rollout["attributes"]}
     assert places["temperature"] == "command line"
@@ -66,7 +66,7 @@ def test_values_say_where_they_were_written() -> None:
 
 
 def test_memory_over_time_peaks_where_the_plan_says() -> None:
-    plan = given("ppo", target=Target("h100-8")).plan
+    plan = subject("ppo", target=Target("h100-8")).plan
     found = footprint(plan)
     assert found and plan.peak
     for pool, peak in plan.peak.items():
@@ -80,26 +80,26 @@ def test_of_a_saved_plan_no_file_is_loaded(tmp_path: Path) -> None:
     )
     graph = tmp_path / "mine.yaml"
     graph.write_text("graph: mine\nextends: grpo\nedits: [{replace: {rewards: {op: ops.py:short}}}]\n")
-    now = given(str(graph), devices=1)
+    now = subject(str(graph), devices=1)
     assert contents(now)["docs"]["ops.py:short"]["summary"] == "Rewards brevity."
     (tmp_path / "plan.json").write_text(now.plan.json())
     (tmp_path / "ops.py").write_text("raise SystemExit('loaded')")
-    assert "ops.py:short" not in contents(given(str(tmp_path / "plan.json")))["docs"]
+    assert "ops.py:short" not in contents(subject(str(tmp_path / "plan.json")))["docs"]
 
 
 def test_a_saved_plan_is_shown_where_its_graph_is_not(tmp_path: Path) -> None:
     graph = tmp_path / "mine.yaml"
     graph.write_text("graph: mine\nextends: grpo\nedits: []\n")
     saved = tmp_path / "plan.json"
-    saved.write_text(given(str(graph), devices=1).plan.json())
+    saved.write_text(subject(str(graph), devices=1).plan.json())
     graph.unlink()
-    found = contents(given(str(saved)))
+    found = contents(subject(str(saved)))
     assert found["graph"] == "mine"
     assert {step["place"] for step in found["phases"]["train"]["steps"]} == {""}
 
 
 def test_a_diff_marks_what_was_added_removed_and_changed() -> None:
-    found = contents(given("grpo", devices=1), given("ppo", devices=1))["diff"]
+    found = contents(subject("grpo", devices=1), subject("ppo", devices=1))["diff"]
     status = found["status"]
     assert {name for name, how in status.items() if how == "removed"} >= {"values", "shaped", "update_critic"}
     assert (status["advantages"], status["rollout"]) == ("changed", "changed")
@@ -108,7 +108,7 @@ def test_a_diff_marks_what_was_added_removed_and_changed() -> None:
 
 
 def test_no_text_can_end_the_block_that_it_stands_in() -> None:
-    text = page({**contents(given("grpo", devices=1)), "graph": NASTY, "about": NASTY})
+    text = page({**contents(subject("grpo", devices=1)), "graph": NASTY, "about": NASTY})
     assert data(text)["about"] == NASTY
     assert text.count("<script") == text.count("</script>") == 4
     assert "<img" not in text
@@ -116,7 +116,7 @@ def test_no_text_can_end_the_block_that_it_stands_in() -> None:
 
 
 def test_only_the_page_s_own_scripts_may_run_and_nothing_may_connect() -> None:
-    text = page(contents(given("grpo", devices=1)))
+    text = page(contents(subject("grpo", devices=1)))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
     assert policy and policy[1].startswith("default-src 'none'; ") and "connect-src" not in policy[1]
     scripts = re.findall(r"<script>(.*?)</script>", text, re.S)
@@ -167,7 +167,7 @@ def test_view_refuses_what_does_not_go_together(args: list[str], said: str) -> N
 
 def test_a_saved_plan_goes_with_no_settings(tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
-    saved.write_text(given("grpo", devices=1).plan.json())
+    saved.write_text(subject("grpo", devices=1).plan.json())
     result = CliRunner().invoke(main, ["view", str(saved), "rollout.n=2"])
     assert result.exit_code == 1 and "is a saved plan" in result.stderr
 
@@ -177,7 +177,7 @@ def test_a_server_makes_the_page_anew_and_answers_this_machine_alone() -> None:
 
     def make() -> dict[str, Any]:
         made.append(1)
-        return contents(given("grpo", devices=1))
+        return contents(subject("grpo", devices=1))
 
     def get(path: str, **headers: str) -> str:
         request = urllib.request.Request(f"http://127.0.0.1:{serving.server_port}{path}", headers=headers)

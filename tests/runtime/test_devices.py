@@ -241,7 +241,7 @@ def test_a_column_that_is_read_where_it_was_made_stays_on_its_device(model: str)
         kept, store = Task("run", (), makes=(ColumnRef("old_logprobs"),)), Store("")
         before = seen.host_bytes, seen.device_bytes
         assert not store.put(kept, [pack(scores, "float32", "old_logprobs")])
-        (part,) = store.given(Task("run", (), (ColumnRef("old_logprobs"),)), ())
+        (part,) = store.arguments(Task("run", (), (ColumnRef("old_logprobs"),)), ())
         old = unpack(part)
         assert (seen.host_bytes, seen.device_bytes) == before
         assert old.values.device == far.DEVICE

@@ -130,7 +130,7 @@ def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
     monkeypatch.setattr(driver, "watch", lambda running: shown.append(running["main"]))
     driver.cluster.wait = wait  # type: ignore[method-assign]
     driver.pending["reports"] = Asked(place, [(here, step) for step in steps], [])
-    driver.given[place] = 3
+    driver.sent_tasks[place] = 3
     with pytest.raises(RunError, match=rf"step {steps[2].id} of iteration 1 .*\n(.*\n)*.*nothing came for"):
         driver.finish(here)
     assert [step for step, _ in groupby(shown)] == steps and now[0] == 27

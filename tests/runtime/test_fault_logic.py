@@ -17,7 +17,7 @@ from rlgraph.runtime import run
 from rlgraph.runtime.cluster import failures
 from rlgraph.runtime.cluster.failures import LostError, StepError, culprit, failure
 from rlgraph.runtime.messages.errors import AwayError, ServerLostError
-from rlgraph.runtime.messages.place import Place
+from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.rundir.rundir import RunDir
 
 GONE = RayActorError(error_msg="its process has ended")

@@ -84,7 +84,7 @@ def scores(model: Any, batches: list[MicroBatch]) -> tuple[Ragged, torch.Tensor]
     model.zero_grad()
     found: dict[int, list[float]] = {}
     for batch in batches:
-        logits = batch.picked(model(**batch.given(), use_cache=False).logits)
+        logits = batch.picked(model(**batch.arguments(), use_cache=False).logits)
         chosen = logits.gather(1, batch.labels[:, None]).squeeze(1)
         chosen.square().sum().backward()
         for row, values in zip(
@@ -112,7 +112,7 @@ def test_a_packed_row_scores_as_it_does_alone(model: Any, drawn: Any, tokens: in
 
 def test_a_shared_prompt_is_read_once_and_no_lane_is_half_empty() -> None:
     (batch,) = micro_batches(GROUPS, Budget(1000, 0.0), CPU)
-    assert {*batch.given()} - {*batch.inputs} == {"attention_mask"}, "made for the pass, not kept"
+    assert {*batch.arguments()} - {*batch.inputs} == {"attention_mask"}, "made for the pass, not kept"
     useful = 4 * 5 + sum(1 + k % 3 for k in range(16))  # the prompts, and all but the last token of a row
     assert (
         batch.inputs["input_ids"].numel() < 1.3 * useful < sum(len(row) for row in GROUPS["tokens"].tolist())

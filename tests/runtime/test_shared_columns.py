@@ -116,7 +116,7 @@ def test_a_segment_is_used_again_once_nobody_reads_it(shared: SharedColumns) -> 
 def test_a_task_reads_a_column_where_it_lies_and_copies_none_of_it() -> None:
     store, (ref,) = shared_part()
     task = Task("run", (), (ColumnRef("part", 0),))
-    (part,) = store.given(task, [ref])
+    (part,) = store.arguments(task, [ref])
     lies = np.frombuffer(MAPPED[ref.location.name], np.uint8)
     assert np.shares_memory(unpack(part).values.numpy(), lies)
     del part
@@ -129,7 +129,7 @@ def test_a_task_reads_a_column_where_it_lies_and_copies_none_of_it() -> None:
 
 def test_what_an_op_still_holds_when_it_is_over_stays_as_it_is() -> None:
     store, (ref,) = shared_part()
-    (part,) = store.given(Task("run", (), (ColumnRef("part", 0),)), [ref])
+    (part,) = store.arguments(Task("run", (), (ColumnRef("part", 0),)), [ref])
     held = unpack(part).values[10:20]
     del part
     store.settle()

@@ -101,7 +101,7 @@ def test_a_lost_worker_is_put_down_to_the_task_that_it_had_begun(plan: Plan, tmp
     walk, steps = Walk(plan, "train", Entry(0, {}), {}), plan.steps
     here, there, trail = ("main", 0), ("main", 1), Trail(tmp_path, "main", 0)
     trail.begin()
-    driver.given.update({here: 7, there: 2})
+    driver.sent_tasks.update({here: 7, there: 2})
     for call, (place, share) in enumerate([(here, steps[:2]), (there, steps[3:5]), (here, steps[2:5])]):
         driver.pending[call] = Asked(place, [(walk, step) for step in share], [])
     for begun, at in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (7, 4)]:

@@ -12,9 +12,9 @@ from share import families
 
 from rlgraph.ir.plan import Target
 from rlgraph.view.contents import contents
-from rlgraph.view.given import given
 from rlgraph.view.page import page
 from rlgraph.view.serve import server
+from rlgraph.view.subject import subject
 
 TARGET = Target("h100-8")
 AHEAD = """
@@ -30,7 +30,7 @@ edits:
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "grpo.html"
-    path.write_text(page(contents(given("grpo", target=TARGET), given("ppo", target=TARGET))))
+    path.write_text(page(contents(subject("grpo", target=TARGET), subject("ppo", target=TARGET))))
     return path
 
 
@@ -47,7 +47,7 @@ def quiet(browser: Any) -> Any:
 @pytest.mark.parametrize("name", families())
 def test_every_panel_of_every_shipped_graph(quiet: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.html"
-    new = given(name, devices=2)
+    new = subject(name, devices=2)
     path.write_text(page(contents(new)))
     quiet.open(path)
     steps = len(new.plan.steps)
@@ -95,7 +95,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ahead")
     (folder / "ahead.yaml").write_text(AHEAD)
     path = folder / "ahead.html"
-    path.write_text(page(contents(given(str(folder / "ahead.yaml"), target=TARGET))))
+    path.write_text(page(contents(subject(str(folder / "ahead.yaml"), target=TARGET))))
     return path
 
 
@@ -222,7 +222,7 @@ def test_the_diff_shows_both_graphs(quiet: Any, grpo: Path) -> None:
 
 def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
-    path.write_text(page(contents(given(str(run_dir)))))
+    path.write_text(page(contents(subject(str(run_dir)))))
     quiet.open(path)
     quiet.settle()
     assert not quiet.do("return document.getElementById('panel-run').hidden")
@@ -275,7 +275,7 @@ def test_arrows_show_what_goes_from_step_to_step(quiet: Any, ahead: Path) -> Non
 def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     shutil.copytree(run_dir, folder, ignore=shutil.ignore_patterns("checkpoints", "models"))
-    with server(lambda: contents(given(str(folder))), 0, follow=True) as serving:
+    with server(lambda: contents(subject(str(folder))), 0, follow=True) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         try:

@@ -27,9 +27,9 @@ from rlgraph.runtime.engines.fsdp.packing import ALIGNED, PackedLane, Unit, alik
 class Budget:
     """The limits by which rows are cut into micro-batches."""
 
-    tokens: int  # of one forward pass, padding included
+    tokens: int  # those of one forward pass, padding included
     share: float | None = None  # see attention_share; None: rows are not packed
-    dtype: torch.dtype = torch.float32  # of the attention scores
+    dtype: torch.dtype = torch.float32  # the attention scores' type
 
     def work(self, tokens: int, seen: float) -> float:
         """Return the work of a pass over ``tokens``, each seeing so many columns; 1 for seeing none."""

@@ -34,7 +34,7 @@ class Loading:
     head: Head
     seed: int  # gives the same new value head on every rank
     frozen: bool  # parameters take no gradients, and are held in ``compute``; else in float32
-    compute: torch.dtype  # of the gathered parameters
+    compute: torch.dtype  # the gathered parameters' type
     mesh: DeviceMesh
     reshard: bool | None  # None: where the model has more than ``SMALL`` parameters
     recompute: bool

@@ -29,7 +29,7 @@ class MicroBatch:
     places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
     turns: tuple[torch.Tensor, ...]  # places in ``cells``: the first use of each cell, then the second, ...
 
-    def given(self) -> dict[str, torch.Tensor]:
+    def arguments(self) -> dict[str, torch.Tensor]:
         """Return the model's arguments. A mask is made per pass: all of them together would not fit."""
         return {**self.inputs, "attention_mask": self.mask()} if self.mask else self.inputs
 

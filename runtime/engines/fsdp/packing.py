@@ -125,7 +125,7 @@ def lanes_of(units: Sequence[Unit], width: int) -> list[PackedLane]:
     of its own. A row that is longer than ``width`` has a lane alone.
     """
     lanes: list[list[Unit]] = []
-    room: list[tuple[int, int]] = []  # of each lane, ascending, with its number
+    room: list[tuple[int, int]] = []  # (room, number) of each lane, ascending
     for rest in units:
         while rest.spans:
             part, at = _fit(rest, room)

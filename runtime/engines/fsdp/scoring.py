@@ -25,7 +25,7 @@ Scores = tuple[torch.Tensor, torch.Tensor | None]
 
 def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Return what a value head says before each scored token: float32 ``[scored]``."""
-    out: torch.Tensor = model(**batch.given(), use_cache=False).logits
+    out: torch.Tensor = model(**batch.arguments(), use_cache=False).logits
     return batch.picked(out).squeeze(1).float()
 
 
@@ -79,7 +79,7 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
 
 def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
     """Return the hidden states ``[scored, hidden]``, and how many of them a chunk has."""
-    hidden = batch.picked(model.base_model(**batch.given(), use_cache=False).last_hidden_state)
+    hidden = batch.picked(model.base_model(**batch.arguments(), use_cache=False).last_hidden_state)
     return hidden, max(1, limits.LOGITS // model.config.get_text_config().vocab_size)
 
 

@@ -48,7 +48,7 @@ class SavedMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.saver = device, memory_saver(device.type)
-        self.away: list[tuple[UntypedStorage, int]] = []  # with their bytes
+        self.away: list[tuple[UntypedStorage, int]] = []  # each with its bytes
         self._tag, self._paged = "", list[int]()  # the saver's name of the pages, and the addresses in them
         self._left: weakref.finalize | None = None
         self.every.add(self)
@@ -70,7 +70,7 @@ class SavedMemory:
                 torch.cuda.synchronize(self.device)
             self._left.detach()
             self.saver.pause(self._tag)
-        if not same:  # in the pages that were paused nothing is left
+        if not same:  # nothing is left in the pages that were paused
             self._tag, self._left = "", None
 
     def take(self) -> None:

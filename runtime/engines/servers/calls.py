@@ -38,7 +38,7 @@ class Ask:
 
     body: dict[str, Any]
     conversation: Hashable
-    versions: set[int] = field(default_factory=set)  # of weights that its tokens may be of
+    versions: set[int] = field(default_factory=set)  # its tokens may be of these weights
     aborted: bool = False  # what there is of it is wanted back
 
 
@@ -74,7 +74,7 @@ class Calls:
         self.router = Router(len(clients), limit)
         self.asks: set[Ask] = set()
         self.begun = count()  # numbers of batches of samples
-        self.flying: dict[str, Flight] = {}  # by request id
+        self.flying: dict[str, Flight] = {}  # the keys are request ids
         self.error: RunError | None = None
         self.seeking: set[asyncio.Task[None]] = set()
         self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer

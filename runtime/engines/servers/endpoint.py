@@ -30,8 +30,8 @@ class Endpoint(ABC):
     url: str
     key: str = ""
 
-    title: ClassVar[str] = "server"  # as errors call it
-    variable: ClassVar[str] = ""  # of the environment, which holds the key
+    title: ClassVar[str] = "server"  # errors call it this
+    variable: ClassVar[str] = ""  # the environment variable that holds the key
     generates: ClassVar[str] = ""  # the call that makes a sample
     busy: ClassVar[Collection[int]] = ()  # statuses after which a sample is asked for again
 

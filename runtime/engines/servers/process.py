@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 class Program(Protocol):
     """The settings of a server's process: the model's path, the command line, the environment."""
 
-    name: str  # of its logs
+    name: str  # its logs have this name
     path: str
     kind: type[Endpoint]
 

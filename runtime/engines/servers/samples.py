@@ -54,7 +54,7 @@ def generate(
         ServerLostError: no server is left.
     """
     requested = [number for number, request in enumerate(requests) for _ in request.seeds]
-    share = -(-len(requested) // len(calls.clients))  # of a server, where all get as many
+    share = -(-len(requested) // len(calls.clients))  # a server's share, where all get as many
     begun = next(calls.begun)
     asks = [
         Ask(body(request, seed), request.conversation or (begun, number, place // share), {version})

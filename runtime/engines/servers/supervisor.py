@@ -90,7 +90,7 @@ class Supervisor(ABC):
             self.server = self.begin(self.server)
             try:
                 self.server.wait(self.timeout)
-            except RunError as error:  # as where others hold its memory: new workers begin without them
+            except RunError as error:  # others may hold its memory: new workers begin without them
                 raise ServerLostError(str(error)) from error
             if short := self.shortage():
                 self._note(short)

@@ -43,7 +43,7 @@ def sglang_engine(
     options |= {"device": device, "pool": pool}
     if addresses:
         return SglangEngine(path, **options, servers=in_turn(index, Client.at(addresses)), leads=index == 0)
-    release(device)  # for the server that starts beside this worker, once all have met
+    release(device)  # the server that starts beside this worker, once all have met, needs it
     members = gathered((socket.gethostname(), own_device(device, index)), pool)
     check_groups(members, group, device)
     first = index - index % group

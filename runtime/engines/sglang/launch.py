@@ -11,7 +11,7 @@ from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.options import words
 
-CPU = Path(__file__).parent / "cpu"  # on PYTHONPATH of a server without a GPU, in place of a CUDA build
+CPU = Path(__file__).parent / "cpu"  # a server's PYTHONPATH has it without a GPU, for a CUDA build
 # What a server on CUDA needs of its environment; what is set there already stays. SGLang 0.5.23 reads them
 # by srt/environ.py.
 CUDA_ENVIRONMENT = {
@@ -34,17 +34,17 @@ class Launch:
 
     path: str  # a Hugging Face directory or name
     device: str  # ``cpu`` or ``cuda``
-    dtype: str  # of weights and computation
+    dtype: str  # the type of weights and computation
     group: int  # devices that it spans (tensor parallelism)
     tokens: int  # positions that its cache holds
     max_rows: int  # requests that run at a time
     # SGLang's own settings, by its names; those in ``sglang_options.OWNED`` are not among them
     options: Mapping[str, str | float | bool] = field(default_factory=dict)
-    name, kind = "sglang", Client  # of its logs, and of what speaks to it
+    name, kind = "sglang", Client  # its logs' name, and what speaks to it
 
     def settings(self) -> dict[str, object]:
         """Return SGLang's settings by its own names; true is a flag, false a flag that is left out."""
-        given: dict[str, object] = {
+        shared: dict[str, object] = {
             "model_path": self.path,
             "load_format": "dummy",  # random weights until those of the run arrive
             "device": self.device,
@@ -64,7 +64,7 @@ class Launch:
                 # the default, breakable, refuses graphs that are released with the cache
                 "cuda_graph_backend_prefill": "disabled",
             }
-            return given | saved | self.options
+            return shared | saved | self.options
         own = {
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
@@ -72,12 +72,12 @@ class Launch:
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
         }
-        return given | own | self.options
+        return shared | own | self.options
 
     def arguments(self, host: str, port: int, key: str) -> list[str]:
         """Return the command line after ``python``."""
-        given = self.settings() | {"host": host, "port": port, "api_key": key, "skip_server_warmup": True}
-        return ["-m", "sglang.launch_server", *words(given)]
+        settings = self.settings() | {"host": host, "port": port, "api_key": key, "skip_server_warmup": True}
+        return ["-m", "sglang.launch_server", *words(settings)]
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment: its devices, and what a memory saver and a CPU need."""

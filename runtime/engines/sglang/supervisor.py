@@ -164,14 +164,14 @@ class Keeper(Moves, Supervisor):
 
     def _replay(self, version: int) -> None:
         self.client.begin_update()
-        for flat in self.kept:  # on the host, where all ranks can read it
+        for flat in self.kept:  # all ranks can read it on the host
             send(self.client, [flat.handle() for _ in range(self.team.size)], version)
         self._end_update()
 
     def restore(self) -> None:
         """Bring a new server to the weights, the sleep and the pause that were wanted of the one before."""
         self.client.hold()  # so that nobody gets tokens of the weights that it started with, or of a mixture
-        paused, self.paused = self.paused, False  # until it has its weights
+        paused, self.paused = self.paused, False  # it stays paused until it has its weights
         try:
             if self.bring:
                 self.bring()

@@ -74,7 +74,7 @@ class BatchRun:
         self.logprobs = torch.zeros(samples, longest, device=engine.device)
         self.waiting = deque(_pieces(requests, limits, self.rows, longest, engine.device))
         self.live, self.width, self.aligned = 0, 0, True
-        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # by sample
+        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
         self.ended: list[int] = []  # samples, in the order in which they ended
 
     def finish(self, enough: Enough | None = None) -> list[Generation]:

@@ -86,7 +86,7 @@ def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[s
     if odd or not files:
         return False
     stored = {names[0]: [n for n in names if _stored(pieces[n], files)] for names in _tied(model)}
-    # of two copies of a tied weight, transformers would compare both
+    # transformers would compare both copies of a tied weight
     return all(len(held) == 1 or (not held and name.startswith(new)) for name, held in stored.items())
 
 

@@ -49,7 +49,7 @@ class Transport(Protocol):
 class Peers(Protocol):
     """Those between whom weights travel, as the one that sends sees them."""
 
-    device: str  # that tensors travel from and to
+    device: str  # tensors travel from it and to it
 
     def tell(self, note: Any) -> Any:
         """Return the sender's note, on all of them."""

@@ -1,4 +1,4 @@
-"""Resolves the subject of a view: a graph, a saved plan or a run directory."""
+"""Load the subject of a view: a graph, a saved plan or a run directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Subject:
     compiled: bool = False
 
 
-def given(
+def subject(
     name: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
 ) -> Subject:
     """Load the subject: a folder is a run, a JSON file a saved plan, all else a graph.
