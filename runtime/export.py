@@ -71,7 +71,7 @@ def _checkpoint(folder: RunDir, name: str | None) -> Path:
     if not complete:
         remedy = "it saves one every schedule.save_every iterations, and at its end"
         raise RunError(f"{folder.path} has no checkpoint yet\n  {remedy}")
-    name = name or [*complete][-1]
+    name = [*complete][-1] if name is None else name
     if name not in complete:
         law = f"{folder.path} has no checkpoint {name}: it has {', '.join(complete)}"
         raise RunError("\n  ".join([law, *filter(None, [nearest(name, complete)])]))

@@ -123,6 +123,7 @@ class Engines:
 
     def sync(self, model: str, version: int) -> None:
         """Bring a serve engine to the weights of the train engine beside it, unless it holds them."""
+        self.at(model, "train", version, "the sync")
         while self.serve[model].version != version:  # again where a server was lost meanwhile
             self.send(model, version)
             self._take(model, version)

@@ -81,9 +81,7 @@ def _check_own_gpu() -> None:
     if torch.cuda.is_available():
         return
     own, build = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda
-    law = (
-        f"Ray has given GPU {own} of host {socket.gethostname()} to this worker, and torch finds none there:"
-    )
+    law = f"Ray has given GPU {own} of host {socket.gethostname()} to this worker, and torch finds none"
     if build is None:
         law += f" there: torch {torch.__version__} is a build without CUDA"
         remedy = "install a build of torch with CUDA there, or hide the GPUs from Ray (CUDA_VISIBLE_DEVICES=)"

@@ -35,7 +35,7 @@ def held(used: Usage, device: str) -> Usage:
 
 
 def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
-    """Return what an op on an engine, if any, goes through, by the columns that it reads."""
+    """Return what an op on a ``train`` or ``serve`` engine, or none, goes through, by its columns."""
     if engine != "train" or "tokens" not in columns:
         return Usage()
     lengths = columns["tokens"].lengths.astype(float)

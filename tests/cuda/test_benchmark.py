@@ -74,6 +74,7 @@ def test_figures_become_a_cluster_and_a_calibration(measured: Path, tmp_path: Pa
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_what_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "cuda.json"
     small = ("--small", "--device", "cpu", "--json", str(file))

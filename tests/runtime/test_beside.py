@@ -70,6 +70,7 @@ def test_it_gives_what_it_gives_in_the_worker() -> None:
     assert [*Path("beside/logs").glob("beside-*.log")] and not [*Path("inline/logs").glob("beside-*.log")]
 
 
+@pytest.mark.nightly
 def test_one_whose_process_ends_is_done_again() -> None:
     mortal = graph("mortal", f"{{op: '{OPS}:mortal', flag: {Path('flag').resolve()}}}")
     found = run("a", graph=mortal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,16 +192,18 @@ def test_inline_runs_each_pool_on_one_device() -> None:
         inline(TWO, "pools.gen.devices=2", run_dir="a")
 
 
-def test_pools_of_unlike_sizes_on_ray_give_the_same_and_keep_the_plans_order() -> None:
+def test_pools_of_unlike_sizes_give_the_same_and_keep_the_plans_order(
+    run_on_devices: Callable[..., str],
+) -> None:
     alone = inline(TWO, *AHEAD, run_dir="alone")
     # the pool that trains comes second here: its ranks are 1 and 2
     pools = "pools={gen: {devices: 1}, train: {devices: 2}}"
-    rlgraph("run", TWO, *AHEAD, pools, "--run-dir", "ray")
-    for left, right in zip(alone, metrics("ray"), strict=True):
+    run_on_devices(TWO, *AHEAD, pools, "--run-dir", "apart")
+    for left, right in zip(alone, metrics("apart"), strict=True):
         assert left.keys() == right.keys()
         for name in left:
             assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
-    plan = parse(Path("ray/plan.json").read_text())
+    plan = parse(Path("apart/plan.json").read_text())
     planned = [pair for slot in range(-lead(plan), 4) for pair in slot_steps(plan, slot, 0, 4)]
     for place in (("gen", 0), ("train", 0), ("train", 1)):
         expected = [
@@ -209,7 +211,7 @@ def test_pools_of_unlike_sizes_on_ray_give_the_same_and_keep_the_plans_order() -
             for iteration, step in planned
             if (step.pool == place[0] and place[1] in step.devices) or step.source == place[0]
         ]
-        assert ran("ray", place) == expected
+        assert ran("apart", place) == expected
 
 
 def ran(run_dir: str, place: tuple[str, int]) -> list[tuple[int, int]]:

@@ -46,7 +46,7 @@ class MiniBatch:
 
 
 def scored(loss_mask: Ragged) -> Ragged:
-    """Return the loss mask without each row's first token, which nothing precedes: ``[rows, tokens]``."""
+    """Return the mask without each row's first token, which nothing precedes: bool ``[rows, tokens]``."""
     values = loss_mask.values.clone()
     values[loss_mask.offsets[:-1][loss_mask.lengths > 0]] = False
     return loss_mask.like(values)

@@ -146,7 +146,7 @@ class FsdpEngine:
     def squares(
         self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
     ) -> tuple[Ragged, Ragged]:
-        """Return ``logprobs``, and the sum of squared probabilities of each token's distribution."""
+        """Return, from one pass, ``logprobs`` and each token's sum of squared probabilities."""
         assert self.head == "lm", "a value head has no probabilities"
         scores, squares = self._score("squares", tokens, loss_mask, temperature, adapter)
         return scores, squares

@@ -11,7 +11,7 @@ from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.options import words
 
-CPU = Path(__file__).parent / "cpu"  # a server's PYTHONPATH has it without a GPU, for a CUDA build
+CPU = Path(__file__).parent / "cpu"  # what a server on a CPU finds in place of a CUDA build
 # What a server on CUDA needs of its environment; what is set there already stays. SGLang 0.5.23 reads them
 # by srt/environ.py.
 CUDA_ENVIRONMENT = {

@@ -171,7 +171,7 @@ class Keeper(Moves, Supervisor):
     def restore(self) -> None:
         """Bring a new server to the weights, the sleep and the pause that were wanted of the one before."""
         self.client.hold()  # so that nobody gets tokens of the weights that it started with, or of a mixture
-        paused, self.paused = self.paused, False  # it stays paused until it has its weights
+        paused, self.paused = self.paused, False  # it is held, not paused, until it has its weights
         try:
             if self.bring:
                 self.bring()

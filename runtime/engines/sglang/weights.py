@@ -138,7 +138,8 @@ def send(client: Client, handles: Sequence[str], version: int) -> None:
 class Servers:
     """Servers that run already, as peers of this process, which sends: all of their ranks get weights.
 
-    For a broadcast they join a process group with this process, gloo on CPUs and nccl on GPUs.
+    They must be in a session of updates while weights are sent. For a broadcast they join a process group
+    with this process, gloo on CPUs and nccl on GPUs.
     """
 
     def __init__(self, clients: Sequence[Client], device: str) -> None:

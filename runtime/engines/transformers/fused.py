@@ -78,7 +78,7 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.size, self.scaling = attention.head_dim, attention.scaling
-        self.keys = attention.k_proj.out_features // self.size  # so many values
+        self.keys = attention.k_proj.out_features // self.size  # there are as many values
         self.queries = attention.q_proj.out_features // self.size
         self.first, self.second = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         names = [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
