@@ -192,7 +192,8 @@ def aggregate(
     ``seq-mean-token-sum``: the sum / sequences of the mini-batch. ``seq-mean-token-mean``: each sequence's
     mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
     ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant in tokens, above 0 (Dr. GRPO, arXiv
-    2503.20783). ``totals`` counts the tokens and sequences of the whole mini-batch, over all ranks.
+    2503.20783). ``totals`` counts the tokens and sequences of the whole mini-batch, over all ranks;
+    ``losses`` and ``loss_mask`` are the micro-batch's.
     """
     masked = torch.where(loss_mask.values, losses.values, 0)
     if how == "token-sum":

@@ -83,7 +83,7 @@ def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
 
 
 def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:
-    """Log how many samples failed, and why and on what the first did: the parts of a failure.
+    """Log how many samples failed, and why and on what the first did; a failure is (why, what).
 
     Raises:
         RewardError: something failed, and ``on_error`` is ``fail``.

@@ -142,7 +142,7 @@ def score_bytes(size: Size, rates: Rates, passes: int) -> float:
 
 
 def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
-    """Return the bytes of weights, gathered for forward and for backward, and of gradients, in float32."""
+    """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass."""
     if size.parameters <= SMALL:
         return optimizer_steps * size.parameters * (rates.width + MASTER) * rates.away
     return passes * size.parameters * (2 * rates.width + MASTER) * rates.away

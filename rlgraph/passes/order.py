@@ -18,6 +18,7 @@ def order(graph: Graph) -> Graph:
     for collect in collects(graph.nodes):
         # the nodes of a region stand right before the collect of their rows: they are repeated as one
         region, at = members(graph, collect), graph.nodes.index(collect)
-        before = (node for node in graph.nodes[:at] if node not in region)
+        inside = {node.name for node in region}
+        before = (node for node in graph.nodes[:at] if node.name not in inside)
         graph = replace(graph, nodes=(*before, *region, *graph.nodes[at:]))
     return graph

@@ -90,7 +90,7 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
     rewritten = {name: replace(graph.columns[name], writer=collect.name) for name in collect.writes}
     return replace(
         graph,
-        nodes=(*(node for node in graph.nodes if node not in selects), collect),
+        nodes=(*(node for node in graph.nodes if not any(node is each for each in selects)), collect),
         columns={**graph.columns, **rewritten},
         regions={**graph.regions, filtering.name: region},
     )

@@ -186,7 +186,7 @@ def _by_pool(times: Iterable[tuple[Step, float]]) -> dict[str, float]:
     for step, seconds in times:
         for pool in {step.pool, step.source} - {""}:
             pools[pool] += seconds
-    return pools
+    return dict(pools)
 
 
 class CriticalStep(NamedTuple):

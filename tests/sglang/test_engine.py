@@ -135,8 +135,8 @@ def test_a_server_killed_while_it_generates(awake: SglangEngine) -> None:
     undisturbed = awake.generate(ENDLESS, Sampling(200, 0.0))
     assert {len(made.tokens) for (made,) in undisturbed} == {200}
     before, left = awake.keeper.server.process.pid, awake.keeper.left
+    (scheduler,) = (one for one in members(before) if b"scheduler" in named(one))
     with generating(awake, ENDLESS, Sampling(200, 0.0)) as made:
-        (scheduler,) = (one for one in members(before) if b"scheduler" in named(one))
         os.kill(scheduler, signal.SIGKILL)  # which ends all of it
     assert [[one.tokens for one in many] for many in made.result()] == [
         [one.tokens for one in many] for many in undisturbed
