@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from rlgraph.costs.formulas import MASTER, WIDTH
@@ -96,6 +97,13 @@ class Footprint:
 
     def items(self, pool: str) -> dict[Item, int]:
         """Return what the engines of a pool hold, in bytes of a device."""
+        return self._items[pool]
+
+    @cached_property
+    def _items(self) -> dict[str, dict[Item, int]]:
+        return {pool: self._held(pool) for pool in self.plan.pools}
+
+    def _held(self, pool: str) -> dict[Item, int]:
         sizes: dict[Item, int] = {}
         for name, model in self.plan.models.items():
             size, serve = self.sizes.get(name), model.serve
@@ -180,7 +188,7 @@ class Footprint:
         if pool != (step.source or step.pool):
             return sent
         # a bucket is of one data type: between adapters in float32, a narrower weight has one to itself
-        apart = [[tensor] for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
+        apart = [(tensor,) for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
         gathered = max(staging(tensors, self.plan.pools[pool], width) for tensors in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers

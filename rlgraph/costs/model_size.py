@@ -154,11 +154,20 @@ class Size:
         return [(self.config.vocab_size, hidden), (hidden, 1), *self.head_tensors]
 
     @cached_property
-    def tensors(self) -> list[tuple[int, int]]:
+    def tensors(self) -> tuple[tuple[int, int], ...]:
         """Return the tensors of the whole model, in its order. See ``Config.tensors``."""
         embedding, *rest = self.root_tensors
         layers = range(self.config.num_hidden_layers)
-        return [embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest]
+        return (embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest)
+
+    @cached_property
+    def _unlike_layers(self) -> list[list[tuple[int, int]]]:
+        layers = range(self.config.num_hidden_layers)
+        return [*{self.config.is_sparse(index): self.config.tensors(index) for index in layers}.values()]
+
+    def largest_layer(self, devices: int) -> int:
+        """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
+        return max(padded(tensors, devices) for tensors in self._unlike_layers)
 
     @cached_property
     def numbers(self) -> list[int]:

@@ -8,9 +8,8 @@ holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
@@ -124,7 +123,7 @@ class Pass:
     def block(self) -> int:
         """Return the bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
         apart = not self._small and not self._alone
-        return apart * self.width * (self._largest(self.devices) + self._adapters(self.devices))
+        return apart * self.width * (self.size.largest_layer(self.devices) + self._adapters(self.devices))
 
     @property
     def root_result(self) -> int:
@@ -188,11 +187,7 @@ class Pass:
 
     def _trained(self, devices: int) -> int:
         """Return the most numbers of a decoder layer that train."""
-        return self._largest(devices) if self.adapted is None else self._adapters(devices)
-
-    def _largest(self, devices: int) -> int:
-        config = self.size.config
-        return max(padded(config.tensors(index), devices) for index in range(config.num_hidden_layers))
+        return self.size.largest_layer(devices) if self.adapted is None else self._adapters(devices)
 
     def _adapters(self, devices: int) -> int:
         assert self.model.train
@@ -200,7 +195,8 @@ class Pass:
         return padded(adapter_tensors(self.size, lora), devices) if lora else 0
 
 
-def staging(tensors: Iterable[tuple[int, int]], devices: int, width: int) -> int:
+@lru_cache(maxsize=1024)
+def staging(tensors: tuple[tuple[int, int], ...], devices: int, width: int) -> int:
     """Return the bytes of a weight sync on a device that sends.
 
     A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlgraph.ir.plan import Function, Plan
 from rlgraph.ops.declare import Role
@@ -23,7 +24,7 @@ class Lengths:
     mean: float
     longest: float
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Return the rate r for which the cut distribution has its mean: (1 - exp(-r M)) / r = mean."""
         low, high = 0.0, 64.0 / self.mean

@@ -75,6 +75,7 @@ def _selects(graph: Graph, filtering: Node) -> list[Node]:
 
 def _collected(graph: Graph, filtering: Node) -> Graph:
     selects, region = _selects(graph, filtering), _region(graph, filtering)
+    replaced = {node.name for node in selects}
     tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
     because = f"`{filtering.name}` refills: the steps from `{region.source}` on are repeated with the next "
     because += f"{region.kind} until {region.rows} rows stay, {tries}"
@@ -90,7 +91,7 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
     rewritten = {name: replace(graph.columns[name], writer=collect.name) for name in collect.writes}
     return replace(
         graph,
-        nodes=(*(node for node in graph.nodes if not any(node is each for each in selects)), collect),
+        nodes=(*(node for node in graph.nodes if node.name not in replaced), collect),
         columns={**graph.columns, **rewritten},
         regions={**graph.regions, filtering.name: region},
     )

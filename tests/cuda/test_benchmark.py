@@ -46,6 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.nightly
 def test_every_measure_finds_finite_figures(measured: Path) -> None:
     found = json.loads(measured.read_text())
     assert found["failures"] == []
@@ -59,6 +60,7 @@ def test_every_measure_finds_finite_figures(measured: Path) -> None:
     assert len(found["records"]) == len({record["name"] for record in found["records"]})
 
 
+@pytest.mark.nightly
 def test_figures_become_a_cluster_and_a_calibration(measured: Path, tmp_path: Path) -> None:
     cluster, factors = tmp_path / "measured.yaml", tmp_path / "work.yaml"
     said = called("cuda_rates.py", str(measured), "-o", str(cluster), "--calibration", str(factors))

@@ -130,9 +130,9 @@ def test_dropping_without_a_filter_is_refused_with_the_edit() -> None:
 
 @pytest.mark.usefixtures("_here")
 def test_what_is_dropped_is_not_trained_on() -> None:
-    from rlgraph.runtime.demo import make
+    from demo_files import make_demo_files
 
-    make("demo_files")
+    make_demo_files(Path("demo_files"))
     Path("odd.yaml").write_text(GRAPH + FILTER)
     run_graph("odd.yaml", (), 1, steps=1, inline=True, run_dir=Path("run"))
     rows = [json.loads(line) for line in Path("run/samples/step-000001.jsonl").read_text().splitlines()]

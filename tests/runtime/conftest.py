@@ -29,10 +29,10 @@ def in_demo(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="session")
 def demo_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``demo_files/model`` and the demo's data."""
-    from rlgraph.runtime.demo import make
+    from demo_files import make_demo_files
 
     folder = tmp_path_factory.mktemp("demo")
-    make(folder / "demo_files")
+    make_demo_files(folder / "demo_files")
     return folder
 
 

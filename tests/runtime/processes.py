@@ -6,7 +6,6 @@ columns, doing a task again) is tested on Ray.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import traceback
@@ -18,18 +17,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ranks import imported
+
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import perform, threads_each
 from rlgraph.runtime.columns.shared_memory import Sweeper
 from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
-
-IMPORTS = [
-    "processes",
-    "transformers.models.qwen2.modeling_qwen2",
-    "rlgraph.runtime.engines.fsdp.engine",
-    "rlgraph.runtime.engines.transformers.engine",
-]
 
 
 class RemoteError(Exception):
@@ -45,8 +39,7 @@ class RemoteProcess:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         """Start it; ``make`` is called there, and returns the object that has the methods."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTS)
+        context = imported()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, make, dict(os.environ)), daemon=True)
         self.process.start()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,21 @@ def same_weights(a: str, b: str) -> bool:
 
     one, other = (load_file(f"{run}/models/policy/model.safetensors") for run in (a, b))
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@contextmanager
+def ray_nodes(*nodes: Mapping[str, Any]) -> Iterator[str]:
+    """Nodes of Ray on this machine, the head first; yields the address of their cluster."""
+    from ray.cluster_utils import Cluster
+
+    temporary = tempfile.mkdtemp(prefix="rg-", dir="/tmp")  # a path of sockets, which must be short
+    Path("/tmp/ray").mkdir(exist_ok=True)  # it notes the address there, whatever its own folder is
+    cluster = Cluster()
+    for node in nodes:
+        cluster.add_node(include_dashboard=False, temp_dir=temporary, **node)
+    yield cluster.address
+    cluster.shutdown()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def wait_for(true: Callable[[], Any], seconds: float = 120) -> None:

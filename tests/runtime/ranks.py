@@ -1,20 +1,38 @@
-"""Several ranks of a test, each in a process of its own, and the process group that ranks meet in."""
+"""Several ranks of a test, each in a process of its own, and the process group that ranks meet in.
+
+Processes are forked from one that has done the imports, once for all tests of a session.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 LIMIT = 400  # seconds that only what hangs takes, also where machines are slow and shared
+IMPORTS = [
+    "ranks",
+    "transformers.models.qwen2.modeling_qwen2",
+    "rlgraph.runtime.engines.fsdp.engine",
+    "rlgraph.runtime.engines.transformers.engine",
+]
+
+
+def imported() -> ForkServerContext:
+    """What starts processes that have done the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTS)
+    return context
 
 
 @contextmanager
@@ -28,8 +46,19 @@ def process_group(folder: Path, rank: int = 0, ranks: int = 1) -> Iterator[None]
 
 def launch(script: str, root: Path, *more: str) -> None:
     """Run a file of tests as a script that forks ranks, each of them on one thread."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, script, str(root), *more], env=environment, check=True, timeout=LIMIT)
+    process = imported().Process(target=_run, args=([script, str(root), *more], dict(os.environ)))
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode == 0, f"{script} failed as a script, or took {LIMIT} seconds"
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment, OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
 def forked(main: Callable[..., None], ranks: int) -> NoReturn:

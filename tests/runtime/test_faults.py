@@ -52,7 +52,6 @@ def with_traps(graph: str, **pools: dict[str, int]) -> str:
     return "trapped.yaml"
 
 
-@pytest.mark.nightly
 def test_a_worker_lost_in_a_rollout_and_one_in_an_update_are_replaced_and_change_no_weight(
     run_on_devices: Callable[..., str],
 ) -> None:
@@ -70,6 +69,7 @@ def test_a_worker_lost_in_a_rollout_and_one_in_an_update_are_replaced_and_change
     assert same_weights("a", "b")
 
 
+@pytest.mark.nightly
 def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
     run_on_devices: Callable[..., str],
 ) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ran import metrics, rlgraph
+from ran import metrics, ray_nodes, rlgraph
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.cluster.cluster import RayCluster
@@ -19,23 +17,14 @@ from rlgraph.runtime.run import run_graph
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 OPS = HERE / "ones_ops.py"
-pytestmark = pytest.mark.usefixtures("in_demo")
+pytestmark = [pytest.mark.usefixtures("in_demo"), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A Ray cluster of three nodes with one CPU each."""
-    from ray.cluster_utils import Cluster
-
-    temporary = tempfile.mkdtemp(prefix="rg-", dir="/tmp")  # a path of sockets, which must be short
-    cluster = Cluster()
-    for number in (3, 1, 2):
-        cluster.add_node(
-            num_cpus=1, node_ip_address=f"127.0.0.{number}", include_dashboard=False, temp_dir=temporary
-        )
-    yield cluster.address
-    cluster.shutdown()
-    shutil.rmtree(temporary, ignore_errors=True)
+    with ray_nodes(*({"num_cpus": 1, "node_ip_address": f"127.0.0.{n}"} for n in (3, 1, 2))) as address:
+        yield address
 
 
 def test_workers_are_in_the_order_of_hosts(address: str) -> None:
@@ -50,7 +39,6 @@ def test_workers_are_in_the_order_of_hosts(address: str) -> None:
         cluster.close()
 
 
-@pytest.mark.nightly
 def test_a_lost_host_is_replaced_and_changes_no_weight(address: str) -> None:
     folder = Path("sprung").resolve()
     folder.mkdir()
@@ -65,7 +53,6 @@ def test_a_lost_host_is_replaced_and_changes_no_weight(address: str) -> None:
     assert metrics("a") == metrics("b")
 
 
-@pytest.mark.nightly
 def test_a_pool_over_two_hosts_gives_the_numbers_of_one(address: str) -> None:
     rlgraph("run", ONE, "--devices", "2", "--address", address, "--run-dir", "two")
     run_graph(ONE, (), 1, inline=True, run_dir=Path("one"))

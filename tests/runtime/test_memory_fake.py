@@ -26,7 +26,7 @@ EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
         Setting(EIGHT, tokens=4096, recompute=False, lora=32),
         Setting(EIGHT, world=64, step="logprobs", tokens=4096),
         Setting(EIGHT, step="sync", lora=32),
-        Setting(MIXTURE, world=512, step="logprobs"),
+        pytest.param(Setting(MIXTURE, world=512, step="logprobs"), marks=pytest.mark.nightly),
         Setting(MIXTURE, tokens=4096, recompute=False),
         Setting(MIXTURE, step="sync"),
     ],

@@ -190,6 +190,7 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(
     serving: Callable[..., Completer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "BLINK", 0.01)
+    monkeypatch.setattr(calls, "TRIES", 5)
     server = serving(refusals=[503, 429])
     engine = reaching(server)
     engine.generate(REQUESTS[1:2], GREEDY)

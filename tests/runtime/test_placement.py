@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ran import ray_nodes
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
@@ -43,23 +43,18 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gpus(listing: Path) -> Iterator[str]:
     """A Ray cluster of two hosts with 4 GPUs each, and a head without CPUs and GPUs, as KubeRay has it."""
-    from ray.cluster_utils import Cluster
-
     command = listing.parent / "nvidia-smi"
     command.write_text(f"#!/bin/sh\nexec cat {listing}\n")
     command.chmod(0o755)
-    temporary = tempfile.mkdtemp(prefix="rg-", dir="/tmp")  # a path of sockets, which must be short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
-        patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
-        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        cluster = Cluster()
-        for number, count in ((9, 0), (1, 4), (2, 4)):
-            where: dict[str, Any] = {"node_ip_address": f"127.0.0.{number}", "temp_dir": temporary}
-            cluster.add_node(num_cpus=count, num_gpus=count, include_dashboard=False, **where)
-    yield cluster.address
-    cluster.shutdown()
-    shutil.rmtree(temporary, ignore_errors=True)
+    counts = {"127.0.0.9": 0, "127.0.0.1": 4, "127.0.0.2": 4}
+    nodes = [{"num_cpus": n, "num_gpus": n, "node_ip_address": at} for at, n in counts.items()]
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+            patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+            patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+            address = stack.enter_context(ray_nodes(*nodes))
+        yield address
 
 
 @pytest.fixture

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 HERE, ANYWHERE = "tests/sglang/", "test_router"
+# the files of the tests that share a server, which one of pytest's processes then runs
+SHARE = ("addresses", "agent", "engine", "enough", "openai", "pool", "states", "train_engine", "without_copy")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process files of tests, and all that share a server to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "server" if file.removeprefix(f"{HERE}test_").removesuffix(".py") in SHARE else file
+
+    return OneServer(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,8 +93,9 @@ def engine(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[obje
 
 
 @pytest.fixture
-def awake(engine: object, model: object) -> object:
+def awake(engine: object, model: object, request: pytest.FixtureRequest) -> object:
     """The engine awake with the model's weights as version 0, whatever a test before did."""
+    assert request.path.stem.removeprefix("test_") in SHARE, "name its file in SHARE"
     if engine.paused:
         engine.abort()
         engine.resume()

@@ -180,9 +180,8 @@ def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Mo
     assert_agrees(awake, model)
 
 
-@pytest.mark.parametrize(
-    "longest", [pytest.param(3, id="answered", marks=pytest.mark.nightly), pytest.param(3000, id="running")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("longest", [pytest.param(3, id="answered"), pytest.param(3000, id="running")])
 def test_a_request_of_another_before_a_new_server_has_its_weights(
     awake: SglangEngine,
     path: str,

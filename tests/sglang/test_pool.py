@@ -66,6 +66,7 @@ def test_checksums_agree_after_every_sync(
         assert {version for (one,) in answers for version in one.versions} == {4}
 
 
+@pytest.mark.nightly
 def test_what_a_killed_server_had_goes_to_the_other(
     pair: tuple[SglangEngine, SglangEngine], model: torch.nn.Module
 ) -> None:

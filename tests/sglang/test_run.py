@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_files import make_demo_files
 from test_residency import SMALL, tight
 
 from rlgraph.ir.plan import Target
-from rlgraph.runtime.demo import make
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.run import run_graph
@@ -28,7 +28,7 @@ SGLANG = ["models.policy.serve.engine=sglang", "schedule.iterations=3"]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
-    make(folder / "demo_files")
+    make_demo_files(folder / "demo_files")
     return folder / "demo_files"
 
 

@@ -16,7 +16,7 @@ from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.sglang.client import FIRST
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,6 @@ def test_a_server_that_is_lost_in_a_sync_asks_for_another(bare: SglangEngine, mo
     assert_agrees(bare, model)
 
 
-@pytest.mark.nightly
 def test_a_server_that_is_lost_in_a_rollout_is_left_out_until_the_next_sync(
     bare: SglangEngine, awake: SglangEngine, model: torch.nn.Module
 ) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,10 +109,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run: two iterations of the demo from random weights, planned for this machine."""
+    from demo_files import make_demo_files
+
+    import rlgraph
+
     folder = tmp_path_factory.mktemp("run")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    make_demo_files(folder / "demo_files")
     settings = ["models.policy.path=demo_files/model", "schedule.iterations=2", "eval.every=1"]
-    run = f"rlgraph.load('demo', *{settings}).run('auto', inline=True, run_dir='demo')"
-    script = f"import rlgraph; from rlgraph.runtime.demo import make; make(); {run}"
-    subprocess.run([sys.executable, "-c", script], cwd=folder, env=env, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        rlgraph.load("demo", *settings).run("auto", inline=True, run_dir="demo")
     return folder / "demo"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from share import families
 
 from rlgraph.compiler import compile_graph
-from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.view.drawings.mermaid import mermaid
 
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` #35; end'
@@ -42,7 +42,7 @@ def draw(browser: Any, text: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", shipped_graphs())
+@pytest.mark.parametrize("name", families())
 def test_mermaid_draws_every_graph(drawing: Any, name: str) -> None:
     plan = compile_graph(name, devices=2)
     text = mermaid(plan)
