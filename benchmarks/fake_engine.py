@@ -44,7 +44,7 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp import batching, engine, scoring
 from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.fsdp.metric_sums import Tally
+from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.syntax.source import read
@@ -247,7 +247,7 @@ def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:
     minibatch = MiniBatch([batch] * passes, Totals(tokens=1, sequences=1), passes)
     with patch.object(torch.Tensor, "backward", watched):
         made._accumulate(
-            minibatch, lambda batch, _: (batch["logprobs"].values.sum(), {}), 1.0, False, Tally()
+            minibatch, lambda batch, _: (batch["logprobs"].values.sum(), {}), 1.0, False, MetricSums()
         )
 
 
@@ -319,14 +319,14 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(FSDPParamGroup, "post_backward", reduced)
 
 
-def _weights_of(path: str) -> dict[str, pretrained.Stored]:
+def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:
     """What the files of a checkpoint would hold."""
     from transformers import AutoModelForCausalLM
 
     model = pretrained.shape_of(path, AutoModelForCausalLM, {}, torch.float32)
     pieces = [piece for parts in naming.pieces_of(model, []).values() for piece in parts]
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return {p.name: pretrained.Stored("", list(p.shape)) for p in pieces if p.name not in tied}
+    return {p.name: pretrained.StoredWeight("", list(p.shape)) for p in pieces if p.name not in tied}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution
 
 TARGET_MS = 50
 GRAPH = """
@@ -78,9 +78,9 @@ def measure(plan: Plan, cluster: RayCluster, count: int) -> None:
 
 
 def iteration(plan: Plan, driver: Driver) -> None:
-    walk = Walk(plan, "train", Entry(0, {}), positions={})
-    driver.submit((walk, step) for step in plan.steps)
-    driver.finish(walk)
+    execution = Execution(plan, "train", Entry(0, {}), positions={})
+    driver.submit((execution, step) for step in plan.steps)
+    driver.finish(execution)
 
 
 def calls(plan: Plan, cluster: RayCluster) -> None:

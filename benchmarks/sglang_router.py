@@ -146,7 +146,7 @@ def main(prompts: int, evaluated: int, limit: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as path:
         save_model(path, 128, 2)
         with servers(path, limit) as engines:
-            clients = [engine.keeper.client for engine in engines]
+            clients = [engine.supervisor.client for engine in engines]
             both = SglangEngine(path, servers=clients, leads=False, max_rows=limit)
             lengths = batch(prompts)
             print(f"batch: {prompts} prompts, {SAMPLES} samples of each, {sum(lengths):,} tokens")

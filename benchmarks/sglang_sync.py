@@ -61,7 +61,7 @@ def other(engine: SglangEngine, folder: str | None) -> Iterator[SglangEngine]:
         engine.path,
         engine.device,
         str(engine.dtype).removeprefix("torch."),
-        servers=[engine.keeper.client],
+        servers=[engine.supervisor.client],
         transport="disk" if folder else "broadcast",
         sync_folder=folder,
     )

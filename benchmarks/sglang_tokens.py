@@ -71,8 +71,8 @@ def main(hidden: int, layers: int, prompts: int, samples: int, longest: int, rep
         save_model(path, hidden, layers)
         engine = SglangEngine(path, device, dtype, logs=Path(path, "logs"))
         engine.load_pretrained()
-        launch = engine.keeper.launch
-        os.environ |= launch.environment(os.environ, engine.keeper.devices)  # the same cores
+        launch = engine.supervisor.launch
+        os.environ |= launch.environment(os.environ, engine.supervisor.devices)  # the same cores
         peer = sglang.Engine(**launch.settings())
         runs = {
             "sglang.Engine": theirs(peer, ids, samples, longest),

@@ -32,9 +32,9 @@ from rlgraph.runtime.cluster.cluster import InlineCluster, Value
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.control import ControlCalls, after
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.iteration import Entry, Ran, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution, FinishedStep
 from rlgraph.runtime.driver.metrics import metrics
-from rlgraph.runtime.driver.row_buffer import Stock
+from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import ColumnRef
 from rlgraph.runtime.rundir.kept_columns import recorded_columns
@@ -92,7 +92,7 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         GraphError: the graph is wrong now.
     """
     plan = in_one_process(_plan_again(run_dir))
-    walk_steps = Walk(plan, "train", Entry(iteration - 1, {}), {}).steps
+    walk_steps = Execution(plan, "train", Entry(iteration - 1, {}), {}).steps
     again = _again(plan, walk_steps, _first(plan, walk_steps, iteration, node))
     recorded = [step for step in walk_steps if step not in again]
     _weights_are_there(plan, recorded, again, iteration)
@@ -104,16 +104,16 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         calls.all("setup", plan, calls.meeting(), place=True)
         versions, positions = _restore(calls, plan, run_dir, iteration, again)
         past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
-        walk = Walk(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
+        execution = Execution(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
         for step in recorded:
-            _give(walk, step, columns)
+            _give(execution, step, columns)
         driver = Driver(plan, cluster, lambda _: None)
-        driver.submit((walk, step) for step in again)
-        driver.finish(walk)
+        driver.submit((execution, step) for step in again)
+        driver.finish(execution)
         if export:
             export.mkdir(parents=True, exist_ok=True)
             calls.all("export", str(export.resolve()))
-        return Replayed(_title(run_dir, iteration, node), _compared(walk, again, run_dir, iteration))
+        return Replayed(_title(run_dir, iteration, node), _compared(execution, again, run_dir, iteration))
     finally:
         cluster.close()
 
@@ -220,22 +220,24 @@ def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
     return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
 
 
-def _give(walk: Walk, step: Step, columns: Mapping[str, Recorded]) -> None:
+def _give(execution: Execution, step: Step, columns: Mapping[str, Recorded]) -> None:
     """Count a step as done, with its recorded columns."""
-    walk.unsubmitted.discard(step.id)
+    execution.unsubmitted.discard(step.id)
     if step.facts.copies:
         return
     parts = [Part(columns[name].values, columns[name].offsets) for name in step.writes]
-    walk.refs |= {name: [ColumnRef(name, Value(part))] for name, part in zip(step.writes, parts, strict=True)}
-    walk.happened |= {step.id, *step.writes}
+    execution.refs |= {
+        name: [ColumnRef(name, Value(part))] for name, part in zip(step.writes, parts, strict=True)
+    }
+    execution.happened |= {step.id, *step.writes}
     if not parts:
         return
     lengths = next((part for part in parts if part.offsets is not None), parts[0]).lengths
     kept = np.flatnonzero(parts[0].values) if step.filters else None
-    walk.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
+    execution.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
     if step.facts.collects:
-        domain = walk.columns[step.writes[0]].domain
-        walk.rows.collected[domain] = Stock(lengths, np.zeros(len(lengths), np.int64))
+        domain = execution.columns[step.writes[0]].domain
+        execution.rows.collected[domain] = BufferedRows(lengths, np.zeros(len(lengths), np.int64))
 
 
 def _title(run_dir: Path, iteration: int, node: str) -> str:
@@ -244,14 +246,14 @@ def _title(run_dir: Path, iteration: int, node: str) -> str:
 
 
 def _compared(
-    walk: Walk, again: Sequence[Step], run_dir: Path, iteration: int
+    execution: Execution, again: Sequence[Step], run_dir: Path, iteration: int
 ) -> tuple[tuple[Step, tuple[Compared, ...]], ...]:
     before, columns = _metrics(run_dir, iteration), _recorded_of(run_dir, iteration)
     outcomes = []
     for step in (step for step in again if not step.inserted):
-        now = metrics([Ran(step, walk.rows.reports[step.id])])
+        now = metrics([FinishedStep(step, execution.rows.reports[step.id])])
         compared = [Compared(name, _text(before.get(name)), _text(value)) for name, value in now.items()]
-        parts = [(name, walk.part(name, 0).location.get()) for name in step.writes]
+        parts = [(name, execution.part(name, 0).location.get()) for name in step.writes]
         compared += [_column(name, columns.get(name), part) for name, part in parts]
         outcomes.append((step, tuple(compared)))
     return tuple(outcomes)

@@ -21,9 +21,9 @@ from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.control import ControlCalls, after
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
-from rlgraph.runtime.driver.row_buffer import Stock, Waiting, gathering
+from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
 from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
@@ -74,8 +74,8 @@ class TrainingRun:
         if profiled:
             self.calls.all("begin_profile", place=True)
         since = time.time()
-        for walk in stretch(self.plan, self.driver, self.state, self._boundary(), stop, self._kept):
-            values, since = self._measured(walk, since), time.time()
+        for execution in stretch(self.plan, self.driver, self.state, self._boundary(), stop, self._kept):
+            values, since = self._measured(execution, since), time.time()
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 values |= self._evaluate()
             self.folder.metrics(values)
@@ -128,58 +128,65 @@ class TrainingRun:
                 self.noted.add(note)
                 self.progress.note(note)
 
-    def _measured(self, walk: Walk, since: float) -> dict[str, Any]:
+    def _measured(self, execution: Execution, since: float) -> dict[str, Any]:
         """Return the metrics line of an iteration; its timeline and samples are written on the way."""
-        ran = walk.ran
+        ran = execution.ran
         self._note(report for item in ran for report in item.reports.values())
         self.folder.timeline(ran, self.state.iteration)
         if self._is_due(self.plan.schedule.save_every, self.state.iteration):
-            self._samples(walk)
+            self._samples(execution)
         if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
-            self._record(walk)
+            self._record(execution)
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
-        values: dict[str, Any] = {"step": self.state.iteration, **metrics(ran), **walk.measured(), **timed}
+        values: dict[str, Any] = {
+            "step": self.state.iteration,
+            **metrics(ran),
+            **execution.measured(),
+            **timed,
+        }
         return {**values, **performance(self.plan, ran, values)}
 
     def _evaluate(self) -> dict[str, float]:
         start = time.time()
         state, columns = self.state, frozenset(kept_columns.sample_columns(self.plan, "eval"))
         entry = Entry(state.iteration, state.versions)
-        walk = Walk(self.plan, "eval", entry, state.positions, keep=columns, controls=state.controls)
+        execution = Execution(
+            self.plan, "eval", entry, state.positions, keep=columns, controls=state.controls
+        )
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
-        self.driver.submit((walk, step) for step in self.plan.eval_steps)
-        self.driver.finish(walk)
-        self.folder.timeline(walk.ran, self.state.iteration)
+        self.driver.submit((execution, step) for step in self.plan.eval_steps)
+        self.driver.finish(execution)
+        self.folder.timeline(execution.ran, self.state.iteration)
         values = {}
         for metric, column in self.plan.report.items():
-            parts = [ref.location for ref in walk.refs[column] if ref]
-            total, count = self.calls.one((walk.pools[column], 0), "mean", *parts)
+            parts = [ref.location for ref in execution.refs[column] if ref]
+            total, count = self.calls.one((execution.pools[column], 0), "mean", *parts)
             values[f"eval/{metric}"] = total / count if count else float("nan")
-        values |= beside(self.plan, walk.ran)
-        self._samples(walk)
+        values |= beside(self.plan, execution.ran)
+        self._samples(execution)
         self.progress.evaluation(self.state.iteration, values)
         return {**values, "time/eval": time.time() - start}
 
-    def _samples(self, walk: Walk) -> None:
+    def _samples(self, execution: Execution) -> None:
         self.calls.when = after(self.state.iteration)
-        if excerpts := kept_columns.excerpts(walk):
-            path = self.folder.samples(self.state.iteration, walk.phase)
+        if excerpts := kept_columns.excerpts(execution):
+            path = self.folder.samples(self.state.iteration, execution.phase)
             columns, sources = zip(*excerpts, strict=True)
             # each device cuts out its rows, so that no more travels
             parts = [
                 self.cluster.call(place, "select", rows, part, returns=2)[1]
                 for place, part, rows in chain(*sources)
             ]
-            self.calls.one((walk.pools[columns[0].column], 0), "write_samples", path, columns, *parts)
+            self.calls.one((execution.pools[columns[0].column], 0), "write_samples", path, columns, *parts)
 
-    def _record(self, walk: Walk) -> None:
+    def _record(self, execution: Execution) -> None:
         """Write the columns of an iteration; they count once all of them are on disk."""
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin(FOLDER)
-        for about in kept_columns.records(walk):
-            every, columns = np.arange(walk.rows.count(about.domain)), [*about.types]
-            how, refs = gathering([walk.selection(column).take(every) for column in columns])
-            parts, place = [ref.location for ref in refs], (walk.pools[columns[0]], 0)
+        for about in kept_columns.records(execution):
+            every, columns = np.arange(execution.rows.count(about.domain)), [*about.types]
+            how, refs = gathering([execution.selection(column).take(every) for column in columns])
+            parts, place = [ref.location for ref in refs], (execution.pools[columns[0]], 0)
             self.calls.one(place, "write_recorded", str(folder / file_of(about.domain)), about, *how, *parts)
         self.folder.commit_recorded(folder, self.state.iteration)
 
@@ -191,8 +198,8 @@ class TrainingRun:
         self.calls.all("begin_save", str(folder))
         first = self.cluster.places[0]
         for name, waiting in self.state.waiting.items():
-            for kind, stock in waiting.parts().items():
-                how, rows = stock.gathering([*stock.columns])
+            for kind, buffered in waiting.parts().items():
+                how, rows = buffered.gathering([*buffered.columns])
                 parts = [ref.location for ref in rows]
                 self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *parts)
         lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
@@ -218,10 +225,10 @@ class TrainingRun:
                 self.state.waiting[name] = Waiting(**stocks)
             self.progress.resumed(self.state.iteration)
 
-    def _stock(self, path: str, record: Mapping[str, Any]) -> Stock:
+    def _stock(self, path: str, record: Mapping[str, Any]) -> BufferedRows:
         """Return rows that wait, as a checkpoint has them."""
         first, count = self.cluster.places[0], len(record["columns"])
-        return Stock.recorded(record, self.calls.columns(first, "read_rows", path, count=count))
+        return BufferedRows.recorded(record, self.calls.columns(first, "read_rows", path, count=count))
 
     def _export(self) -> None:
         self.progress.say("writing the models")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.request_batching import Rounds
-from rlgraph.nodes.agent.template import CutSide, Joints, cut
+from rlgraph.nodes.agent.template import CutSide, TemplatePieces, cut
 from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.ops import Request
 
@@ -66,7 +66,7 @@ class Chat:
     prompt: Sequence[int]
     seed: int
     engine: Rounds
-    joints: Joints
+    joints: TemplatePieces
     tools: Toolbox
     parser: Callable[[str], list[ToolCall]]
     limits: ChatLimits

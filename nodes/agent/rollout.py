@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
 from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import Rounds
-from rlgraph.nodes.agent.template import Joints
-from rlgraph.nodes.agent.toolbox import Offer, Toolbox, row_of
+from rlgraph.nodes.agent.template import TemplatePieces
+from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
 from rlgraph.nodes.rollout.rollout import SAMPLING, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -101,7 +101,7 @@ def agent(
     """
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     limits = ChatLimits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
-    offers, joints = Offer.of(tools or {}), Joints(model.tokenizer, template_options)
+    offers, joints = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
     engine = Rounds(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
     threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()

@@ -23,7 +23,7 @@ class TemplateError(RunError):
     """A chat template can't go on from a turn; the message names it and says what to do."""
 
 
-class Joints:
+class TemplatePieces:
     """The pieces of one tokenizer's chat template, tokenised once."""
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.nodes.agent.template import Joints
+from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.support.data_file import changed
 from rlgraph.ops.column_types import holds_paths
 from rlgraph.ops.declare import Hook
@@ -24,16 +24,16 @@ from rlgraph.ops.tools import Tool, arguments
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferedTool:
     """A tool as the graph names it: its function or class, and the arguments that the graph gives it."""
 
     hook: Tool
     record: type[BaseModel]  # validates the policy's arguments
 
     @staticmethod
-    def of(tools: Mapping[str, Tool]) -> dict[str, Offer]:
+    def of(tools: Mapping[str, Tool]) -> dict[str, OfferedTool]:
         """Return the tools of a node by name."""
-        return {name: Offer(hook, arguments(name, hook.body)) for name, hook in tools.items()}
+        return {name: OfferedTool(hook, arguments(name, hook.body)) for name, hook in tools.items()}
 
     def bound_arguments(self, row: int) -> dict[str, Any]:
         """Return the values of the tool's columns at a row, and its attributes."""
@@ -64,7 +64,7 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
         DataError: a file that a tool reads is not there.
     """
     if tools:
-        Joints(tokenizer, options).between([("tool", "any")], [[]], -1)
+        TemplatePieces(tokenizer, options).between([("tool", "any")], [[]], -1)
     for name, tool in tools.items():
         for attribute, field in signature(name, tool.body, Tool).attributes.model_fields.items():
             if holds_paths(field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
@@ -75,7 +75,9 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
 class Toolbox:
     """Runs the calls of one conversation at a row of the node's columns, each within ``timeout`` seconds."""
 
-    def __init__(self, offers: Mapping[str, Offer], row: int, threads: Executor, timeout: float) -> None:
+    def __init__(
+        self, offers: Mapping[str, OfferedTool], row: int, threads: Executor, timeout: float
+    ) -> None:
         self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout
         self.instances: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
         self.errors = 0
@@ -126,7 +128,7 @@ class Toolbox:
             self.instances[call.name] = asyncio.ensure_future(self._create(offer))
         return await self._do((await asyncio.shield(self.instances[call.name])).execute, **arguments)
 
-    async def _create(self, offer: Offer) -> Any:
+    async def _create(self, offer: OfferedTool) -> Any:
         tool = offer.hook.body(**offer.bound_arguments(self.row))
         if hasattr(tool, "create"):
             await self._do(tool.create)

@@ -19,7 +19,7 @@ from pydantic import PositiveFloat
 from rlgraph.nodes.rollout.rollout import Rollout
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.nodes.support.record_file import About, Recorded, RecordError, about, read, steps_of
+from rlgraph.nodes.support.record_file import Recorded, RecordError, RecordMetadata, about, read, steps_of
 from rlgraph.ops import Context, op
 from rlgraph.ops.column_types import ColumnType, File
 
@@ -132,7 +132,7 @@ def _places(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Recorded
 
 
 def _place(
-    files: Mapping[Path, About], paths: list[Path], folder: Path, name: str, kind: ColumnType
+    files: Mapping[Path, RecordMetadata], paths: list[Path], folder: Path, name: str, kind: ColumnType
 ) -> RecordedPlace:
     """Find a column by its name, first among those per sample, then among those per prompt."""
     for path in paths:

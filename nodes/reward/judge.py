@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
-from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
+from rlgraph.nodes.reward.per_sample import Judgement, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
-from rlgraph.nodes.support.dataset import Reading, Template, encode
+from rlgraph.nodes.support.dataset import ReadingOptions, Template, encode
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, Request, Sampling, ServeEngine, op, samples, text
 
@@ -58,7 +58,7 @@ def judge(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     on_error: OnError = "zero",
-) -> Judged:
+) -> Judgement:
     """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
     The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and s is what the first
@@ -89,7 +89,7 @@ def judge(
     shown = [_end(model.tokenizer, response, max_response_tokens) for response in responses]
     asked = [_filled(prompt or PROMPT, *row) for row in zip(question, shown, answers, strict=True)]
     seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
-    reading = Reading(template=template, template_options=template_options)
+    reading = ReadingOptions(template=template, template_options=template_options)
     prompts = encode(model.tokenizer, reading, asked) if asked else []
     requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))

@@ -20,7 +20,7 @@ Sequences = tuple[list[int], list[int]]  # prompt; answer with its end token
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """Attributes of all sources that say how rows become prompts. See ``rlgraph.nodes.data.prompts``."""
 
     question: str = "question"
@@ -98,7 +98,7 @@ class DataSetKey:
     changed: tuple[int, ...]  # ns; each file's time of change
     tokenizer_name: str
     key: str  # the reading as text
-    reading: Reading = field(compare=False)
+    reading: ReadingOptions = field(compare=False)
     tokenizer: Any = field(compare=False, repr=False)
 
 
@@ -129,7 +129,7 @@ def source_of(tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) ->
     A list of files is one source, named after the first of them.
     """
     named = files if isinstance(files, Mapping) else {Path(files[0]).stem: files}
-    settled = Reading(**reading)
+    settled = ReadingOptions(**reading)
     return DataSetKey(
         files=tuple((name, tuple(paths)) for name, paths in named.items()),
         changed=tuple(changed(file) for paths in named.values() for file in paths),
@@ -186,12 +186,12 @@ def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]],
     return kept, filtered
 
 
-def _columns(reading: Reading) -> list[str]:
+def _columns(reading: ReadingOptions) -> list[str]:
     named = (reading.question, reading.answer, *(reading.where or ()))
     return list(dict.fromkeys(name for name in named if name is not None))
 
 
-def _turns(place: str, row: Mapping[str, Any], reading: Reading) -> tuple[Question, str]:
+def _turns(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, str]:
     """Return the question and the answer; a conversation's last turn is the answer if the assistant's."""
     question = _checked(place, row[reading.question], reading)
     if reading.answer is not None:
@@ -203,7 +203,7 @@ def _turns(place: str, row: Mapping[str, Any], reading: Reading) -> tuple[Questi
     return question[:-1], _answer(place, question[-1]["content"], reading)
 
 
-def _checked(place: str, question: Any, reading: Reading) -> Question:
+def _checked(place: str, question: Any, reading: ReadingOptions) -> Question:
     """Return a question as text or as messages without empty keys."""
     if isinstance(question, str):
         return question
@@ -223,7 +223,7 @@ def _words(question: Question) -> str:
     return question if isinstance(question, str) else question[-1]["content"]
 
 
-def _answer(place: str, answer: Any, reading: Reading) -> str:
+def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
     if answer is None:
         raise DataError(f"{place}: {reading.answer!r} is empty; fill it in, or remove the row")
     words, marker = str(answer), reading.answer_after
@@ -235,7 +235,7 @@ def _answer(place: str, answer: Any, reading: Reading) -> str:
     return words.rpartition(marker)[2].strip()
 
 
-def encode(tokenizer: Any, reading: Reading, questions: Sequence[Question]) -> list[list[int]]:
+def encode(tokenizer: Any, reading: ReadingOptions, questions: Sequence[Question]) -> list[list[int]]:
     """Return the token ids of each question as a prompt.
 
     Raises:
@@ -253,7 +253,7 @@ def encode(tokenizer: Any, reading: Reading, questions: Sequence[Question]) -> l
     return list(tokenizer(prompts, add_special_tokens=False)["input_ids"])
 
 
-def _conversation(reading: Reading, question: Question) -> list[dict[str, Any]]:
+def _conversation(reading: ReadingOptions, question: Question) -> list[dict[str, Any]]:
     """Return chat messages; ``system`` and ``suffix`` are added to a given conversation too, where set."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
     if reading.system is not None and messages[0]["role"] != "system":

@@ -27,7 +27,7 @@ class RecordError(RunError):
 
 
 @dataclass(frozen=True)
-class About:
+class RecordMetadata:
     """The metadata of a file: ``times`` rows for each of ``parent``'s, and columns with their types."""
 
     domain: str
@@ -65,14 +65,14 @@ def step_folder(run: Path, iteration: int) -> Path:
     return run / FOLDER / f"step-{iteration:06d}"
 
 
-def write(path: Path, about: About, columns: Mapping[str, Any]) -> None:
+def write(path: Path, about: RecordMetadata, columns: Mapping[str, Any]) -> None:
     """Write the columns of one domain, each with ``values`` and ``offsets`` as of ``Recorded``."""
     table = pyarrow.table({name: _array(column) for name, column in columns.items()})
     table = table.replace_schema_metadata({KEY: json.dumps(asdict(about))})
     parquet.write_table(table, path, compression="zstd")
 
 
-def about(path: Path) -> About:
+def about(path: Path) -> RecordMetadata:
     """Read the metadata of a file.
 
     Raises:
@@ -81,7 +81,7 @@ def about(path: Path) -> About:
     metadata = (parquet.read_schema(path).metadata or {}).get(KEY)
     if metadata is None:
         raise RecordError(f"{path} was not recorded by a run\n  schedule.record_every makes such files")
-    return About(**json.loads(metadata))
+    return RecordMetadata(**json.loads(metadata))
 
 
 def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:

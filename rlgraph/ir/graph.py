@@ -17,7 +17,7 @@ import networkx as nx
 from rlgraph.errors import Mark, fail
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.intervals import Cadences
-from rlgraph.ir.schedules import Course, Varying
+from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
@@ -32,7 +32,7 @@ class Model:
     path: str
     spec: ModelSection
     mark: Mark
-    rate: Course | None = None  # its learning rate, where that changes over the iterations
+    rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
 
 
 @dataclass(frozen=True)

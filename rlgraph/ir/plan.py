@@ -19,7 +19,7 @@ from rlgraph.ir.graph import GraphDomain, Region
 from rlgraph.ir.intervals import Cadences, due
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.prediction import Peak, Prediction
-from rlgraph.ir.schedules import Course, Varying
+from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Role
@@ -132,7 +132,7 @@ class Function:
 
         ``adapted`` has those that have a controller; without, they are as in the first iteration.
         """
-        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, Course)}
+        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, ValueSchedule)}
         hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
         return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
 
@@ -182,7 +182,7 @@ class ModelPlan:
     optimizer: Optimizer | None
     train: TrainPlan | None  # None: no step trains or scores with it
     serve: ServePlan | None  # None: no step generates with it
-    rate: Course | None = None  # its learning rate, where that changes over the iterations
+    rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
     # the model whose train engine it is too: frozen alike, or trained by an adapter, which is off then
     shares: str = ""
 

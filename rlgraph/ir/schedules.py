@@ -29,11 +29,11 @@ MEASURED = "an op of your own says it by @op(measures={'kl_coef': 'kl_ref'})"
 
 
 @dataclass(frozen=True)
-class Course:
+class ValueSchedule:
     """Values at some iterations, ascending; between two of them as ``shape`` says.
 
     Example:
-        >>> fall = Course("linear", ((1, 0.1), (101, 0.0)))
+        >>> fall = ValueSchedule("linear", ((1, 0.1), (101, 0.0)))
         >>> fall.at(1), round(fall.at(51), 6), fall.at(500), fall.most
         (0.1, 0.05, 0.0, 0.1)
     """
@@ -68,10 +68,10 @@ class Course:
         return f"{start} to {end} over {last - first} iterations{later}, {self.shape}"
 
 
-Varying = Course | Controller
+Varying = ValueSchedule | Controller
 
 
-def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | None]:
+def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, ValueSchedule | None]:
     """Return a model with one learning rate in place of its course, and that course."""
     optimizer = tree.get("optimizer")
     if optimizer is None or not optimizer.is_map:
@@ -82,7 +82,7 @@ def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, Course | N
     if courses and schedule and schedule.value != "constant":
         law = f"`{path}.optimizer` has an `lr` that changes, and `schedule: {schedule.value}`"
         binder.problem("course", law, schedule.key, remedy="remove one of the two")
-    return tree.with_item("optimizer", settled), rate if isinstance(rate, Course) else None
+    return tree.with_item("optimizer", settled), rate if isinstance(rate, ValueSchedule) else None
 
 
 def take_courses(
@@ -143,7 +143,7 @@ def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, l
     if any(leaf.value == OPEN for _, leaf in item.walk()):
         return None
     leaves = _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
-    return Course(shape, tuple((at, leaf.value) for at, leaf in leaves)), [leaf for _, leaf in leaves]
+    return ValueSchedule(shape, tuple((at, leaf.value) for at, leaf in leaves)), [leaf for _, leaf in leaves]
 
 
 def _steps(values: Tree, path: str) -> list[tuple[int, Tree]]:

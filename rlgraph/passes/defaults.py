@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
-from rlgraph.ir.schedules import Course
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.passes.trace import refusal, sampler
 
 
@@ -36,7 +36,7 @@ def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
         law = f"node `{node.name}` scores at temperature {own}; `{rollout.name}` sampled at {drawn}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
         problems.append(refusal("temperature", law, graph, node, [rollout.name], remedy))
-    if rollout and isinstance(drawn, Course) and not all(value for _, value in drawn.points):
+    if rollout and isinstance(drawn, ValueSchedule) and not all(value for _, value in drawn.points):
         law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
         law += "at 0 there is no distribution to score by"
         remedy = f"let {rollout.name}.temperature stay above 0"
@@ -44,15 +44,15 @@ def _resolved(graph: Graph, node: Node, problems: list[Problem]) -> Node:
     return replace(node, call=_at(node.call, own or drawn or 1.0))
 
 
-def _temperature(call: Call) -> float | Course | None:
+def _temperature(call: Call) -> float | ValueSchedule | None:
     """Return the temperature of a call; None where it is open, or 0: greedy has no distribution."""
     course = call.course("temperature")
-    return course if isinstance(course, Course) else call.value("temperature") or None
+    return course if isinstance(course, ValueSchedule) else call.value("temperature") or None
 
 
-def _at(call: Call, temperature: float | Course) -> Call:
+def _at(call: Call, temperature: float | ValueSchedule) -> Call:
     name = call.name_of("temperature")
-    if not isinstance(temperature, Course):
+    if not isinstance(temperature, ValueSchedule):
         return replace(call, attributes={**call.attributes, name: temperature})
     courses = {**call.courses, name: temperature}
     return replace(call, attributes={**call.attributes, name: temperature.most}, courses=courses)

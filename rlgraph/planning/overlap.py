@@ -26,7 +26,7 @@ import networkx as nx
 from rlgraph.ir.intervals import cycle, settled
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import with_order
-from rlgraph.planning.simulate import Broken, period, simulate, steady, weighed
+from rlgraph.planning.simulate import BrokenPlanError, period, simulate, steady, weighed
 
 # where no cluster says what steps take: relative times, in the order of what they usually take
 ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
@@ -78,7 +78,7 @@ def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:
     count = 4 * (1 + max(step.lead for step in ordered.steps))
     try:
         return round(period(simulate(steady(ordered), seconds, count), count), 9)
-    except Broken:
+    except BrokenPlanError:
         return math.inf
 
 

@@ -30,7 +30,7 @@ class Event(NamedTuple):
     waited: int = -1  # the event whose end it waited for last; -1: none
 
 
-class Broken(AssertionError):
+class BrokenPlanError(AssertionError):
     """A plan that would wait for ever, or whose steps would see other weights than it promises."""
 
 
@@ -93,7 +93,7 @@ class _Run:
             if due(need.when, iteration + 1):  # it waits for no step that is left out
                 if (number, iteration) not in self.ended:
                     late = f"waits for `{need.node}`, submitted behind it"
-                    raise Broken(f"`{step.node}` of iteration {iteration} {late}")
+                    raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {late}")
                 before.append(self.ended[number, iteration])
         start, waited = max(before)
         if step.models:
@@ -123,7 +123,7 @@ class _Weights:
             have = (self.serve if step.generates else self.train)[model]
             if have != want:
                 read = f"would read {model}@{have}, not {model}@{want}"
-                raise Broken(f"`{step.node}` of iteration {iteration} {read}")
+                raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {read}")
             if step.facts.syncs:
                 self.serve[model] = want
             self.train[model] += step.updated == model

@@ -15,7 +15,7 @@ from typing import Any
 from rlgraph.ir.intervals import words
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.plan import Plan, Step, plain
-from rlgraph.ir.schedules import Course
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.printing.plan_text import sentence
 
 EXPLAINS = ("about", "digest", "origin", "version", "checksum")
@@ -43,7 +43,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
     lines = [line for name in alike for line in _values(name, a[name], b[name])]
     lines += _models(a["models"], b["models"])
     for phase, title in PHASES.items():
-        changes = [*_phase(Side.of(old, a, phase), Side.of(new, b, phase))]
+        changes = [*_phase(PlanSide.of(old, a, phase), PlanSide.of(new, b, phase))]
         lines += [title, *(f"  {line}" for line in changes)] if changes else []
     lines += _slot(old, new)
     lines += _listed("note", old.notes, new.notes)
@@ -92,7 +92,7 @@ def _listed(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Side:
+class PlanSide:
     """One of the two plans, in one phase."""
 
     steps: Mapping[str, Step]  # the keys are nodes, in their order
@@ -102,10 +102,10 @@ class Side:
     domains: Mapping[str, Any]
 
     @staticmethod
-    def of(plan: Plan, data: Mapping[str, Any], phase: str) -> Side:
+    def of(plan: Plan, data: Mapping[str, Any], phase: str) -> PlanSide:
         steps = plan.steps if phase == "train" else plan.eval_steps
         parts = (data[name].get(phase, {}) for name in ("functions", "columns", "domains"))
-        return Side({step.node: step for step in steps}, plan.pools, *parts)
+        return PlanSide({step.node: step for step in steps}, plan.pools, *parts)
 
     def waits(self, step: Step, known: Container[str]) -> list[str]:
         """Return the known steps that one waits for, by name."""
@@ -117,7 +117,7 @@ class Side:
         return step.devices == tuple(range(self.pools.get(step.pool, 0)))
 
 
-def _phase(old: Side, new: Side) -> Iterator[str]:
+def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
     for name, step in old.steps.items():
         if name not in new.steps:
             yield f"removed  step {step.id}, {sentence(step)}"
@@ -164,7 +164,7 @@ def _place(name: str, names: list[str]) -> str:
     return f"after {names[at - 1]}" if at else "the first"
 
 
-def _changes(name: str, old: Side, new: Side) -> Iterator[str]:
+def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
     """Yield what differs about one step and its function; what follows from that is left out."""
     before, now = old.steps[name], new.steps[name]
     a, b = plain(before), plain(now)
@@ -200,7 +200,7 @@ def _told(function: Mapping[str, Any]) -> dict[str, Any]:
 def _course(fields: Mapping[str, Any]) -> str:
     if "horizon" in fields:
         return str(Controller(**fields))
-    return str(Course(fields["shape"], tuple((at, value) for at, value in fields["points"])))
+    return str(ValueSchedule(fields["shape"], tuple((at, value) for at, value in fields["points"])))
 
 
 def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _devices(step: Step) -> str:
     return f"{step.pool}[{first}]" if first == last else f"{step.pool}[{first}-{last}]"
 
 
-def _domains(side: Side) -> dict[str, str]:
+def _domains(side: PlanSide) -> dict[str, str]:
     """Return domain -> how many rows it has."""
     named = {column["domain"]: side.domains[column["domain"]] for column in side.columns.values()}
     return {
@@ -228,7 +228,7 @@ def _domains(side: Side) -> dict[str, str]:
     }
 
 
-def _columns(old: Side, new: Side) -> Iterator[str]:
+def _columns(old: PlanSide, new: PlanSide) -> Iterator[str]:
     """Yield what differs of columns of both plans; of the others it is said which step writes them."""
     for name in [name for name in old.columns if name in new.columns]:
         pair = [{**side.columns[name]} for side in (old, new)]

@@ -19,7 +19,7 @@ from rlgraph.ir.steps import RowLayout
 Layout = list[Any]  # one int64 array of row numbers per device, in the order of its rows
 
 
-class Known(Protocol):
+class KnownRows(Protocol):
     """The inputs of a layout: the rows of an iteration, as far as they are known."""
 
     pools: Mapping[str, int]
@@ -113,17 +113,17 @@ def where(layout: Layout, rows: int) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Way:
+class LayoutMaker:
     """The maker of a layout of some name; ``by_lengths``: whether it needs the tokens of each row."""
 
-    lay: Callable[[Known, str, RowLayout, str], Layout]
+    lay: Callable[[KnownRows, str, RowLayout, str], Layout]
     by_lengths: bool = False
 
 
-WAYS: Mapping[str, Way] = {
-    "one": Way(lambda rows, domain, name, pool: one(rows.count(domain), rows.pools[pool])),
-    "even": Way(lambda rows, domain, name, pool: rows.even(domain, name, pool)),
-    "balanced": Way(
+WAYS: Mapping[str, LayoutMaker] = {
+    "one": LayoutMaker(lambda rows, domain, name, pool: one(rows.count(domain), rows.pools[pool])),
+    "even": LayoutMaker(lambda rows, domain, name, pool: rows.even(domain, name, pool)),
+    "balanced": LayoutMaker(
         lambda rows, domain, name, pool: balanced(rows.lengths(domain), rows.pools[pool], name.minibatches),
         by_lengths=True,
     ),

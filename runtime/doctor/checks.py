@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlgraph.runtime.doctor import gpu_checks
 from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Line, Lines, ok, warn, wrong
+from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Lines, ok, warn, wrong
 from rlgraph.units import size_text
 
 PYTHONS = ((3, 11), (3, 12))  # requirements/ has a resolved set for each
@@ -143,7 +143,7 @@ def model(model: ProbeFacts) -> Lines:
     yield _template(model)
 
 
-def _template(model: ProbeFacts) -> Line:
+def _template(model: ProbeFacts) -> Finding:
     text = f"{model['path']}: {model['type']}, {model['tokenizer']} tokens"
     if not model["template"]:
         remedy = "give prompts as text, or add chat_template.jinja to the model"

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlgraph.runtime.doctor.checks import CHECKS
 from rlgraph.runtime.doctor.probes import ProbeCall, ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Line, wrong
+from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, wrong
 
 # a probe -> what is waited for while it runs, and what to do where it gives no facts
 ABOUT = {
@@ -39,7 +39,7 @@ ABOUT = {
 class Diagnosis:
     """The findings of all checks, by name of the check, and the facts behind them."""
 
-    lines: tuple[tuple[str, Line], ...]
+    lines: tuple[tuple[str, Finding], ...]
     facts: Mapping[str, Any]
 
     @property
@@ -88,7 +88,7 @@ def examine(models: Sequence[str], run_dir: str, address: str | None, timeout: f
     return judge(gather(asked, timeout))
 
 
-def _unanswered(answer: ProbeFacts, what: str, remedy: str) -> Line:
+def _unanswered(answer: ProbeFacts, what: str, remedy: str) -> Finding:
     subject = f"{what} {answer['argument']}" if answer["argument"] else what
     return wrong(f"{subject}: {answer['failed']}", remedy)
 

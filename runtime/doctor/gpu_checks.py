@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Line, Lines, ok, warn, wrong
+from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Lines, ok, warn, wrong
 from rlgraph.units import size_text
 
 # CUDA's major version -> the oldest driver's: https://docs.nvidia.com/deploy/cuda-compatibility/
@@ -70,7 +70,7 @@ def torch(gpus: ProbeFacts, torch: ProbeFacts) -> Lines:
             yield _capability(torch, *capability)
 
 
-def _capability(torch: ProbeFacts, major: int, minor: int) -> Line:
+def _capability(torch: ProbeFacts, major: int, minor: int) -> Finding:
     text, kernels = f"compute capability {major}.{minor}", torch["architectures"]
     if not any(_runs(built, major, minor) for built in kernels):
         text += f": torch {torch['version']} has kernels for {', '.join(kernels)}"

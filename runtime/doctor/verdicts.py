@@ -10,7 +10,7 @@ GUIDE = "docs/gpu.md"  # remedies point to its sections
 
 
 @dataclass(frozen=True)
-class Line:
+class Finding:
     """One finding of a check, and the remedy where it is not ok."""
 
     level: Literal["ok", "warn", "wrong"]
@@ -18,16 +18,16 @@ class Line:
     remedy: str = ""
 
 
-Lines = Iterator[Line]
+Lines = Iterator[Finding]
 
 
-def ok(text: str) -> Line:
-    return Line("ok", text)
+def ok(text: str) -> Finding:
+    return Finding("ok", text)
 
 
-def warn(text: str, remedy: str) -> Line:
-    return Line("warn", text, remedy)
+def warn(text: str, remedy: str) -> Finding:
+    return Finding("warn", text, remedy)
 
 
-def wrong(text: str, remedy: str) -> Line:
-    return Line("wrong", text, remedy)
+def wrong(text: str, remedy: str) -> Finding:
+    return Finding("wrong", text, remedy)

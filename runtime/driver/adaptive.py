@@ -16,49 +16,49 @@ from rlgraph.errors import RunError
 from rlgraph.ir.intervals import due
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.plan import Step
-from rlgraph.runtime.driver.iteration import Walk
+from rlgraph.runtime.driver.iteration import Execution
 
 
-def adapted(walk: Walk, step: Step) -> dict[str, float]:
-    """Return the adaptive attributes of a step as they are in a walk's iteration.
+def adapted(execution: Execution, step: Step) -> dict[str, float]:
+    """Return the adaptive attributes of a step as they are in an execution's iteration.
 
     Raises:
         RunError: the op does not record the metric that one of them follows.
     """
-    controllers = walk.plan.functions[walk.phase][step.node].controllers
-    return {name: _value(walk, step, name, one) for name, one in controllers.items()}
+    controllers = execution.plan.functions[execution.phase][step.node].controllers
+    return {name: _value(execution, step, name, one) for name, one in controllers.items()}
 
 
-def controls(walk: Walk, steps: Iterable[Step]) -> dict[str, float]:
+def controls(execution: Execution, steps: Iterable[Step]) -> dict[str, float]:
     """Return those of several steps, as ``update_policy.kl_coef``; raises as ``adapted`` does."""
     ops = [step for step in steps if not step.inserted]
-    return {f"{step.node}.{name}": value for step in ops for name, value in adapted(walk, step).items()}
+    return {f"{step.node}.{name}": value for step in ops for name, value in adapted(execution, step).items()}
 
 
-def controls_after(walk: Walk) -> dict[str, float]:
+def controls_after(execution: Execution) -> dict[str, float]:
     """Return what ``controls`` gives in the next iteration, of all steps; raises as ``adapted`` does."""
-    functions = walk.plan.functions["train"]
+    functions = execution.plan.functions["train"]
     return {
-        f"{step.node}.{name}": _next(walk, step, name, controller)
-        for step in walk.plan.steps
+        f"{step.node}.{name}": _next(execution, step, name, controller)
+        for step in execution.plan.steps
         if not step.inserted
         for name, controller in functions[step.node].controllers.items()
     }
 
 
-def _value(walk: Walk, step: Step, name: str, controller: Controller) -> float:
-    if walk.before is not None:
-        return _next(walk.before, step, name, controller)
-    return walk.controls.get(f"{step.node}.{name}", controller.start)
+def _value(execution: Execution, step: Step, name: str, controller: Controller) -> float:
+    if execution.before is not None:
+        return _next(execution.before, step, name, controller)
+    return execution.controls.get(f"{step.node}.{name}", controller.start)
 
 
-def _next(walk: Walk, step: Step, name: str, controller: Controller) -> float:
-    """Return the number in the iteration after a walk."""
-    value = _value(walk, step, name, controller)
-    if not due(step.when, walk.entry.iteration + 1):
+def _next(execution: Execution, step: Step, name: str, controller: Controller) -> float:
+    """Return the number in the iteration after an execution."""
+    value = _value(execution, step, name, controller)
+    if not due(step.when, execution.entry.iteration + 1):
         return value
     key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
-    sums, samples = _recorded(walk, step)
+    sums, samples = _recorded(execution, step)
     if key not in sums and sums and samples and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
         known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(sums))
@@ -68,12 +68,12 @@ def _next(walk: Walk, step: Step, name: str, controller: Controller) -> float:
     return controller.next(value, total / count if count else math.nan, samples)
 
 
-def _recorded(walk: Walk, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
+def _recorded(execution: Execution, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
     """Return sum and count of each metric that a step recorded, and its samples."""
-    rows = [one.rows for one in (walk.rounds[step.region] if step.region else [walk])]
+    rows = [one.rows for one in (execution.rounds[step.region] if step.region else [execution])]
     sums: dict[str, tuple[float, float]] = {}
     for report in (some.report(step, device) for some in rows for device in sorted(step.devices)):
         for key, (total, count) in report.metrics.items():
             before, seen = sums.get(key, (0.0, 0.0))
             sums[key] = before + total, seen + count
-    return sums, sum(some.count(walk.columns[step.reads[0]].domain) for some in rows)
+    return sums, sum(some.count(execution.columns[step.reads[0]].domain) for some in rows)

@@ -21,12 +21,21 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import plan_text, sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
-from rlgraph.runtime.driver.iteration import Walk
+from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
 from rlgraph.runtime.driver.refill import repeated
 from rlgraph.runtime.driver.refill_round import more
 from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
-from rlgraph.runtime.messages.tasks import HOST, STORE, WORKER, ColumnRef, Place, Task, Trail, place_text
+from rlgraph.runtime.messages.tasks import (
+    HOST,
+    STORE,
+    WORKER,
+    ColumnRef,
+    Place,
+    Task,
+    TaskCounter,
+    place_text,
+)
 
 Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
 
@@ -35,21 +44,23 @@ Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
 class Queued:
     """A step that waits for its calls to be known, and what it still needs for that."""
 
-    walk: Walk
+    execution: Execution
     step: Step
     needs: set[Need]
 
     def is_ready(self) -> bool:
         """Return whether nothing is left that it needs."""
-        self.needs = {(walk, event) for walk, event in self.needs if event not in walk.happened}
+        self.needs = {
+            (execution, event) for execution, event in self.needs if event not in execution.happened
+        }
         return not self.needs
 
 
 @dataclass
-class Begun:
+class StartedStep:
     """A step that was begun: its calls, and, of those that were made, the references of what they return."""
 
-    walk: Walk
+    execution: Execution
     step: Step
     calls: list[WorkerCall]
     beside: bool = False  # whether they run beside the workers
@@ -57,11 +68,11 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingCall:
     """A call that was made: of which worker, its share of which steps, the references of what it makes."""
 
     place: Place
-    steps: list[tuple[Walk, Step]]
+    steps: list[tuple[Execution, Step]]
     outputs: list[Any]
     beside: bool = False
 
@@ -73,29 +84,29 @@ class Driver:
         """Create the driver of a run; in the folder ``logs`` workers note which task they are at."""
         self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
         self.waiting: list[Queued] = []  # they stand in the order in which each pool will get them
-        self.open: list[Begun] = []  # their calls are known and not made
-        self.pending: dict[Any, Asked] = {}  # the keys are references of reports
+        self.open: list[StartedStep] = []  # their calls are known and not made
+        self.pending: dict[Any, PendingCall] = {}  # the keys are references of reports
         self.makers: dict[Any, Any] = {}  # reference of a column -> that of its maker's reports
         self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
 
-    def submit(self, steps: Iterable[tuple[Walk, Step]]) -> None:
+    def submit(self, steps: Iterable[tuple[Execution, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
-        mine = [(walk, step) for walk, step in steps if not repeated(step)]
-        self.waiting += [Queued(walk, step, needs_of(walk, step)) for walk, step in mine]
+        mine = [(execution, step) for execution, step in steps if not repeated(step)]
+        self.waiting += [Queued(execution, step, needs_of(execution, step)) for execution, step in mine]
         self._hand_over()
 
-    def finish(self, walk: Walk) -> None:
-        """Collect reports until every step of a walk has its own; raise whatever fails first, anywhere.
+    def finish(self, execution: Execution) -> None:
+        """Collect reports until every step of an execution has its own; raise whatever fails first, anywhere.
 
         Raises:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
             LostError: a step failed as a worker is gone.
         """
         last, before = time.monotonic(), dict[str, Step]()
-        while not walk.done:
-            assert self.pending, f"steps {sorted(walk.unsubmitted)} wait for what no step makes"
+        while not execution.done:
+            assert self.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
             running = self._running()
             self.watch(running)
             if running != before:  # a step that begins is a sign of life, as reports are
@@ -107,7 +118,7 @@ class Driver:
                 last = time.monotonic()
                 self._hand_over()
             elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
-                where = self._first(walk)
+                where = self._first(execution)
                 raise self._failed(*where, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
 
     def _hand_over(self) -> None:
@@ -115,25 +126,25 @@ class Driver:
         rest, queue = [], deque(self.waiting)
         while queue:
             queued = queue.popleft()
-            walk, step = queued.walk, queued.step
-            pools = walk.holds(step)
+            execution, step = queued.execution, queued.step
+            pools = execution.holds(step)
             if pools & held or not self._is_ready(queued):
                 held |= pools
                 rest.append(queued)
-            elif begun := self._more(walk, step):
+            elif begun := self._more(execution, step):
                 inner = [Queued(*one, needs_of(*one)) for one in begun]
-                queue.extendleft(reversed([*inner, Queued(walk, step, round_needs(walk, step))]))
+                queue.extendleft(reversed([*inner, Queued(execution, step, round_needs(execution, step))]))
             else:
-                self._start(walk, step)
+                self._start(execution, step)
         self.waiting = rest
         self._send()
 
-    def _more(self, walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
+    def _more(self, execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
         """Return steps that come before one: those of its region's next round."""
         try:
-            return more(walk, step)
+            return more(execution, step)
         except RunError as error:
-            raise self._failed(walk, step, (step.pool, 0), error) from error
+            raise self._failed(execution, step, (step.pool, 0), error) from error
 
     def _is_ready(self, queued: Queued) -> bool:
         """Return whether a step's calls are known; it may read what one of the open steps makes."""
@@ -141,28 +152,30 @@ class Driver:
             self._send()
         return queued.is_ready()
 
-    def _start(self, walk: Walk, step: Step) -> None:
+    def _start(self, execution: Execution, step: Step) -> None:
         """Take up a step: its calls are made with those of the steps behind it, or now."""
-        calls = calls_of(walk, step)
-        beside = step.id in walk.beside
-        if not beside and not self._goes_along(walk, calls):
+        calls = calls_of(execution, step)
+        beside = step.id in execution.beside
+        if not beside and not self._goes_along(execution, calls):
             self._send()
-        walk.start(step)
-        self.open.append(Begun(walk, step, self._needed(walk, step, calls), beside))
-        if self.cluster.inline or step.id in walk.awaited:
+        execution.start(step)
+        self.open.append(StartedStep(execution, step, self._needed(execution, step, calls), beside))
+        if self.cluster.inline or step.id in execution.awaited:
             self._send()
 
-    def _goes_along(self, walk: Walk, calls: Sequence[WorkerCall]) -> bool:
+    def _goes_along(self, execution: Execution, calls: Sequence[WorkerCall]) -> bool:
         """Return whether calls may be made with the open ones, none of which starts later for that."""
         shares = self._shares()
-        return all(self._follows(shares.get(call.place, []), walk, call) for call in calls)
+        return all(self._follows(shares.get(call.place, []), execution, call) for call in calls)
 
-    def _follows(self, share: Sequence[tuple[Begun, WorkerCall]], walk: Walk, call: WorkerCall) -> bool:
+    def _follows(
+        self, share: Sequence[tuple[StartedStep, WorkerCall]], execution: Execution, call: WorkerCall
+    ) -> bool:
         """Return whether a call may come last in a worker's share of the open steps."""
         if all(begun.step.facts.copies for begun, _ in share):
             return True
         awaited = {maker for _, before in share for maker in self._makers(before)}
-        return share[-1][0].walk is walk and self._makers(call) <= awaited
+        return share[-1][0].execution is execution and self._makers(call) <= awaited
 
     def _makers(self, call: WorkerCall) -> set[Any]:
         """Return references of the reports of calls that make what one is given, and have not reported."""
@@ -176,27 +189,27 @@ class Driver:
         for begun in self.open:
             for call in begun.calls if begun.beside else ():
                 self._call(call.place, [(begun, call)], beside=True)
-            begun.walk.submitted(begun.step, begun.outputs)
+            begun.execution.submitted(begun.step, begun.outputs)
         self.open = []
 
-    def _shares(self) -> dict[Place, list[tuple[Begun, WorkerCall]]]:
+    def _shares(self) -> dict[Place, list[tuple[StartedStep, WorkerCall]]]:
         """Return each worker's calls for the steps that are open, but for what runs beside it."""
-        shares: dict[Place, list[tuple[Begun, WorkerCall]]] = {}
+        shares: dict[Place, list[tuple[StartedStep, WorkerCall]]] = {}
         for begun in self.open:
             for call in begun.calls if not begun.beside else ():
                 shares.setdefault(call.place, []).append((begun, call))
         return shares
 
-    def _call(self, place: Place, share: list[tuple[Begun, WorkerCall]], beside: bool = False) -> None:
+    def _call(self, place: Place, share: list[tuple[StartedStep, WorkerCall]], beside: bool = False) -> None:
         tasks, parts = list[Task](), list[Any]()
         for begun, call in share:
             refs = list[ColumnRef]()
             for ref in call.parts:
                 refs.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
                 parts += [] if ref.location == WORKER else [ref.location]
-            makes = begun.walk.makes(begun.step, HOST if self.cluster.shares and not beside else STORE)
+            makes = begun.execution.makes(begun.step, HOST if self.cluster.shares and not beside else STORE)
             makes += (ColumnRef("", STORE),) * call.leaves
-            tasks.append(Task(call.method, call.args, tuple(refs), makes, begun.walk.drops(begun.step)))
+            tasks.append(Task(call.method, call.args, tuple(refs), makes, begun.execution.drops(begun.step)))
         returns = 1 + sum(task.returned for task in tasks)
         if beside:
             reports, *outputs = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
@@ -204,20 +217,20 @@ class Driver:
             over = self.over.pop(place, [])
             reports, *outputs = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
             self.sent_tasks[place] += len(share)
-        self.pending[reports] = Asked(
-            place, [(begun.walk, begun.step) for begun, _ in share], outputs, beside
+        self.pending[reports] = PendingCall(
+            place, [(begun.execution, begun.step) for begun, _ in share], outputs, beside
         )
         self.makers |= dict.fromkeys(outputs, reports)
         for (begun, _), task in zip(share, tasks, strict=True):
             begun.outputs[place], outputs = outputs[: task.returned], outputs[task.returned :]
 
-    def _needed(self, walk: Walk, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
+    def _needed(self, execution: Execution, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
         """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
         if step.facts.moves == "off" and step.engine == "serve":
             self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
         if not step.source:
             return calls
-        versions = walk.versions(step)
+        versions = execution.versions(step)
         if versions.items() <= self.sent.items():
             return [replace(call, method="stay") for call in calls]
         self.sent |= versions
@@ -229,19 +242,19 @@ class Driver:
         places = {asked.place[0]: asked.place for asked in reversed(workers_first)}
         return {pool: self._at(place)[1] for pool, place in places.items()}
 
-    def _first(self, walk: Walk) -> tuple[Walk, Step, Place]:
-        """Return what a walk waits for: the first of its calls, or of those that it must let pass."""
+    def _first(self, execution: Execution) -> tuple[Execution, Step, Place]:
+        """Return what an execution waits for: the first of its calls, or of those that it must let pass."""
         every = [*self.pending.values()]
-        first = next((asked for asked in every if asked.steps[-1][0] is walk), every[0])
+        first = next((asked for asked in every if asked.steps[-1][0] is execution), every[0])
         return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
 
-    def _at(self, place: Place) -> tuple[Walk, Step]:
+    def _at(self, place: Place) -> tuple[Execution, Step]:
         """Return a worker's state: one that is gone fails all its calls at once, reported or not."""
         mine = [asked for asked in self.pending.values() if asked.place == place]
         steps = [one for asked in mine if not asked.beside for one in asked.steps]
         if not steps:
             return mine[0].steps[0]
-        begun = Trail(self.logs, *place).last() if self.logs else self.sent_tasks[place]
+        begun = TaskCounter(self.logs, *place).last() if self.logs else self.sent_tasks[place]
         first = self.sent_tasks[place] - len(steps)  # tasks that have reported
         return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
 
@@ -253,17 +266,18 @@ class Driver:
             places = {pending: other.place for pending, other in self.pending.items()}
             place, first = culprit(self.cluster, places, reference, error)
             own = not is_gone(first) or (asked.beside and first is error)
-            walk, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
-            raise self._failed(walk, step, place, first) from error
+            execution, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
+            raise self._failed(execution, step, place, first) from error
         del self.pending[reference]
         for part in asked.outputs:
             del self.makers[part]
-        for (walk, step), report in zip(asked.steps, reports, strict=True):
-            for name, maker in walk.reported(step, asked.place, report):
+        for (execution, step), report in zip(asked.steps, reports, strict=True):
+            for name, maker in execution.reported(step, asked.place, report):
                 self.over.setdefault(maker, []).append(name)
 
-    def _failed(self, walk: Walk, step: Step, place: Place, error: Exception) -> RunError:
-        part = f"iteration {walk.entry.iteration + 1}" if walk.phase == "train" else "the evaluation"
+    def _failed(self, execution: Execution, step: Step, place: Place, error: Exception) -> RunError:
+        number = execution.entry.iteration + 1
+        part = f"iteration {number}" if execution.phase == "train" else "the evaluation"
         marked = plan_text(self.plan, failed=(step.phase, step.id))
         law = f"step {step.id} of {part} failed on {place_text(place)}: {sentence(step)}"
         return failure(marked, law, error)

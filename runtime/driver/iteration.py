@@ -1,6 +1,6 @@
 """The state of an iteration: where its columns are, how their rows lie, and the reports of its steps.
 
-A walk makes no call itself: ``step_calls.py`` says which calls a step is, and the walk is told what came of
+An execution makes no call itself: ``step_calls.py`` says which calls a step is, and it is told what came of
 them (``start``, ``submitted``, ``reported``). It holds references to columns, never their rows. A column that
 only the worker that made it reads stays there.
 """
@@ -21,16 +21,16 @@ from rlgraph.ir.steps import Version
 from rlgraph.ops import registry
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.refill import repeated, streams
-from rlgraph.runtime.driver.row_buffer import Given, Selection, Waiting
+from rlgraph.runtime.driver.row_buffer import Arguments, Selection, Waiting
 from rlgraph.runtime.driver.rows import Awaited, Rows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
 
-WALKS = count()
+NUMBERS = count()
 
 
 @dataclass(frozen=True)
-class Ran:
+class FinishedStep:
     """A step that ran: its start and end on each device, in seconds since the epoch."""
 
     step: Step
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Entry:
-    """The start of a walk: the iteration, from 0, and the versions of the train engines before it.
+    """The start of an execution: the iteration, from 0, and the versions of the train engines before it.
 
     ``older`` are those that generation running ahead reads: on entry to the iteration ``schedule.staleness``
     before it, or to the first in flight.
@@ -50,7 +50,7 @@ class Entry:
     older: Mapping[str, int] = field(default_factory=dict)
 
 
-class Walk:
+class Execution:
     """The bookkeeping of one iteration, or of an evaluation."""
 
     asks: int | None = None  # rows that a round asks of its source
@@ -61,7 +61,7 @@ class Walk:
         phase: str,
         entry: Entry,
         positions: Mapping[str, int],
-        before: Walk | None = None,
+        before: Execution | None = None,
         keep: frozenset[str] = frozenset(),
         waiting: Mapping[str, Waiting] | None = None,
         controls: Mapping[str, float] | None = None,
@@ -69,14 +69,14 @@ class Walk:
         """Start an iteration.
 
         Args:
-            plan: whose steps are walked.
+            plan: whose steps are carried out.
             phase: train or eval.
             entry: the iteration and its versions.
-            positions: rows that each data source had given before ``before``, or before this walk.
-            before: the walk of the iteration before, while that is in flight.
+            positions: rows that each data source had given before ``before``, or before this execution.
+            before: the execution of the iteration before, while that is in flight.
             keep: columns that stay in ``refs`` after their last reader.
             waiting: of each region, what the iterations before left over.
-            controls: adaptive numbers behind the iterations before ``before``, or before this walk.
+            controls: adaptive numbers behind the iterations before ``before``, or before this execution.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
         self.waiting, self.controls = waiting or {}, controls or {}
@@ -85,7 +85,7 @@ class Walk:
         self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns, self.domains = plan.columns[phase], plan.domains[phase]
         self.streams = streams(plan, every, entry.iteration)
-        self.rounds: dict[str, list[Walk]] = {region: [] for region in self.streams}
+        self.rounds: dict[str, list[Execution]] = {region: [] for region in self.streams}
         self._begin([step for step in every if not repeated(step)], keep)
 
     def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
@@ -95,7 +95,7 @@ class Walk:
         self.unheard = self.unread.copy()  # column -> its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.beside = {step.id for step in self.steps if self._is_beside(step)}
-        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(WALKS)
+        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(NUMBERS)
         self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
         self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}
@@ -120,9 +120,9 @@ class Walk:
         return not self.unsubmitted and not self.unreported
 
     @property
-    def ran(self) -> list[Ran]:
+    def ran(self) -> list[FinishedStep]:
         """Return the steps in the plan's order, their devices in order."""
-        own = [Ran(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
+        own = [FinishedStep(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
         inner = [ran for rounds in self.rounds.values() for one in rounds for ran in one.ran]
         return sorted([*own, *inner], key=lambda ran: ran.step.id)
 
@@ -137,7 +137,7 @@ class Walk:
         return tuple(self._name(column) for column in step.frees if column in self.stays)
 
     def _name(self, column: str) -> str:
-        return f"{column} of walk {self.number}"
+        return f"{column} of execution {self.number}"
 
     def start(self, step: Step) -> None:
         """Note that a step's calls will be made next: steps behind it may read its columns."""
@@ -223,7 +223,7 @@ class Walk:
         """Return int64 ``[rows]``: the number of each row."""
         return np.arange(self.rows.count(domain))
 
-    def taken_up(self, step: Step, rows: Any) -> Given:
+    def taken_up(self, step: Step, rows: Any) -> Arguments:
         """Return the unfinished rows that a step goes on with; only a round has some."""
         return (), ()
 

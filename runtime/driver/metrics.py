@@ -11,13 +11,13 @@ from rlgraph.costs.detect import rates_of
 from rlgraph.costs.model_size import Size, size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.runtime.driver.iteration import Ran
+from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.messages.report import Usage
 
 SEQUENCES = "int64[samples, tokens]"
 
 
-def metrics(ran: Sequence[Ran]) -> dict[str, float]:
+def metrics(ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return means over rows and ranks of what the ops recorded; a count of 0 marks a sum.
 
     A mean that several nodes record under one name is the first node's, and ``NODE/name`` that of each other.
@@ -35,7 +35,7 @@ def metrics(ran: Sequence[Ran]) -> dict[str, float]:
     return {name: total / count if count else total for name, (total, count) in sums.items()}
 
 
-def beside(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
+def beside(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return what the writers of an evaluation's reported columns recorded under their own names.
 
     ``pass@8`` of a node that records ``solved/gsm8k`` comes with ``eval/pass@8/gsm8k``.
@@ -50,7 +50,7 @@ def beside(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
     }
 
 
-def times(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
+def times(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return seconds of each step: the longest of a device's own, of all rounds that repeat it.
 
     Where its devices work together, from the first one's start to the last one's end. Of a sync between pools
@@ -63,7 +63,7 @@ def times(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
     return seconds
 
 
-def _seconds(plan: Plan, item: Ran) -> float:
+def _seconds(plan: Plan, item: FinishedStep) -> float:
     reports = item.reports.values()
     # its devices work together on a train engine, and in a sync, which gathers its weights
     if not (item.step.facts.syncs or _uses(plan, item.step, "train")):
@@ -72,7 +72,7 @@ def _seconds(plan: Plan, item: Ran) -> float:
     return max(report.end for report in reports) - (max(starts) if item.step.source else min(starts))
 
 
-def performance(plan: Plan, ran: Sequence[Ran], values: Mapping[str, float]) -> dict[str, float]:
+def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, float]) -> dict[str, float]:
     """Return what depends on the machine: tokens per second, memory, and on known GPUs the utilisation.
 
     ``values`` are the iteration's metrics and times, ``time/step`` among them.
@@ -93,7 +93,7 @@ def _uses(plan: Plan, step: Step, engine: str) -> bool:
     return bool(function and engine in function.handles.values())
 
 
-def _sequences(plan: Plan, item: Ran) -> list[Any]:
+def _sequences(plan: Plan, item: FinishedStep) -> list[Any]:
     """Return the lengths of sequences that a step made, per device: a rollout, or a source of examples."""
     columns = plan.columns[item.step.phase]
     if item.step.inserted or all(columns[name].type != SEQUENCES for name in item.step.writes):
@@ -104,7 +104,7 @@ def _sequences(plan: Plan, item: Ran) -> list[Any]:
 MEMORY = {"memory": "memory", "memory_reserved": "reserved", "memory_used": "device"}  # metric -> of Usage
 
 
-def _memory(ran: Sequence[Ran]) -> dict[str, float]:
+def _memory(ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return the most bytes of each worker, and of each step on a GPU; processes beside it don't count."""
     most: dict[str, float] = {}
     for item in ran:
@@ -118,7 +118,7 @@ def _memory(ran: Sequence[Ran]) -> dict[str, float]:
     return most
 
 
-def _utilisations(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
+def _utilisations(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return the utilisation of each train engine's step whose GPU's peak and model's size are known."""
     shares: dict[str, float] = {}
     for item in ran:

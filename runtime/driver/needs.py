@@ -14,33 +14,33 @@ from collections.abc import Iterable, Iterator
 
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Step
-from rlgraph.runtime.driver.iteration import Walk, filled
+from rlgraph.runtime.driver.iteration import Execution, filled
 from rlgraph.runtime.driver.rows import Awaited
 
-Need = tuple[Walk, Awaited]  # an event of a walk: of this iteration, or of one before
+Need = tuple[Execution, Awaited]  # an event of an execution: of this iteration, or of one before
 
 
-def needs_of(walk: Walk, step: Step) -> set[Need]:
+def needs_of(execution: Execution, step: Step) -> set[Need]:
     """Return what the calls of a step depend on; of a collect, what its region's first round does."""
     if step.facts.collects:
-        stream = walk.streams[step.region]
-        measured = {need for inner in stream.steps for need in _measured(walk, inner)}
-        return measured | {*_positioned(walk, stream.region.source)}
-    own = {(walk, event) for event in (*step.reads, *_rows(walk, step))}
+        stream = execution.streams[step.region]
+        measured = {need for inner in stream.steps for need in _measured(execution, inner)}
+        return measured | {*_positioned(execution, stream.region.source)}
+    own = {(execution, event) for event in (*step.reads, *_rows(execution, step))}
     if step.inserted:
         return own
-    return own | _measured(walk, step) | {*_positioned(walk, step.node)}
+    return own | _measured(execution, step) | {*_positioned(execution, step.node)}
 
 
-def round_needs(walk: Walk, step: Step) -> set[Need]:
+def round_needs(execution: Execution, step: Step) -> set[Need]:
     """Return what a collect waits for while a round runs: each of the round's steps."""
-    latest = walk.rounds[step.region][-1]
+    latest = execution.rounds[step.region][-1]
     return {(latest, inner.id) for inner in latest.steps}
 
 
-def _rows(walk: Walk, step: Step) -> Iterable[Awaited]:
+def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
     """Return what says which rows a step has on each device."""
-    rows, columns = walk.rows, walk.columns
+    rows, columns = execution.rows, execution.columns
     if not step.reads or (step.inserted and not step.facts.copies):
         return ()
     read = columns[step.reads[0]].domain
@@ -55,27 +55,27 @@ def _rows(walk: Walk, step: Step) -> Iterable[Awaited]:
     return events
 
 
-def _before(walk: Walk) -> Iterator[Walk]:
+def _before(execution: Execution) -> Iterator[Execution]:
     """Yield the iterations in flight before one."""
-    while walk.before is not None:
-        walk = walk.before
-        yield walk
+    while execution.before is not None:
+        execution = execution.before
+        yield execution
 
 
-def _positioned(walk: Walk, node: str) -> Iterator[Need]:
+def _positioned(execution: Execution, node: str) -> Iterator[Need]:
     """Yield events that tell how many rows a source gave before, and what its region left over."""
-    for earlier in _before(walk):
+    for earlier in _before(execution):
         regions = [name for name, stream in earlier.streams.items() if stream.region.source == node]
         for event in map(filled, regions) if regions else earlier.rows.source_events(node):
             yield earlier, event
 
 
-def _measured(walk: Walk, step: Step) -> set[Need]:
+def _measured(execution: Execution, step: Step) -> set[Need]:
     """Return what the adaptive attributes of a step follow: see ``adaptive.py``."""
-    if step.inserted or not walk.plan.functions[walk.phase][step.node].controllers:
+    if step.inserted or not execution.plan.functions[execution.phase][step.node].controllers:
         return set()
-    needs, domain = set[Need](), walk.columns[step.reads[0]].domain
-    for earlier in _before(walk):
+    needs, domain = set[Need](), execution.columns[step.reads[0]].domain
+    for earlier in _before(execution):
         if due(step.when, earlier.entry.iteration + 1):
             own = [filled(step.region)] if step.region else [step.id, *earlier.rows.known_by(domain)]
             needs |= {(earlier, event) for event in own}

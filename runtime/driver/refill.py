@@ -18,14 +18,14 @@ from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.buffer_policy import chosen
 from rlgraph.ops.registry import load_function
-from rlgraph.runtime.driver.row_buffer import Stock, Waiting, joined
+from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a round."""
 
-    stock: Stock  # the rows that the region's filter kept
+    buffered: BufferedRows  # the rows that the region's filter kept
     asked: int  # new rows that the source gave
     seen: int  # rows that there were before any filter
     begun: Waiting  # the groups that are not whole yet
@@ -38,11 +38,11 @@ class Stream:
         self.region, self.steps, self.collect, self.iteration = region, steps, collect, iteration
         self.pools = {pool for step in (*steps, collect) for pool in (step.pool, step.source)} - {""}
         self.rounds = 0  # rounds that were begun
-        self.stocks: list[Stock] = []
-        self.later = Stock()  # rows that the graph's policy does not take now
+        self.stocks: list[BufferedRows] = []
+        self.later = BufferedRows()  # rows that the graph's policy does not take now
         self.begun = Waiting()  # groups that are not whole after the last round
         self.asked, self.seen, self.stayed = 0, 0, 0  # rows of the source, sampled, and kept so far
-        self.used: Stock | None = None  # set once there are enough behind the filter
+        self.used: BufferedRows | None = None  # set once there are enough behind the filter
         self.left: Waiting | None = None  # rows that wait for the next iteration
 
     def wants(self) -> int | None:
@@ -68,8 +68,8 @@ class Stream:
     def release(self) -> None:
         """Release the rounds' columns but for rows that wait: all others are collected, or not needed."""
         assert self.used
-        self.used, self.later = replace(self.used, columns={}), Stock()
-        self.stocks = [replace(stock, columns={}) for stock in self.stocks]
+        self.used, self.later = replace(self.used, columns={}), BufferedRows()
+        self.stocks = [replace(buffered, columns={}) for buffered in self.stocks]
 
     def measured(self) -> dict[str, float]:
         """Return metrics: see docs/metrics.md."""
@@ -94,14 +94,14 @@ class Stream:
             self.later = rows.take(every[~np.isin(owner, now)])
             rows = rows.take(np.concatenate([every[:0], *(every[owner == place] for place in now)]))
         begun = self._young(waiting.prompts, 0), self._young(waiting.samples, 0)
-        self.stocks, self.begun = [rows], Waiting(Stock(), *begun)
+        self.stocks, self.begun = [rows], Waiting(BufferedRows(), *begun)
 
     def absorb(self, outcome: Outcome) -> None:
         """Add the outcome of a round."""
         self.asked += outcome.asked
         self.seen += outcome.seen
-        self.stayed += len(outcome.stock)
-        self.stocks.append(outcome.stock)
+        self.stayed += len(outcome.buffered)
+        self.stocks.append(outcome.buffered)
         self.begun = outcome.begun
 
     def _enough(self) -> None:
@@ -109,12 +109,12 @@ class Stream:
         self.used = every.take(np.arange(self.region.rows))
         rest, begun = every.take(np.arange(self.region.rows, len(every))), self.begun
         left = joined([self.later, rest]), begun.prompts, begun.samples
-        self.left = Waiting(*(self._young(stock, 1) for stock in left))
+        self.left = Waiting(*(self._young(buffered, 1) for buffered in left))
 
-    def _young(self, stock: Stock, later: int) -> Stock:
+    def _young(self, buffered: BufferedRows, later: int) -> BufferedRows:
         """Return rows that are not too old for this iteration, or for one ``later``."""
-        young = np.flatnonzero(self.iteration + later - stock.made <= self.region.keep)
-        return stock.take(young) if len(young) else Stock()
+        young = np.flatnonzero(self.iteration + later - buffered.made <= self.region.keep)
+        return buffered.take(young) if len(young) else BufferedRows()
 
     def _too_few(self, missing: int) -> str:
         region, seen = self.region, max(self.seen, 1)

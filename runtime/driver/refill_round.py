@@ -15,38 +15,38 @@ import numpy as np
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.adaptive import controls
-from rlgraph.runtime.driver.iteration import Walk, filled
+from rlgraph.runtime.driver.iteration import Execution, filled
 from rlgraph.runtime.driver.refill import Outcome, Stream
-from rlgraph.runtime.driver.row_buffer import Given, Selection, Stock, Waiting
+from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection, Waiting
 
 
-def more(walk: Walk, step: Step) -> list[tuple[Walk, Step]]:
+def more(execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
     """Return the steps of a region's next round, where ``step`` collects its rows and they are not enough.
 
     Raises:
         RunError: there were as many rounds as there may be.
     """
-    stream, rounds = walk.streams.get(step.region), walk.rounds.get(step.region, [])
+    stream, rounds = execution.streams.get(step.region), execution.rounds.get(step.region, [])
     if stream is None or stream.used is not None:
         return []
     if rounds:
         stream.absorb(rounds[-1].outcome())
     else:
-        stream.take(walk.waits(step.region))
+        stream.take(execution.waits(step.region))
     asks = stream.wants()
     if asks is None:
-        walk.happened.add(filled(step.region))
+        execution.happened.add(filled(step.region))
         return []
-    position, now = walk.position(stream.region.source), controls(walk, stream.steps)
-    rounds.append(Round(walk, stream, position + stream.asked, asks, now))
+    position, now = execution.position(stream.region.source), controls(execution, stream.steps)
+    rounds.append(Round(execution, stream, position + stream.asked, asks, now))
     return [(rounds[-1], one) for one in stream.steps]
 
 
-class Round(Walk):
+class Round(Execution):
     """One pass through a region's steps."""
 
     def __init__(
-        self, whole: Walk, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
+        self, whole: Execution, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
     ) -> None:
         """Start a round of an iteration: its source has given ``position`` rows, and is asked for more."""
         self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
@@ -67,13 +67,13 @@ class Round(Walk):
         seen = self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
         return Outcome(self._kept(), asked, seen, self._unfinished())
 
-    def _kept(self) -> Stock:
+    def _kept(self) -> BufferedRows:
         """Return the rows that the region's filter kept."""
         domain, parent = (self.columns[each[0]].domain for each in (self.collect.writes, self.collect.reads))
         rows = self.rows.origin(domain)
         columns = {name: self.selection(name).take(rows) for name in self.collect.reads}
         numbers = self.numbers(parent)[rows] // self.region.times
-        return Stock(self.rows.lengths(domain), numbers, self._made(numbers), columns)
+        return BufferedRows(self.rows.lengths(domain), numbers, self._made(numbers), columns)
 
     def _unfinished(self) -> Waiting:
         """Return the groups that are not whole yet."""
@@ -109,7 +109,7 @@ class Round(Walk):
         """Return the rows that a step makes of each row that it reads."""
         return self.domains[self.columns[step.writes[0]].domain].times
 
-    def taken_up(self, step: Step, rows: Any) -> Given:
+    def taken_up(self, step: Step, rows: Any) -> Arguments:
         """Return what an earlier round left for a step on these rows: see ``Worker.run``."""
         if step is self.source and len(self.begun.prompts):
             return self.begun.prompts.gathering(step.writes)
@@ -121,8 +121,8 @@ class Round(Walk):
     def _whole(self, domain: str) -> str:
         return self._whole(self.rows.above(domain)) if domain in self.rows.filters else domain
 
-    def _stock(self, numbers: Any, columns: dict[str, Selection]) -> Stock:
-        return Stock(np.zeros(len(numbers), np.int64), numbers, self._made(numbers), columns)
+    def _stock(self, numbers: Any, columns: dict[str, Selection]) -> BufferedRows:
+        return BufferedRows(np.zeros(len(numbers), np.int64), numbers, self._made(numbers), columns)
 
     def _made(self, numbers: Any) -> Any:
         """Return the iteration in which each of some prompts was begun."""

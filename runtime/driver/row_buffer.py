@@ -11,7 +11,7 @@ import numpy as np
 from rlgraph.ops.buffer_policy import Group
 from rlgraph.runtime.messages.tasks import ColumnRef
 
-Given = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
+Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Selection:
         return Selection(tuple(self.parts[part] for part in used), sizes, places + shift[owner])
 
 
-def gathering(columns: Sequence[Selection]) -> Given:
+def gathering(columns: Sequence[Selection]) -> Arguments:
     """Return arguments and parts by which ``Worker.repartition`` joins the rows of some columns."""
     picks, counts = [column.places for column in columns], [len(column.parts) for column in columns]
     return (picks, counts), tuple(part for column in columns for part in column.parts)
 
 
 @dataclass(frozen=True)
-class Stock:
+class BufferedRows:
     """Rows that a filter kept, in the order in which they will be used.
 
     Arrays are int64 ``[rows]``: tokens, the number of the prompt, and the iteration, from 0, in which it was
@@ -59,10 +59,10 @@ class Stock:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def take(self, rows: Any) -> Stock:
+    def take(self, rows: Any) -> BufferedRows:
         """Return some of the rows, by their indices."""
         columns = {name: held.take(rows) for name, held in self.columns.items()}
-        return Stock(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
+        return BufferedRows(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
 
     def groups(self, iteration: int) -> list[Group]:
         """Return its groups: rows that follow one another and are of one prompt."""
@@ -72,7 +72,7 @@ class Stock:
         each = zip(self.prompts[starts], ages, np.subtract(ends, starts), tokens, strict=True)
         return [Group(*(int(number) for number in group)) for group in each]
 
-    def gathering(self, columns: Sequence[str]) -> Given:
+    def gathering(self, columns: Sequence[str]) -> Arguments:
         """Return the same as ``gathering`` of these columns of all rows."""
         return gathering([self.columns[name] for name in columns])
 
@@ -82,28 +82,30 @@ class Stock:
         return {**arrays, "columns": [*self.columns]}
 
     @staticmethod
-    def recorded(record: Mapping[str, Sequence[Any]], parts: Sequence[Any]) -> Stock:
+    def recorded(record: Mapping[str, Sequence[Any]], parts: Sequence[Any]) -> BufferedRows:
         """Restore a ``record`` with its columns: each in one part that has the rows in order."""
         arrays = [np.array(record[name], np.int64) for name in ("lengths", "prompts", "made")]
         rows = len(arrays[0])
         refs = [ColumnRef(name, part) for name, part in zip(record["columns"], parts, strict=True)]
-        return Stock(*arrays, {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs})
+        return BufferedRows(*arrays, {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs})
 
 
-def joined(stocks: Sequence[Stock]) -> Stock:
+def joined(stocks: Sequence[BufferedRows]) -> BufferedRows:
     """Return the rows of several, one after the other; those without rows have no columns to go by."""
-    stocks = [stock for stock in stocks if len(stock)] or stocks[:1]
+    stocks = [buffered for buffered in stocks if len(buffered)] or stocks[:1]
     columns = {}
     for name in stocks[0].columns:
-        held = [stock.columns[name] for stock in stocks]
+        held = [buffered.columns[name] for buffered in stocks]
         start = np.cumsum([0] + [sum(one.sizes) for one in held])
         columns[name] = Selection(
             tuple(part for one in held for part in one.parts),
             tuple(size for one in held for size in one.sizes),
             np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
         )
-    arrays = (np.concatenate([getattr(stock, a) for stock in stocks]) for a in ("lengths", "prompts", "made"))
-    return Stock(*arrays, columns=columns)
+    arrays = (
+        np.concatenate([getattr(buffered, a) for buffered in stocks]) for a in ("lengths", "prompts", "made")
+    )
+    return BufferedRows(*arrays, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,11 @@ class Waiting:
     Of the latter, the columns of the source, one row per prompt, and what each of their samples has so far.
     """
 
-    rows: Stock = Stock()
-    prompts: Stock = Stock()
-    samples: Stock = Stock()
+    rows: BufferedRows = BufferedRows()
+    prompts: BufferedRows = BufferedRows()
+    samples: BufferedRows = BufferedRows()
 
-    def parts(self) -> dict[str, Stock]:
+    def parts(self) -> dict[str, BufferedRows]:
         """Return those that have rows, by name."""
         stocks = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
-        return {name: stock for name, stock in stocks.items() if len(stock)}
+        return {name: buffered for name, buffered in stocks.items() if len(buffered)}

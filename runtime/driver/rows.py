@@ -15,7 +15,7 @@ from rlgraph.ir.plan import ColumnPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.layouts import Layout
-from rlgraph.runtime.driver.row_buffer import Stock
+from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import Place
 
@@ -39,7 +39,7 @@ class Rows:
         self.filters = {domain.name: step for domain, step in pairs if domain.filtered}
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
         self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
-        self.collected: dict[str, Stock] = {}  # domain -> its rows, once they are known
+        self.collected: dict[str, BufferedRows] = {}  # domain -> its rows, once they are known
         self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
         self._origins: dict[str, Any] = {}
 

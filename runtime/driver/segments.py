@@ -20,7 +20,7 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.row_buffer import Waiting
 
 
@@ -38,7 +38,9 @@ class State:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
         kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
         stocks = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
-        records = {name: {kind: stock.record() for kind, stock in each} for name, each in stocks.items()}
+        records = {
+            name: {kind: buffered.record() for kind, buffered in each} for name, each in stocks.items()
+        }
         return {**kept, "waiting": records}
 
 
@@ -49,7 +51,7 @@ def stretch(
     end: int,
     stop: Sequence[int],
     keep: Callable[[int], frozenset[str]],
-) -> Iterator[Walk]:
+) -> Iterator[Execution]:
     """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
 
     Args:
@@ -66,7 +68,7 @@ def stretch(
     """
     ahead = lead(plan)
     start, first = Entry(state.iteration, dict(state.versions)), state.iteration
-    walks: dict[int, Walk] = {}
+    executions: dict[int, Execution] = {}
     early: list[tuple[int, Step]] = []  # submitted with the slot before
     for now in count(first - ahead):
         if stop:
@@ -74,17 +76,17 @@ def stretch(
         if now >= end:
             return
         for iteration in range(max(first, now), min(end, now + ahead + 2)):
-            if iteration not in walks:
+            if iteration not in executions:
                 entry = _entry(plan, start, iteration)
-                before = walks.get(iteration - 1)
+                before = executions.get(iteration - 1)
                 past = state.positions, before, keep(iteration), state.waiting, state.controls
-                walks[iteration] = Walk(plan, "train", entry, *past)
+                executions[iteration] = Execution(plan, "train", entry, *past)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
-        driver.submit((walks[iteration], step) for iteration, step in (*steps, *early))
+        driver.submit((executions[iteration], step) for iteration, step in (*steps, *early))
         if now >= first:
-            driver.finish(walks[now])
-            yield _complete(walks, now, state)
+            driver.finish(executions[now])
+            yield _complete(executions, now, state)
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:
@@ -109,14 +111,14 @@ def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
     return {model: version + new[model] for model, version in start.versions.items()}
 
 
-def _complete(walks: dict[int, Walk], iteration: int, state: State) -> Walk:
+def _complete(executions: dict[int, Execution], iteration: int, state: State) -> Execution:
     """Take an iteration out of the pipeline, and note what it leaves."""
-    walk = walks.pop(iteration)
-    state.versions = _versions(walk.plan, walk.entry, iteration + 1)
+    execution = executions.pop(iteration)
+    state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
-    state.positions, state.waiting = walk.positions_after(), walk.waiting_after()
-    state.controls = controls_after(walk)
-    if follower := walks.get(iteration + 1):
+    state.positions, state.waiting = execution.positions_after(), execution.waiting_after()
+    state.controls = controls_after(execution)
+    if follower := executions.get(iteration + 1):
         follower.before, follower.controls = None, state.controls
         follower.positions, follower.waiting = state.positions, state.waiting
-    return walk
+    return execution

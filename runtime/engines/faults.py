@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Fault:
+class SectionFault:
     """A problem of a serve section: its kind, where it stands there, what is wrong and what to do."""
 
     kind: str  # such as ``no-engine``

@@ -85,7 +85,7 @@ class Excerpt:
     parts: int
 
 
-class Trail:
+class TaskCounter:
     """A task counter in an 8-byte file, so that the driver can tell which task a crashed worker was in."""
 
     def __init__(self, folder: Path, pool: str, device: int) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from rlgraph.ir.graph import is_part
 from rlgraph.ir.plan import Plan
-from rlgraph.nodes.support.record_file import About
-from rlgraph.runtime.driver.iteration import Walk
+from rlgraph.nodes.support.record_file import RecordMetadata
+from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.messages.tasks import Excerpt, Place
 
 ROWS = 32  # rows per samples file
@@ -50,39 +50,39 @@ class RowSource(NamedTuple):
     rows: Any
 
 
-def excerpts(walk: Walk) -> list[tuple[Excerpt, list[RowSource]]]:
+def excerpts(execution: Execution) -> list[tuple[Excerpt, list[RowSource]]]:
     """Return the first rows of each of the columns, and where they are; tokens first.
 
     Of several columns of one name, that of the most rows is taken.
     """
-    held = [name for name in sample_columns(walk.plan, walk.phase) if walk.refs.get(name)]
-    columns = [walk.columns[name] for name in held]
+    held = [name for name in sample_columns(execution.plan, execution.phase) if execution.refs.get(name)]
+    columns = [execution.columns[name] for name in held]
     base = next((column.domain for column in columns if column.origin == "tokens"), None)
     if base is None:
         return []
     chosen: dict[str, tuple[Excerpt, list[RowSource]]] = {}
     for name, column in zip(held, columns, strict=True):
-        if column.origin not in chosen and is_part(walk.domains, column.domain, base):
-            chosen[column.origin] = _excerpt(walk, name, base)
+        if column.origin not in chosen and is_part(execution.domains, column.domain, base):
+            chosen[column.origin] = _excerpt(execution, name, base)
     return [chosen.pop("tokens"), *chosen.values()]
 
 
-def _excerpt(walk: Walk, name: str, base: str) -> tuple[Excerpt, list[RowSource]]:
-    column, pool, lines, sources = walk.columns[name], walk.pools[name], [], list[RowSource]()
-    origin = _origin(walk, column.domain, base)
-    for device, held in enumerate(walk.rows.layout(column.domain, column.layout, pool)):
+def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[RowSource]]:
+    column, pool, lines, sources = execution.columns[name], execution.pools[name], [], list[RowSource]()
+    origin = _origin(execution, column.domain, base)
+    for device, held in enumerate(execution.rows.layout(column.domain, column.layout, pool)):
         wanted = np.flatnonzero(origin[held] < ROWS)
         if len(wanted) or not sources:  # a part at least, of no rows
             lines.append(origin[held][wanted])
-            sources.append(RowSource((pool, device), walk.part(name, device).location, wanted))
+            sources.append(RowSource((pool, device), execution.part(name, device).location, wanted))
     return Excerpt(column.origin, np.concatenate(lines), len(sources)), sources
 
 
-def _origin(walk: Walk, domain: str, base: str) -> Any:
+def _origin(execution: Execution, domain: str, base: str) -> Any:
     """Return int64 ``[rows]``: for each row of a domain, the row of ``base`` from which filters made it."""
     if domain == base:
-        return np.arange(walk.rows.count(base))
-    return _origin(walk, str(walk.domains[domain].parent), base)[walk.rows.origin(domain)]
+        return np.arange(execution.rows.count(base))
+    return _origin(execution, str(execution.domains[domain].parent), base)[execution.rows.origin(domain)]
 
 
 def is_recorded(every: int, iteration: int) -> bool:
@@ -100,10 +100,10 @@ def recorded_columns(plan: Plan) -> frozenset[str]:
     return frozenset(column for step in plan.steps if not step.facts.copies for column in step.writes)
 
 
-def records(walk: Walk) -> list[About]:
+def records(execution: Execution) -> list[RecordMetadata]:
     """Return the metadata of what is recorded of an iteration: a file of each domain, with its columns."""
     types: dict[str, dict[str, str]] = {}
-    for name in sorted(recorded_columns(walk.plan) & walk.refs.keys()):
-        types.setdefault(walk.columns[name].domain, {})[name] = walk.columns[name].type
-    rows = [(walk.domains[domain], columns) for domain, columns in types.items()]
-    return [About(domain.name, domain.parent, domain.times, columns) for domain, columns in rows]
+    for name in sorted(recorded_columns(execution.plan) & execution.refs.keys()):
+        types.setdefault(execution.columns[name].domain, {})[name] = execution.columns[name].type
+    rows = [(execution.domains[domain], columns) for domain, columns in types.items()]
+    return [RecordMetadata(domain.name, domain.parent, domain.times, columns) for domain, columns in rows]

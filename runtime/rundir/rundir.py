@@ -33,7 +33,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.runtime.driver.iteration import Ran
+from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
@@ -132,7 +132,7 @@ class RunDir:
         for tracker in self.trackers:
             tracker.log(numbers, step)
 
-    def timeline(self, ran: Sequence[Ran], iteration: int) -> None:
+    def timeline(self, ran: Sequence[FinishedStep], iteration: int) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
 
         What ran beside a device has a thread of its own.

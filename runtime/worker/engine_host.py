@@ -16,7 +16,7 @@ from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.runtime.engines.fsdp.lora import unadapted
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
-from rlgraph.runtime.engines.weights.transports import HANDED, Afar
+from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
 from rlgraph.runtime.worker.process_groups import Groups
 
 METHODS = complete(  # each kind of step that moves an engine's parts has a method of it
@@ -24,7 +24,7 @@ METHODS = complete(  # each kind of step that moves an engine's parts has a meth
 )
 
 
-class Engines:
+class EngineHost:
     """The train and serve engines that a plan puts on a pool. Collective within the pool."""
 
     def __init__(self, plan: Plan, pool: str, device: str, groups: Groups, logs: Path) -> None:
@@ -93,7 +93,7 @@ class Engines:
 
     def _served(self, name: str, path: str, spec: ServePlan) -> Any:
         """Return the serve engine of one model."""
-        engine, is_afar = serving(spec), isinstance(self.groups.links.get(name), Afar)
+        engine, is_afar = serving(spec), isinstance(self.groups.links.get(name), RemoteTransport)
         offered = {
             "device": self.device,
             "pool": self.groups.mesh.get_group(),
@@ -183,7 +183,7 @@ class Engines:
     def close(self) -> None:
         """End what serve engines started."""
         for link in self.groups.links.values():
-            if isinstance(link, Afar):
+            if isinstance(link, RemoteTransport):
                 link.close()
         for engine in self.serve.values():
             engine.close()

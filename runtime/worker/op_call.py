@@ -15,7 +15,7 @@ from rlgraph.ops.interfaces import Context
 from rlgraph.runtime.columns.part import Part, empty, pack, unpack
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
-from rlgraph.runtime.worker.engine_host import Engines
+from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
 
 
@@ -34,7 +34,7 @@ class OpCall:
     function: Function
     scope: Scope
     at: Place
-    engines: Engines | None
+    engines: EngineHost | None
     tokenizer: Callable[[str], Any]
     dumps: Path
 

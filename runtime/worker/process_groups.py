@@ -31,7 +31,7 @@ from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
-from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Afar, Handover, syncs
+from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # other devices have gloo
 
@@ -102,4 +102,6 @@ def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:
     if not serve.addresses:
         return TRANSPORTS[path](peers, folder)
     sender = serving(serve).sender
-    return Afar(peers, resolve_name(sender)(serve.addresses, peers.device, path, folder) if sends else None)
+    return RemoteTransport(
+        peers, resolve_name(sender)(serve.addresses, peers.device, path, folder) if sends else None
+    )

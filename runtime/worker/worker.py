@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
-from rlgraph.nodes.support.record_file import About
+from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
@@ -27,8 +27,8 @@ from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.report import Report, Scope
-from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Task, Trail
-from rlgraph.runtime.worker.engine_host import Engines
+from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Task, TaskCounter
+from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.op_call import OpCall, rows_made
 from rlgraph.runtime.worker.process import Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
@@ -72,7 +72,7 @@ class Worker(Process):
         self.tokenizers: dict[str, Any] = {}
         self.store = Store(session or f"rlgraph-{uuid4().hex[:8]}")
         self.logs = Path(log).parent if log else None
-        self.trail: Trail | None = None  # counts tasks, in a process of its own
+        self.task_counter: TaskCounter | None = None  # counts tasks, in a process of its own
 
     def offer(self) -> tuple[ColumnRef | None, int]:
         """Return a number in shared memory, for others to try to read; nothing where there is no room."""
@@ -106,10 +106,10 @@ class Worker(Process):
         start = time.time()
         self.plan, self.at = plan, (pool, device)
         if self.logs:
-            self.trail = Trail(self.logs, pool, device)
-            self.trail.begin()
+            self.task_counter = TaskCounter(self.logs, pool, device)
+            self.task_counter.begin()
         groups = meet(plan, (pool, device), meeting, self.device, self.desk)
-        self.engines = Engines(plan, pool, self.device, groups, Path(self.folder, "logs"))
+        self.engines = EngineHost(plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time(), notes=self.engines.notes())
 
     def tokenizer(self, model: str) -> Any:
@@ -129,8 +129,8 @@ class Worker(Process):
         self.store.drop(over)
         reports, returned = [], []
         for number, task in enumerate(tasks):
-            if self.trail:
-                self.trail.step()
+            if self.task_counter:
+                self.task_counter.step()
             try:
                 report, outputs = self._perform(task, parts)
             except Exception as error:
@@ -223,7 +223,7 @@ class Worker(Process):
         write_samples(path, self.tokenizer(model), columns, parts)
 
     def write_recorded(
-        self, path: str, about: About, picks: Sequence[Any], counts: Sequence[int], *parts: Part
+        self, path: str, about: RecordMetadata, picks: Sequence[Any], counts: Sequence[int], *parts: Part
     ) -> None:
         """Write the columns of one domain, with the rows that ``repartition`` would return."""
         write_recorded(Path(path), about, dict(zip(about.types, gathered(picks, counts, parts), strict=True)))
@@ -255,8 +255,8 @@ class Worker(Process):
     def close(self) -> None:
         """End what the engines started, and leave the process group."""
         self.store.close()
-        if self.trail:
-            self.trail.close()
+        if self.task_counter:
+            self.task_counter.close()
         if hasattr(self, "engines"):
             self.engines.close()
         if dist.is_initialized():

@@ -16,7 +16,7 @@ from rlgraph.ir.graph import Graph
 from rlgraph.ir.intervals import Cadence, Cadences, count, due, share, union, words
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.ir.steps import Version
-from rlgraph.planning.simulate import Broken, simulate, steady, weighed
+from rlgraph.planning.simulate import BrokenPlanError, simulate, steady, weighed
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
@@ -149,7 +149,7 @@ def test_generation_ahead_is_proved_through_a_cycle_of_updates() -> None:
     wrong = [replace(s, when=()) if s.node == "update_policy" else s for s in plan.steps]
     moved = [n for n in plan.slot if plan.steps[n - 1].updated == "policy"]
     first = (*moved, *(n for n in plan.slot if n not in moved))
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenPlanError):
         simulate(replace(plan, steps=tuple(wrong), slot=first), seconds, 14)
 
 

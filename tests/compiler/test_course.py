@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.ir.schedules import Course
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reference.json_schema import graph_schema
@@ -93,7 +93,7 @@ def test_a_coefficient_that_ends_at_nothing_is_read_all_the_time() -> None:
 def test_who_scores_follows_the_temperature_of_the_rollout() -> None:
     functions = planned("rollout.temperature={linear: [1.0, 0.6], over: 10}").functions["train"]
     for node in ("rollout", "old_logprobs", "ref_logprobs", "update_policy"):
-        assert functions[node].courses == {"temperature": Course("linear", ((1, 1.0), (11, 0.6)))}
+        assert functions[node].courses == {"temperature": ValueSchedule("linear", ((1, 1.0), (11, 0.6)))}
     said = problems("rollout.temperature={steps: {1: 1, 9: 0.5}}", "old_logprobs.temperature=1.0")
     assert (
         "node `old_logprobs` scores at temperature 1.0; `rollout` sampled at 1, 0.5 from iteration 9" in said

@@ -15,7 +15,7 @@ from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.lower import make_plan
 from rlgraph.planning.overlap import guess, pipeline
-from rlgraph.planning.simulate import Broken, Event, busy, period, simulate, slot_steps
+from rlgraph.planning.simulate import BrokenPlanError, Event, busy, period, simulate, slot_steps
 from rlgraph.syntax.source import Source, parse
 
 GRAPH = """
@@ -124,7 +124,9 @@ def test_a_sync_that_comes_after_the_update_is_found() -> None:
     plan, seconds = planned(1, rollout=1.0, update_policy=1.0)
     leads = {step.id: step.lead for step in plan.steps}
     late = [n for n in plan.slot if not leads[n]] + [n for n in plan.slot if leads[n]]
-    with pytest.raises(Broken, match="`sync:policy` of iteration 1 would read policy@1, not policy@0"):
+    with pytest.raises(
+        BrokenPlanError, match="`sync:policy` of iteration 1 would read policy@1, not policy@0"
+    ):
         simulate(replace(plan, slot=tuple(late)), seconds, 4)
 
 
@@ -132,7 +134,9 @@ def test_a_step_before_what_it_waits_for_is_found() -> None:
     plan, seconds = planned(1, rollout=1.0, update_policy=1.0)
     number = {step.node: step.id for step in plan.steps}
     early = [number["rewards"], *(n for n in plan.slot if n != number["rewards"])]
-    with pytest.raises(Broken, match="`rewards` of iteration 0 waits for `rollout`, submitted behind it"):
+    with pytest.raises(
+        BrokenPlanError, match="`rewards` of iteration 0 waits for `rollout`, submitted behind it"
+    ):
         simulate(replace(plan, slot=tuple(early)), seconds, 4)
 
 
@@ -140,7 +144,7 @@ def test_a_rollout_without_its_sync_is_found() -> None:
     plan, seconds = planned(1, rollout=1.0, update_policy=1.0)
     slot = tuple(n for n in plan.slot if plan.steps[n - 1].kind != "sync")
     cut = tuple(replace(step, after=tuple(n for n in step.after if n in slot)) for step in plan.steps)
-    with pytest.raises(Broken, match="would read policy@0, not policy@1"):
+    with pytest.raises(BrokenPlanError, match="would read policy@0, not policy@1"):
         simulate(replace(plan, slot=slot, steps=cut), seconds, 4)
 
 

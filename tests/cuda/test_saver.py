@@ -1,8 +1,9 @@
 """A server beside the trainer: it sleeps and wakes after a real update, and weights reach its memory.
 
 The server is a process of its own (``stub/sglang/launch_server.py``) behind the real client, engine and
-keeper. On a GPU its memory is under torch_memory_saver, which ends the process where it can't have its memory
-back; so the trainer must have given back what it cached. On a CPU calls, bytes and checksums are the same.
+supervisor. On a GPU its memory is under torch_memory_saver, which ends the process where it can't have its
+memory back; so the trainer must have given back what it cached. On a CPU calls, bytes and checksums are the
+same.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_it_wakes_after_an_update_that_left_memory_cached(
         server.load_weights(trained.weights(), version)
         leave_cached(memory)
         server.wake(["kv"])
-        assert server.keeper.server.is_alive()
+        assert server.supervisor.server.is_alive()
         assert bytes_held(server) == awake
         new = server.checksums()
         assert new != sums, "the update changed weights"

@@ -16,7 +16,7 @@ from transformers.utils import get_json_schema
 
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.template import TemplateError
-from rlgraph.nodes.agent.toolbox import Offer, Toolbox, check_tools
+from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, check_tools
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.tools.search import search
 from rlgraph.ops import prompts, text
@@ -94,7 +94,7 @@ def run(
 
     async def all_of_them() -> tuple[list[str], float]:
         with ThreadPoolExecutor(64) as threads:
-            box = Toolbox(Offer.of(tools), row, threads, timeout)
+            box = Toolbox(OfferedTool.of(tools), row, threads, timeout)
             answers = await asyncio.gather(*map(box.run, calls))
             reward = await box.reward()
             await box.release()
@@ -159,7 +159,9 @@ def test_columns_are_given_as_numbers_and_none_where_nobody_writes_them() -> Non
     def tell(a: int, size: int, more: int) -> str:
         return f"{a} {size!r} {more!r}"
 
-    offer = Offer(Tool(tell, {}, {"size": torch.tensor([4, 5])}), Offer.of({"t": tool(blocks)})["t"].record)
+    offer = OfferedTool(
+        Tool(tell, {}, {"size": torch.tensor([4, 5])}), OfferedTool.of({"t": tool(blocks)})["t"].record
+    )
     assert offer.bound_arguments(1) == {"a": None, "size": 5, "more": None}
 
 

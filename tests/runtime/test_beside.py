@@ -14,7 +14,7 @@ from rlgraph.errors import RunError
 from rlgraph.ops import TrainEngine, float32, int64, samples, tokens
 from rlgraph.ops.declare import OpError, op
 from rlgraph.ops.signature import signature
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.run import run_graph
 from rlgraph.view.recorded import read_timeline
 from rlgraph.view.trace import trace
@@ -88,10 +88,10 @@ def test_one_that_raises_is_named() -> None:
 
 def test_what_it_reads_and_writes_stays_with_no_worker() -> None:
     plan = compile_graph(ONES, [MATH], 1)
-    walk = Walk(plan, "train", Entry(0, {}), {})
-    (step,) = [step for step in plan.steps if step.id in walk.beside]
-    assert step.node == "rewards" and not walk.stays & {*step.reads, *step.writes}
-    inside = Walk(compile_graph(ONES, (), 1), "train", Entry(0, {}), {})
+    execution = Execution(plan, "train", Entry(0, {}), {})
+    (step,) = [step for step in plan.steps if step.id in execution.beside]
+    assert step.node == "rewards" and not execution.stays & {*step.reads, *step.writes}
+    inside = Execution(compile_graph(ONES, (), 1), "train", Entry(0, {}), {})
     assert not inside.beside and inside.stays & {"rewards"}
 
 

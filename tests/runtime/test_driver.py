@@ -19,10 +19,10 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.driver import driver as driver_module
-from rlgraph.runtime.driver.driver import Asked, Begun, Driver
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.driver import Driver, PendingCall, StartedStep
+from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.step_calls import WorkerCall
-from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, Trail
+from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, TaskCounter
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
@@ -85,12 +85,12 @@ def driver(tmp_path: Path) -> Driver:
     return Driver(plan, cluster, lambda step: None, tmp_path)  # type: ignore[arg-type]
 
 
-def walk(plan: Plan) -> Walk:
-    return Walk(plan, "train", Entry(0, {}), {})
+def execution(plan: Plan) -> Execution:
+    return Execution(plan, "train", Entry(0, {}), {})
 
 
 def test_a_step_that_waits_for_more_holds_up_none_before_it(driver: Driver) -> None:
-    here = walk(driver.plan)
+    here = execution(driver.plan)
     place = ("main", 0)
     op = next(step for step in here.steps if step.kind == "run" and step.reads)
     move = next(step for step in here.steps if step.kind == "repartition")
@@ -100,13 +100,13 @@ def test_a_step_that_waits_for_more_holds_up_none_before_it(driver: Driver) -> N
     later = {name: WorkerCall(place, "run", (), (ref,)) for name, ref in refs.items()}
     assert driver._follows([], here, later["other"])
     assert driver._follows(
-        [(Begun(here, move, []), makes)], here, later["other"]
+        [(StartedStep(here, move, []), makes)], here, later["other"]
     )  # a move waits for its step
-    share = [(Begun(here, op, []), makes)]
+    share = [(StartedStep(here, op, []), makes)]
     assert driver._follows(share, here, later["column"])
     assert driver._follows(share, here, later["old"])  # what has been reported is there
     assert not driver._follows(share, here, later["other"])
-    assert not driver._follows(share, walk(driver.plan), later["column"])  # of another iteration
+    assert not driver._follows(share, execution(driver.plan), later["column"])  # of another iteration
 
 
 def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
@@ -114,27 +114,27 @@ def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
 ) -> None:
     short = driver.plan.schedule.model_copy(update={"timeout": 10.0})
     driver.plan = replace(driver.plan, schedule=short)
-    here, place, trail = walk(driver.plan), ("main", 0), Trail(tmp_path, "main", 0)
-    trail.begin()
-    trail.step()
+    here, place, task_counter = execution(driver.plan), ("main", 0), TaskCounter(tmp_path, "main", 0)
+    task_counter.begin()
+    task_counter.step()
     now, shown = [0.0], []
 
     def wait(references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         now[0] += timeout
         if now[0] in (8, 16):  # the second and the third step begin
-            trail.step()
+            task_counter.step()
         return [], [*references]
 
     steps = here.steps[:3]
     monkeypatch.setattr("rlgraph.runtime.driver.driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr(driver, "watch", lambda running: shown.append(running["main"]))
     driver.cluster.wait = wait  # type: ignore[method-assign]
-    driver.pending["reports"] = Asked(place, [(here, step) for step in steps], [])
+    driver.pending["reports"] = PendingCall(place, [(here, step) for step in steps], [])
     driver.sent_tasks[place] = 3
     with pytest.raises(RunError, match=rf"step {steps[2].id} of iteration 1 .*\n(.*\n)*.*nothing came for"):
         driver.finish(here)
     assert [step for step, _ in groupby(shown)] == steps and now[0] == 27
-    trail.close()
+    task_counter.close()
 
 
 def test_the_driver_imports_no_tensors() -> None:

@@ -73,8 +73,8 @@ def test_a_worker_lost_in_a_rollout_and_one_in_an_update_are_replaced_and_change
 def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
     run_on_devices: Callable[..., str],
 ) -> None:
-    gen = {"prompts": 1, "rollout": 3, "Engines.receive": 4, "Worker.mean": 5}
-    train = {"logprobs": 2, "policy": 6, "Engines.begin_save": 7}
+    gen = {"prompts": 1, "rollout": 3, "EngineHost.receive": 4, "Worker.mean": 5}
+    train = {"logprobs": 2, "policy": 6, "EngineHost.begin_save": 7}
     graph, token = with_traps(TWO, gen=gen, train=train), uuid.uuid4().hex
     schedule = "schedule={iterations: 7, restarts: 7}"
     text = run_on_devices(graph, schedule, "eval.every=5", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)

@@ -14,7 +14,7 @@ import torch
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.model_size import size_of
 from rlgraph.ir.plan import Step
-from rlgraph.runtime.driver.iteration import Ran
+from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import metrics, performance, times, utilisation
 from rlgraph.runtime.messages.report import Report, Usage
 from rlgraph.runtime.messages.tasks import Task
@@ -64,8 +64,8 @@ PLAN = compile_graph("ppo", ("prompts.files=[a.jsonl]",), 2)
 STEPS = {step.node: step for step in PLAN.steps}
 
 
-def ran(step: Step, *spans: tuple[float, float], **more: Any) -> Ran:
-    return Ran(step, {("main", d): Report(*span, **more) for d, span in enumerate(spans)})
+def ran(step: Step, *spans: tuple[float, float], **more: Any) -> FinishedStep:
+    return FinishedStep(step, {("main", d): Report(*span, **more) for d, span in enumerate(spans)})
 
 
 def test_a_steps_time_is_its_longest_device_unless_they_work_together() -> None:
@@ -93,7 +93,7 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
     once = utilisation(plan, STEPS["old_logprobs"], used, 0.5)
     assert once == pytest.approx(forward / (peak * 0.5))
     assert utilisation(plan, STEPS["update_policy"], used, 0.5) == pytest.approx(3 * forward / (peak * 0.5))
-    item = Ran(
+    item = FinishedStep(
         STEPS["old_logprobs"],
         {("main", d): Report(0.0, 0.5, used=one) for d, one in enumerate(used)},
     )
@@ -150,7 +150,7 @@ def test_memory_on_a_gpu_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -
     found = [(one.used.memory, one.used.reserved, one.used.device) for one in reports]
     assert found == [(50, 50, 57), (25, 50, 57)], "the second step's most is its own"
     items = [
-        Ran(STEPS[name], {("main", 0): report})
+        FinishedStep(STEPS[name], {("main", 0): report})
         for name, report in zip(("update_policy", "old_logprobs"), reports, strict=True)
     ]
     assert performance(PLAN, items, {"time/step": 1.0}) == {

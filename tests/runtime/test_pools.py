@@ -115,8 +115,8 @@ def test_an_interrupt_finishes_what_has_begun() -> None:
         for place in cluster.places:
             cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{free_port(cluster)}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
-        for walk in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
-            done.append(walk.entry.iteration)
+        for execution in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
+            done.append(execution.entry.iteration)
             stop.append(1)
     finally:
         cluster.close()
@@ -124,7 +124,7 @@ def test_an_interrupt_finishes_what_has_begun() -> None:
     assert (state.iteration, state.versions["policy"], state.positions["prompts"]) == (2, 2, 14)
     assert not driver.waiting and not driver.pending
     # references to columns were let go with their last reader
-    assert not walk.refs
+    assert not execution.refs
 
 
 def free_port(cluster: InlineCluster) -> int:

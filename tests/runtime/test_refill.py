@@ -14,7 +14,7 @@ from ran import metrics, same_weights
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.columns.part import Part, load, save
-from rlgraph.runtime.driver.row_buffer import Selection, Stock, joined
+from rlgraph.runtime.driver.row_buffer import BufferedRows, Selection, joined
 from rlgraph.runtime.run import run_graph
 
 GRAPH = str(Path(__file__).parent / "refilled.yaml")
@@ -141,19 +141,19 @@ def test_one_and_two_ranks_collect_the_same_rows() -> None:
 
 
 def test_a_stock_keeps_its_rows_through_joins_selections_and_a_file(tmp_path: Path) -> None:
-    def stock(*sizes: int, first: int) -> Stock:
+    def buffered(*sizes: int, first: int) -> BufferedRows:
         count = sum(sizes)
         numbers = np.arange(first, first + count)
         parts = tuple(np.split(numbers, np.cumsum(sizes)[:-1]))
         held = Selection(parts, sizes, np.arange(count)[::-1])
-        return Stock(numbers, numbers, numbers, {"x": held})
+        return BufferedRows(numbers, numbers, numbers, {"x": held})
 
-    def values(stock: Stock) -> list[int]:
-        ((picks,), (count,)), parts = stock.gathering(["x"])
+    def values(buffered: BufferedRows) -> list[int]:
+        ((picks,), (count,)), parts = buffered.gathering(["x"])
         assert len(parts) == count
         return list(np.concatenate(parts)[picks])
 
-    both = joined([stock(2, 0, 3, first=0), stock(4, first=10)])
+    both = joined([buffered(2, 0, 3, first=0), buffered(4, first=10)])
     assert values(both) == [4, 3, 2, 1, 0, 13, 12, 11, 10]
     some = both.take(np.array([7, 0, 5]))
     assert values(some) == [11, 4, 13] and some.lengths.tolist() == [12, 0, 10]

@@ -12,7 +12,7 @@ from rlgraph.errors import GraphError, RunError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.rundir import RunDir
-from rlgraph.runtime.worker.engine_host import Engines
+from rlgraph.runtime.worker.engine_host import EngineHost
 
 H100 = Target("h100-8")
 PREFLIGHT = "rlgraph.runtime.engines.sglang.preflight"
@@ -80,14 +80,14 @@ def test_what_leaves_at_some_time_is_away_while_a_server_starts(monkeypatch: pyt
     assert leaves - {*plan.away.get("policy.train", ())}, "some part leaves that is there between iterations"
     started: list[set[str]] = []
 
-    def served(engines: Engines, *_: Any) -> Recorder:
+    def served(engines: EngineHost, *_: Any) -> Recorder:
         started.append(set(engines.train["policy"].away))
         return Recorder()
 
-    monkeypatch.setattr(Engines, "_trainer", lambda *_: Recorder())
-    monkeypatch.setattr(Engines, "_served", served)
+    monkeypatch.setattr(EngineHost, "_trainer", lambda *_: Recorder())
+    monkeypatch.setattr(EngineHost, "_served", served)
     groups: Any = None
-    engines = Engines(plan, "main", "cuda", groups, Path("logs"))
+    engines = EngineHost(plan, "main", "cuda", groups, Path("logs"))
     assert started == [leaves]
     for name, engine in engines.train.items():
         assert engine.away == {*plan.away.get(f"{name}.train", ())}

@@ -19,7 +19,7 @@ from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.columns.part import Part, gather, unpack
 from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, Sweeper, read
 from rlgraph.runtime.columns.store import Store
-from rlgraph.runtime.driver.iteration import Entry, Walk
+from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import HOST, STORE, ColumnRef, Segment, Task
@@ -274,17 +274,17 @@ def test_what_is_shared_is_over_when_its_last_reader_has_reported(
 ) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     plan = compile_graph(ONES, (), 2)
-    walk = Walk(plan, "train", Entry(0, dict.fromkeys(plan.models, 0)), {})
-    made = [ref for step in walk.steps for ref in walk.makes(step, HOST)]
+    execution = Execution(plan, "train", Entry(0, dict.fromkeys(plan.models, 0)), {})
+    made = [ref for step in execution.steps for ref in execution.makes(step, HOST)]
     shares = {ref.name for ref in made if ref.location == HOST}
     assert shares
     over: list[tuple[str, Any]] = []
-    for step in walk.steps:
-        column_of = {walk._name(column) for column in (*step.reads, *step.writes)}
+    for step in execution.steps:
+        column_of = {execution._name(column) for column in (*step.reads, *step.writes)}
         *rest, last = [(step.pool, device) for device in step.devices]
         for place in rest:
-            assert not walk.reported(step, place, Report(0.0, 0.0))
-        found = walk.reported(step, last, Report(0.0, 0.0))
+            assert not execution.reported(step, place, Report(0.0, 0.0))
+        found = execution.reported(step, last, Report(0.0, 0.0))
         assert {name for name, _ in found} <= column_of
         over += found
     assert {name for name, _ in over} == shares

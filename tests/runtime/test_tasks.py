@@ -11,10 +11,10 @@ from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.columns.part import Part
-from rlgraph.runtime.driver.driver import Asked, Driver
-from rlgraph.runtime.driver.iteration import Entry, Walk, staying
+from rlgraph.runtime.driver.driver import Driver, PendingCall
+from rlgraph.runtime.driver.iteration import Entry, Execution, staying
 from rlgraph.runtime.driver.segments import State, stretch
-from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, Trail
+from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, TaskCounter
 from rlgraph.runtime.worker.worker import Worker
 
 ONE = str(Path(__file__).parent / "ones.yaml")
@@ -51,10 +51,10 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
             (port,) = cluster.get(cluster.call(place, "free_port"))
             cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{port}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
-        walks = [*stretch(plan, driver, state, 2, [], lambda iteration: frozenset())]
+        executions = [*stretch(plan, driver, state, 2, [], lambda iteration: frozenset())]
     finally:
         cluster.close()
-    assert len(walks) == 2
+    assert len(executions) == 2
     assert max(kept) > 2
     assert not worker.store.parts
 
@@ -82,30 +82,30 @@ def test_an_error_says_which_task_it_is_of() -> None:
 
 
 def test_a_trail_says_how_many_tasks_were_begun(tmp_path: Path) -> None:
-    trail = Trail(tmp_path, "main", 1)
-    assert Trail(tmp_path, "main", 1).last() == 0
-    trail.begin()
+    task_counter = TaskCounter(tmp_path, "main", 1)
+    assert TaskCounter(tmp_path, "main", 1).last() == 0
+    task_counter.begin()
     for count in range(1, 400):
-        trail.step()
-        assert Trail(tmp_path, "main", 1).last() == count
-    trail.close()
-    again = Trail(tmp_path, "main", 1)  # of a worker that was started anew
+        task_counter.step()
+        assert TaskCounter(tmp_path, "main", 1).last() == count
+    task_counter.close()
+    again = TaskCounter(tmp_path, "main", 1)  # of a worker that was started anew
     again.begin()
-    assert Trail(tmp_path, "main", 1).last() == 0
+    assert TaskCounter(tmp_path, "main", 1).last() == 0
     again.close()
 
 
 def test_a_lost_worker_is_put_down_to_the_task_that_it_had_begun(plan: Plan, tmp_path: Path) -> None:
     """Calls report late: those that are done may be pending still."""
     driver = Driver(plan, InlineCluster(plan.pools), lambda step: None, tmp_path)
-    walk, steps = Walk(plan, "train", Entry(0, {}), {}), plan.steps
-    here, there, trail = ("main", 0), ("main", 1), Trail(tmp_path, "main", 0)
-    trail.begin()
+    execution, steps = Execution(plan, "train", Entry(0, {}), {}), plan.steps
+    here, there, task_counter = ("main", 0), ("main", 1), TaskCounter(tmp_path, "main", 0)
+    task_counter.begin()
     driver.sent_tasks.update({here: 7, there: 2})
     for call, (place, share) in enumerate([(here, steps[:2]), (there, steps[3:5]), (here, steps[2:5])]):
-        driver.pending[call] = Asked(place, [(walk, step) for step in share], [])
+        driver.pending[call] = PendingCall(place, [(execution, step) for step in share], [])
     for begun, at in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (7, 4)]:
-        trail.count = begun - 1
-        trail.step()
-        assert driver._at(here) == (walk, steps[at])
-    trail.close()
+        task_counter.count = begun - 1
+        task_counter.step()
+        assert driver._at(here) == (execution, steps[at])
+    task_counter.close()

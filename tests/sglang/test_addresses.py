@@ -27,7 +27,7 @@ from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.groups import sender
 from rlgraph.runtime.engines.weights import transports
 from rlgraph.runtime.engines.weights.transfer import Weights
-from rlgraph.runtime.engines.weights.transports import Afar
+from rlgraph.runtime.engines.weights.transports import RemoteTransport
 from rlgraph.runtime.messages.errors import ServerLostError
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -52,7 +52,7 @@ def test_a_real_one_is_synced(
     expected = awake.checksums()
     awake.load_weights(((name, tensor + 1) for name, tensor in weights.items()), 2)
     assert awake.checksums() != expected
-    other = SglangEngine(path, servers=[awake.keeper.client], transport=way, sync_folder=str(tmp_path))
+    other = SglangEngine(path, servers=[awake.supervisor.client], transport=way, sync_folder=str(tmp_path))
     for version in (3, 4):
         other.load_weights(weights.items(), version)
         assert {*other.generate(REQUESTS[:1], Sampling(3))[0][0].versions} == {version}
@@ -63,7 +63,7 @@ def test_a_real_one_is_synced(
     other.wake(["kv"])
     assert other.generate(REQUESTS[:1], Sampling(3))
     other.close()
-    assert awake.keeper.server.is_alive() and not [*tmp_path.iterdir()]
+    assert awake.supervisor.server.is_alive() and not [*tmp_path.iterdir()]
 
 
 def test_conversations_stay_and_the_limit_holds(
@@ -215,18 +215,18 @@ class Threads:
 def test_a_trainer_on_another_pool_sends_to_servers_itself(
     awake: SglangEngine, path: str, model: torch.nn.Module, tmp_path: Path, way: str
 ) -> None:
-    expected, url = awake.checksums(), awake.keeper.client.url
+    expected, url = awake.checksums(), awake.supervisor.client.url
     awake.load_weights(((name, tensor + 1) for name, tensor in model.named_parameters()), 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(awake.keeper.client.variable, awake.keeper.client.key)
+        patch.setenv(awake.supervisor.client.variable, awake.supervisor.client.key)
         peers, trainer = Threads(3), sender([url], "cpu", way, str(tmp_path))
     # of the pool that generates: one that leads, and one that only generates
     pool = [
-        SglangEngine(path, servers=[awake.keeper.client], transport="", leads=leads)
+        SglangEngine(path, servers=[awake.supervisor.client], transport="", leads=leads)
         for leads in (True, False)
     ]
     named = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
-    ends = [Afar(peers, trainer), Afar(peers, None), Afar(peers, None)]
+    ends = [RemoteTransport(peers, trainer), RemoteTransport(peers, None), RemoteTransport(peers, None)]
     for version in (3, 4):
         with ThreadPoolExecutor(3) as threads:
             sent = threads.submit(ends[0].send, Weights(version, iter(named)))
@@ -241,7 +241,7 @@ def test_a_trainer_on_another_pool_sends_to_servers_itself(
             assert {*engine.generate(REQUESTS[:1], Sampling(3))[0][0].versions} == {version}
     for closed in (*pool, ends[0]):
         closed.close()
-    assert awake.keeper.server.is_alive() and not [*tmp_path.iterdir()]
+    assert awake.supervisor.server.is_alive() and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("way", ["ipc", "broadcast", "disk"])
@@ -289,7 +289,7 @@ def test_servers_get_the_bytes_of_the_plan(
     monkeypatch.setattr(transports, "save_file", written)
     far = [
         SglangEngine(
-            path, dtype=dtype, servers=[awake.keeper.client], transport=way, sync_folder=str(tmp_path)
+            path, dtype=dtype, servers=[awake.supervisor.client], transport=way, sync_folder=str(tmp_path)
         )
     ]
     engine = awake if way == "ipc" else far[0]

@@ -88,12 +88,12 @@ def test_weights_at_its_path(engine: SglangEngine, awake: SglangEngine, path: st
 
 def test_it_holds_the_tokens_that_the_plan_counts_or_says_so(awake: SglangEngine) -> None:
     assert not awake.notes
-    awake.keeper.launch, launch = replace(awake.keeper.launch, tokens=80_000), awake.keeper.launch
+    awake.supervisor.launch, launch = replace(awake.supervisor.launch, tokens=80_000), awake.supervisor.launch
     law = (
         r"holds keys and values of 65,536 tokens; the plan counts 80,000 \(.*\): set serve.cache_tokens=65536"
     )
-    assert re.search(law, awake.keeper.shortage())
-    awake.keeper.launch = launch
+    assert re.search(law, awake.supervisor.shortage())
+    awake.supervisor.launch = launch
 
 
 def test_tokens_of_other_weights_are_refused(awake: SglangEngine) -> None:
@@ -124,7 +124,7 @@ def generating(
 
 
 def kill(engine: SglangEngine) -> None:
-    os.killpg(engine.keeper.server.process.pid, signal.SIGKILL)
+    os.killpg(engine.supervisor.server.process.pid, signal.SIGKILL)
 
 
 # greedy, none of these comes to an end token
@@ -134,15 +134,15 @@ ENDLESS = [Request([first, 12, 13], [0]) for first in (5, 6, 7, 8, 9, 10)]
 def test_a_server_killed_while_it_generates(awake: SglangEngine) -> None:
     undisturbed = awake.generate(ENDLESS, Sampling(200, 0.0))
     assert {len(made.tokens) for (made,) in undisturbed} == {200}
-    before, left = awake.keeper.server.process.pid, awake.keeper.left
+    before, left = awake.supervisor.server.process.pid, awake.supervisor.left
     (scheduler,) = (one for one in members(before) if b"scheduler" in named(one))
     with generating(awake, ENDLESS, Sampling(200, 0.0)) as made:
         os.kill(scheduler, signal.SIGKILL)  # which ends all of it
     assert [[one.tokens for one in many] for many in made.result()] == [
         [one.tokens for one in many] for many in undisturbed
     ]
-    assert awake.keeper.server.process.pid != before and awake.keeper.left == left - 1
-    assert "started anew, which may happen" in awake.keeper.server.log.read_text()
+    assert awake.supervisor.server.process.pid != before and awake.supervisor.left == left - 1
+    assert "started anew, which may happen" in awake.supervisor.server.log.read_text()
 
 
 @pytest.mark.nightly
@@ -165,16 +165,16 @@ def test_a_server_killed_while_it_is_synced(awake: SglangEngine, model: torch.nn
 @pytest.mark.nightly
 def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Module) -> None:
     awake.sleep(["kv", "weights"])
-    with awake.keeper.lock:  # none is started before it is asked to wake
+    with awake.supervisor.lock:  # none is started before it is asked to wake
         kill(awake)
-        left, awake.keeper.left = awake.keeper.left, 0
+        left, awake.supervisor.left = awake.supervisor.left, 0
         with pytest.raises(
             ServerLostError, match=r"signal SIGKILL.*used up.*\n    the end of .*sglang-.*.log"
         ):
             awake.wake(["weights"])
-        awake.keeper.left = left
+        awake.supervisor.left = left
         awake.wake(["weights"])
-    assert awake.version == -1 and awake.away == {"kv"} and awake.keeper.left == left - 1
+    assert awake.version == -1 and awake.away == {"kv"} and awake.supervisor.left == left - 1
     awake.load_weights(model.named_parameters(), 4)
     awake.wake(["kv"])
     assert_agrees(awake, model)
@@ -189,20 +189,20 @@ def test_a_request_of_another_before_a_new_server_has_its_weights(
     monkeypatch: pytest.MonkeyPatch,
     longest: int,
 ) -> None:
-    follower = SglangEngine(path, servers=[awake.keeper.client], leads=False)
+    follower = SglangEngine(path, servers=[awake.supervisor.client], leads=False)
     for engine in (awake, follower):
         engine.load_weights(((name, tensor + 0.1) for name, tensor in model.named_parameters()), 5)
-    sums, restore, made = awake.checksums(), awake.keeper.restore, []
+    sums, restore, made = awake.checksums(), awake.supervisor.restore, []
     with ThreadPoolExecutor(1) as pool:
 
         def late() -> None:
-            assert awake.keeper.client.version() == FIRST and follower.calls.router.up
+            assert awake.supervisor.client.version() == FIRST and follower.calls.router.up
             made.append(pool.submit(follower.generate, ENDLESS[:1], Sampling(longest, 0.0)))
             while not (follower.calls.flying if longest > 3 else not follower.calls.router.up):
                 threading.Event().wait(0.01)
             restore()
 
-        monkeypatch.setattr(awake.keeper, "restore", late)
+        monkeypatch.setattr(awake.supervisor, "restore", late)
         kill(awake)
         while not made:
             threading.Event().wait(0.01)
@@ -268,7 +268,7 @@ def test_a_server_that_does_not_come_up_ends_with_its_last_lines(tmp_path: Path,
 
 
 def test_it_answers_on_its_interface_alone(awake: SglangEngine) -> None:
-    port = urlsplit(awake.keeper.client.url).port
+    port = urlsplit(awake.supervisor.client.url).port
     with socket.create_connection(("127.0.0.1", port)):
         pass
     with socket.socket() as other:  # the loopback network has more addresses than one

@@ -139,12 +139,12 @@ def events_of(plan: Plan, pool: str, path: str, folder: Path, patch: pytest.Monk
         )
 
     retake = Client.retake
-    patch.setattr(engine_host.Engines, "_served", served)
-    patch.setattr(engine_host.Engines, "_trainer", lambda *_: Training(events))
+    patch.setattr(engine_host.EngineHost, "_served", served)
+    patch.setattr(engine_host.EngineHost, "_trainer", lambda *_: Training(events))
     patch.setattr(module, "release", lambda device: events.append("releases"))
     patch.setattr(engine_host, "release", lambda device: events.append("releases"))
     patch.setattr(Client, "retake", lambda *args: (events.append("wakes"), retake(*args)))
-    engines = engine_host.Engines(plan, pool, "cuda", Groups(None, {}, {}), folder)
+    engines = engine_host.EngineHost(plan, pool, "cuda", Groups(None, {}, {}), folder)
     by_id = {step.id: step for step in plan.steps}
     for version in range(2):
         for step in (by_id[number] for number in plan.slot):
@@ -193,7 +193,7 @@ def test_a_run_releases_after_what_takes_memory_and_prints_notes(
     monkeypatch.setenv("SGLANG_API_KEY", KEY)
     fake, events = Fake(), list[str]()
     monkeypatch.setattr(engine_host, "release", events.append)
-    monkeypatch.setattr(engine_host.Engines, "notes", lambda self: ("a server holds less",))
+    monkeypatch.setattr(engine_host.EngineHost, "notes", lambda self: ("a server holds less",))
     settings = [f"models.policy.serve.addresses=[{fake.client.url}]", "models.policy.serve.engine=sglang"]
     settings += [f"models.policy.serve.sync_folder={tmp_path}", "schedule.iterations=2"]
     settings += ["models.policy.serve.max_rows=8", "rollout.max_new_tokens=2"]
@@ -226,12 +226,12 @@ def test_a_gpu_that_trains_a_model_keeps_no_copy_of_its_weights_and_syncs_again(
 
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(tmp_path))
     monkeypatch.setattr(groups, "sglang_engine", lambda path, **options: Losing(**options))
-    monkeypatch.setattr(engine_host.Engines, "_trainer", lambda *_: Training([]))
+    monkeypatch.setattr(engine_host.EngineHost, "_trainer", lambda *_: Training([]))
     plan = compile_graph(str(ONES.with_name(f"{graph}.yaml")), ["models.policy.serve.engine=sglang"], 1)
     pool = plan.models["policy"].serve.pool
     mesh = SimpleNamespace(get_group=lambda: None)
     joined = Groups(mesh, {"policy": Handover()}, {"policy": "ipc"})
-    engines = engine_host.Engines(plan, pool, device, joined, tmp_path)
+    engines = engine_host.EngineHost(plan, pool, device, joined, tmp_path)
     assert engines.serve["policy"].keeps == keeps
     if graph == "ones":
         engines.sync("policy", 0)

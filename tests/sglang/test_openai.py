@@ -18,8 +18,8 @@ REQUESTS = [Request([5, 6, 7], [1]), Request([8, 9], [2, 3]), Request([11] * 9, 
 @pytest.fixture
 def reaching(awake: SglangEngine, path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIEngine]:
     """An engine of the server's endpoint, where another one brought the weights."""
-    monkeypatch.setenv("OPENAI_API_KEY", awake.keeper.client.key)
-    made = OpenAIEngine(path, addresses=[awake.keeper.client.url], max_rows=4)
+    monkeypatch.setenv("OPENAI_API_KEY", awake.supervisor.client.key)
+    made = OpenAIEngine(path, addresses=[awake.supervisor.client.url], max_rows=4)
     yield made
     made.close()
 

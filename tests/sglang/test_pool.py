@@ -28,7 +28,7 @@ def other(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglan
 @pytest.fixture
 def pair(awake: SglangEngine, other: SglangEngine) -> Iterator[tuple[SglangEngine, SglangEngine]]:
     """Both, each of which sends requests to both servers, its own first."""
-    own, its = awake.keeper.client, other.keeper.client
+    own, its = awake.supervisor.client, other.supervisor.client
     awake.reach([own, its])
     other.reach([its, own])
     yield awake, other
@@ -76,7 +76,7 @@ def test_what_a_killed_server_had_goes_to_the_other(
     with generating(engine, ENDLESS, Sampling(200, 0.0)) as made:
         while {flight.server for flight in engine.calls.flying.values()} != {0, 1}:
             threading.Event().wait(0.01)
-        os.killpg(lost.keeper.server.process.pid, signal.SIGKILL)
+        os.killpg(lost.supervisor.server.process.pid, signal.SIGKILL)
         answers = made.result()
         assert engine.calls.router.up == {0}  # it was not waited for
     assert [[one.tokens for one in many] for many in answers] == [
@@ -85,4 +85,4 @@ def test_what_a_killed_server_had_goes_to_the_other(
     assert {version for (one,) in answers for version in one.versions} == {7}
     until_both_are_up(engine)  # it was started anew, and has those weights
     first, second = engine.checksums()
-    assert first == second and lost.keeper.left == 0
+    assert first == second and lost.supervisor.left == 0

@@ -44,8 +44,8 @@ def bare(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang
 
 
 def test_another_port_is_tried_and_options_reach_it(bare: SglangEngine) -> None:
-    info = bare.keeper.client.look("server_info")
-    assert info["chunked_prefill_size"] == 512 and info["port"] == bare.keeper.server.port.number
+    info = bare.supervisor.client.look("server_info")
+    assert info["chunked_prefill_size"] == 512 and info["port"] == bare.supervisor.server.port.number
 
 
 def test_a_server_that_is_lost_in_a_sync_asks_for_another(bare: SglangEngine, model: torch.nn.Module) -> None:
@@ -56,9 +56,9 @@ def test_a_server_that_is_lost_in_a_sync_asks_for_another(bare: SglangEngine, mo
             yield pair
 
     bare.load_weights(named(), 3)
-    assert bare.version == -1 and not bare.keeper.kept
+    assert bare.version == -1 and not bare.supervisor.kept
     bare.load_weights(model.named_parameters(), 3)
-    assert bare.version == 3 and not bare.keeper.kept
+    assert bare.version == 3 and not bare.supervisor.kept
     assert_agrees(bare, model)
 
 
@@ -68,14 +68,14 @@ def test_a_server_that_is_lost_in_a_rollout_is_left_out_until_the_next_sync(
     for engine in (bare, awake):
         engine.load_weights(model.named_parameters(), 4)
     undisturbed = awake.generate(ENDLESS, Sampling(100, 0.0))
-    bare.reach([bare.keeper.client, awake.keeper.client])
+    bare.reach([bare.supervisor.client, awake.supervisor.client])
     with generating(bare, ENDLESS, Sampling(100, 0.0)) as made:
         kill(bare)
     assert [[one.tokens for one in many] for many in made.result()] == [
         [one.tokens for one in many] for many in undisturbed
     ]
-    bare.reach([bare.keeper.client])
-    while bare.keeper.client.version() != FIRST:  # until it is up again
+    bare.reach([bare.supervisor.client])
+    while bare.supervisor.client.version() != FIRST:  # until it is up again
         threading.Event().wait(0.05)
     bare.load_weights(model.named_parameters(), 5)
     assert_agrees(bare, model)

@@ -20,7 +20,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.interfaces import Totals
 from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
-from rlgraph.runtime.engines.fsdp.packing import ALIGNED, PackedLane, Unit, alike, cells_of, lanes_of
+from rlgraph.runtime.engines.fsdp.packing import ALIGNED, PackedLane, PromptGroup, alike, cells_of, lanes_of
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _packed(
     return best
 
 
-def _widths(units: Sequence[Unit], longest: int, tokens: int) -> list[int]:
+def _widths(units: Sequence[PromptGroup], longest: int, tokens: int) -> list[int]:
     """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
     total = sum(unit.length for unit in units)
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]

@@ -22,7 +22,7 @@ from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
 from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
-from rlgraph.runtime.engines.fsdp.metric_sums import Tally, over_ranks
+from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
 from rlgraph.runtime.engines.fsdp.packing import attention_share, packs
@@ -176,13 +176,13 @@ class FsdpEngine:
         assert self.optimizer is not None, "a frozen model does not train"
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
-        tally = Tally()
+        metric_sums = MetricSums()
         plan = mini_batches(columns, rows, total_rows, minibatches, self.budget, self.device, self.group)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
-                self._accumulate(minibatch, objective, temperature, entropy, tally)
-                self._step(tally)
-        return tally.means(self.group)
+                self._accumulate(minibatch, objective, temperature, entropy, metric_sums)
+                self._step(metric_sums)
+        return metric_sums.means(self.group)
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate, at its peak: a warm-up goes on from there."""
@@ -323,7 +323,12 @@ class FsdpEngine:
         return self.model.token_scores(batch, temperature, entropy)
 
     def _accumulate(
-        self, minibatch: MiniBatch, objective: Objective, temperature: float, entropy: bool, tally: Tally
+        self,
+        minibatch: MiniBatch,
+        objective: Objective,
+        temperature: float,
+        entropy: bool,
+        metric_sums: MetricSums,
     ) -> None:
         with gathered(self.shards):
             for index in range(minibatch.passes):
@@ -332,7 +337,7 @@ class FsdpEngine:
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
                     loss, metrics = objective(batch, minibatch.totals)
-                    tally.add(loss, metrics)
+                    metric_sums.add(loss, metrics)
                 else:
                     loss = 0.0 * self._scores(placeholder(self.device), temperature, "none")[0].sum()
                 loss.backward()
@@ -344,14 +349,14 @@ class FsdpEngine:
         assert entropies is not None
         return {**batch.columns, "logprobs": batch.scatter(scores), "entropy": batch.scatter(entropies)}
 
-    def _step(self, tally: Tally) -> None:
+    def _step(self, metric_sums: MetricSums) -> None:
         norm = clip_gradients(self.parameters, self.options.max_grad_norm, self.group)
-        tally.steps += 1
+        metric_sums.steps += 1
         if math.isfinite(norm):
-            tally.shared["grad_norm"].append(norm)
-            tally.shared["lr"].append(self.scheduler.get_last_lr()[0])
+            metric_sums.shared["grad_norm"].append(norm)
+            metric_sums.shared["lr"].append(self.scheduler.get_last_lr()[0])
             self.optimizer.step()
             self.scheduler.step()
         else:
-            tally.skipped += 1
+            metric_sums.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 @dataclass
-class Tally:
+class MetricSums:
     """Sums of one update on this rank; ``shared`` is the same on every rank already."""
 
     losses: list[torch.Tensor] = field(default_factory=list)

@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Unit:
+class PromptGroup:
     """Rows with one prompt in common, at least one."""
 
     spans: tuple[Span, ...]
@@ -58,15 +58,15 @@ class Unit:
         """Return the tokens of the prompt and of each row behind it."""
         return self.spans[0].prompt + sum(span.own for span in self.spans)
 
-    def first(self, room: int) -> Unit | None:
+    def first(self, room: int) -> PromptGroup | None:
         """Return as many of its rows, from the first on, as have room; None if not one has."""
         room -= self.spans[0].prompt
         ends = accumulate(span.own for span in self.spans)
         count = sum(1 for end in ends if end <= room)
-        return Unit(self.spans[:count]) if count else None
+        return PromptGroup(self.spans[:count]) if count else None
 
 
-PackedLane = Sequence[Unit]  # what one row of the pass holds, from left to right
+PackedLane = Sequence[PromptGroup]  # what one row of the pass holds, from left to right
 
 
 def packs(model: torch.nn.Module) -> bool:
@@ -105,7 +105,7 @@ def _spans_of(wanted: Ragged) -> list[Span]:
     return [Span(i, f, e) if e else Span(i, 0, 0) for i, (f, e) in enumerate(zip(first, last, strict=True))]
 
 
-def alike(tokens: Ragged, wanted: Ragged) -> list[Unit]:
+def alike(tokens: Ragged, wanted: Ragged) -> list[PromptGroup]:
     """Return rows with the same prompt together, the longest first, and units with most tokens first.
 
     What is ``wanted``, bool ``[rows, tokens]``, has scores; before it is the prompt.
@@ -115,32 +115,32 @@ def alike(tokens: Ragged, wanted: Ragged) -> list[Unit]:
     for span in sorted(_spans_of(wanted), key=lambda span: -span.own):
         start = offsets[span.row]
         groups.setdefault(values[start : start + span.prompt].tobytes(), []).append(span)
-    return sorted((Unit(tuple(group)) for group in groups.values()), key=lambda unit: -unit.length)
+    return sorted((PromptGroup(tuple(group)) for group in groups.values()), key=lambda unit: -unit.length)
 
 
-def lanes_of(units: Sequence[Unit], width: int) -> list[PackedLane]:
+def lanes_of(units: Sequence[PromptGroup], width: int) -> list[PackedLane]:
     """Fill lanes of a width with what ``alike`` gives: best fit, and what fits nowhere is split.
 
     A part of a unit carries the prompt once more, so it is split only where that is less than the part has
     of its own. A row that is longer than ``width`` has a lane alone.
     """
-    lanes: list[list[Unit]] = []
+    lanes: list[list[PromptGroup]] = []
     room: list[tuple[int, int]] = []  # (room, number) of each lane, ascending
     for rest in units:
         while rest.spans:
             part, at = _fit(rest, room)
             if at < 0:
-                part, at = rest.first(width) or Unit(rest.spans[:1]), len(room)
+                part, at = rest.first(width) or PromptGroup(rest.spans[:1]), len(room)
                 room.append((width, len(lanes)))
                 lanes.append([])
             free, lane = room.pop(at)
             lanes[lane].append(part)
             insort(room, (free - part.length, lane))
-            rest = Unit(rest.spans[len(part.spans) :])
+            rest = PromptGroup(rest.spans[len(part.spans) :])
     return [tuple(lane) for lane in lanes]
 
 
-def _fit(unit: Unit, room: Sequence[tuple[int, int]]) -> tuple[Unit, int]:
+def _fit(unit: PromptGroup, room: Sequence[tuple[int, int]]) -> tuple[PromptGroup, int]:
     """Return the part of a unit to place next, and its lane's place in ``room``; -1 for a new lane."""
     at = bisect_left(room, (unit.length, -1))
     if at < len(room):

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from rlgraph.ir.plan import ServePlan
-from rlgraph.runtime.engines.faults import Fault
+from rlgraph.runtime.engines.faults import SectionFault
 from rlgraph.runtime.engines.openai.completions import OWNED
 
 
-def problems(serve: ServePlan, device: str) -> Iterator[Fault]:
+def problems(serve: ServePlan, device: str) -> Iterator[SectionFault]:
     """Yield what is wrong: aiohttp not installed, fields of a request that the run decides."""
     if find_spec("aiohttp") is None:
         law = "aiohttp, by which servers are spoken to, is not installed"
-        yield Fault("no-engine", ("engine",), law, "pip install 'rlgraph-compiler[openai]'")
+        yield SectionFault("no-engine", ("engine",), law, "pip install 'rlgraph-compiler[openai]'")
     for option in serve.options.keys() & OWNED:
         law = "it is the run's to give, by the graph's nodes"
-        yield Fault("serve-option", ("options", option), law, f"leave out {option}")
+        yield SectionFault("serve-option", ("options", option), law, f"leave out {option}")

@@ -42,7 +42,7 @@ class Ask:
     aborted: bool = False  # what there is of it is wanted back
 
 
-class Flight(NamedTuple):
+class InFlight(NamedTuple):
     """A sample that was sent: the number of its server, and the future of its answer."""
 
     ask: Ask
@@ -59,7 +59,7 @@ class Calls:
         limit: int,
         patience: float,
         wanted: Callable[[], int],
-        keeper: Supervisor | None,
+        supervisor: Supervisor | None,
     ) -> None:
         """Start with nothing in flight.
 
@@ -68,13 +68,13 @@ class Calls:
             limit: requests in flight on one of them; the others wait here.
             patience: seconds in which one of them has to be up again with these weights, once none is.
             wanted: the version of weights that a server has to have that comes back.
-            keeper: of a server, where this process started one.
+            supervisor: of a server, where this process started one.
         """
-        self.clients, self.patience, self.wanted, self.keeper = clients, patience, wanted, keeper
+        self.clients, self.patience, self.wanted, self.supervisor = clients, patience, wanted, supervisor
         self.router = Router(len(clients), limit)
         self.asks: set[Ask] = set()
         self.begun = count()  # numbers of batches of samples
-        self.flying: dict[str, Flight] = {}  # the keys are request ids
+        self.flying: dict[str, InFlight] = {}  # the keys are request ids
         self.error: RunError | None = None
         self.seeking: set[asyncio.Task[None]] = set()
         self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
@@ -182,7 +182,7 @@ class Calls:
 
         request, client = uuid4().hex, self.clients[server]
         reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, ask.body)))
-        self.flying[request] = Flight(ask, server, reply)
+        self.flying[request] = InFlight(ask, server, reply)
         try:
             return await reply
         except (aiohttp.ClientError, OSError):
@@ -257,8 +257,8 @@ class Calls:
         return law
 
     async def _is_back(self, server: int) -> bool:
-        if self.keeper and self.keeper.failed:
-            self.error = self.keeper.failed
+        if self.supervisor and self.supervisor.failed:
+            self.error = self.supervisor.failed
         try:
             there = await self.loop.run_in_executor(self.glances, self.clients[server].version)
         except RunError as error:
@@ -281,7 +281,7 @@ class Calls:
                     flight.reply.cancel()
             await asyncio.sleep(SWEEP)
 
-    async def _stop(self, request: str, flight: Flight) -> None:
+    async def _stop(self, request: str, flight: InFlight) -> None:
         import aiohttp
 
         if (call := self.clients[flight.server].abortion(request)) is None:

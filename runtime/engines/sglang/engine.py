@@ -30,8 +30,8 @@ from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, body, generation
 from rlgraph.runtime.engines.sglang.launch import Launch
-from rlgraph.runtime.engines.sglang.supervisor import Keeper, Remotes
-from rlgraph.runtime.engines.sglang.weights import Team, check_names
+from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
+from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
 from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 from rlgraph.runtime.engines.weights.transfer import Named, cast, noted
@@ -100,7 +100,7 @@ class SglangEngine:
         transport: str = "broadcast",
         sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
-        team: Team | None = None,
+        team: ServerRanks | None = None,
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
@@ -111,16 +111,18 @@ class SglangEngine:
         self.stops = stop_ids(path, config, self.tokenizer)
         self.version, self.away, self.paused = -1, frozenset[str](), False
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
-        self.keeper: Keeper | Remotes | None = None
+        self.supervisor: SglangSupervisor | Remotes | None = None
         self.team = team
         keeps = keeps and restarts > 0
         self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
         if leads and servers:
-            self.keeper = Remotes(servers, self.device, transport, sync_folder)
+            self.supervisor = Remotes(servers, self.device, transport, sync_folder)
         elif leads:
             launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
-            self.keeper = Keeper(launch, logs, devices, host, restarts, keeps, start_timeout, team)
-            servers, self.notes = [self.keeper.client], self.keeper.notes
+            self.supervisor = SglangSupervisor(
+                launch, logs, devices, host, restarts, keeps, start_timeout, team
+            )
+            servers, self.notes = [self.supervisor.client], self.supervisor.notes
         self.calls: Calls | None = None
         if servers:
             self.reach(servers)
@@ -133,7 +135,7 @@ class SglangEngine:
         if self.calls:
             self.calls.close()
         patience = self.patience if patience is None else patience
-        started = self.keeper if isinstance(self.keeper, Keeper) else None
+        started = self.supervisor if isinstance(self.supervisor, SglangSupervisor) else None
         self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, started)
 
     def generate(
@@ -179,8 +181,8 @@ class SglangEngine:
         if self.paused or self.away:
             state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
             self._refuse(f"{state}; it can't be paused")
-        if self.keeper:
-            self.keeper.pause()
+        if self.supervisor:
+            self.supervisor.pause()
         meet(self.pool)
         self.paused = True
 
@@ -193,8 +195,8 @@ class SglangEngine:
         if not self.paused or self.version < 0:
             self._refuse("no weights yet" if self.paused else "not paused; it can't go on")
         meet(self.pool)
-        if self.keeper:
-            self.keeper.resume()
+        if self.supervisor:
+            self.supervisor.resume()
         self.paused = False
 
     def load_weights(self, named: Iterable[Named], version: int) -> None:
@@ -215,8 +217,8 @@ class SglangEngine:
         sent = list[str]()
         kept = ((name, t) for name, t in noted(named, sent) if not (self.tied and name == "lm_head.weight"))
         parameters, arrived = cast(kept, self.dtype), True
-        if self.keeper:
-            arrived = self.keeper.load(parameters, version)
+        if self.supervisor:
+            arrived = self.supervisor.load(parameters, version)
         elif self.team:
             self.team.hand_over(parameters)
         else:
@@ -236,9 +238,9 @@ class SglangEngine:
 
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
-        assert isinstance(self.keeper, Keeper)
+        assert isinstance(self.supervisor, SglangSupervisor)
         self._check_idle("load_pretrained")
-        self.keeper.load_pretrained()
+        self.supervisor.load_pretrained()
         self.version = 0
 
     def checksums(self) -> list[Any]:
@@ -257,8 +259,8 @@ class SglangEngine:
         if self.paused:
             self._refuse("paused; resume before sleep")
         self._fence()
-        if self.keeper:
-            self.keeper.sleep(moved)
+        if self.supervisor:
+            self.supervisor.sleep(moved)
         meet(self.pool)
         if "weights" in moved:
             self.version = -1
@@ -272,8 +274,8 @@ class SglangEngine:
         """
         moved = self._moved(parts, asleep=True)
         self._fence()
-        if self.keeper:
-            self.keeper.wake(moved)
+        if self.supervisor:
+            self.supervisor.wake(moved)
         meet(self.pool)
         self.away -= moved
 
@@ -302,5 +304,5 @@ class SglangEngine:
         """End the connections, and the server, if this engine started it."""
         if self.calls:
             self.calls.close()
-        if self.keeper:
-            self.keeper.close()
+        if self.supervisor:
+            self.supervisor.close()

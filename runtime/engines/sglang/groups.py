@@ -14,7 +14,7 @@ from rlgraph.runtime.engines.servers.groups import check_groups, gathered, in_tu
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.supervisor import Remotes
-from rlgraph.runtime.engines.sglang.weights import Team
+from rlgraph.runtime.engines.sglang.weights import ServerRanks
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 
@@ -50,7 +50,7 @@ def sglang_engine(
     options |= {"group": group, "devices": [device for _, device in members[first : first + group]]}
     options |= {"logs": logs, "host": interface({host for host, _ in members})}
     engine = SglangEngine(path, **options, leads=index == first, team=_team(pool, first, group))
-    led = gathered(engine.keeper.client if index == first else None, pool)
+    led = gathered(engine.supervisor.client if index == first else None, pool)
     engine.reach(in_turn(index // group, [client for client in led if client]))
     return engine
 
@@ -60,10 +60,10 @@ def sender(addresses: Sequence[str], device: str, transport: str, folder: str | 
     return Remotes(Client.at(addresses), device, transport, folder)
 
 
-def _team(pool: dist.ProcessGroup, first: int, size: int) -> Team | None:
+def _team(pool: dist.ProcessGroup, first: int, size: int) -> ServerRanks | None:
     """Return the workers of one server, who meet over their hosts' CPUs; None of one worker alone."""
     if size == 1:
         return None
     ranks = dist.get_process_group_ranks(pool)[first : first + size]
     # members wait for their leader, who may restart a server
-    return Team(dist.new_group(ranks, timeout=FOREVER, backend="gloo", use_local_synchronization=True))
+    return ServerRanks(dist.new_group(ranks, timeout=FOREVER, backend="gloo", use_local_synchronization=True))

@@ -20,7 +20,7 @@ from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.launch import Launch
-from rlgraph.runtime.engines.sglang.weights import Flat, Servers, Team, flat_of, send
+from rlgraph.runtime.engines.sglang.weights import Flat, ServerRanks, Servers, flat_of, send
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, in_buckets
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS
 from rlgraph.runtime.messages.errors import ServerLostError
@@ -61,7 +61,7 @@ class Moves(ABC):
             self.do(action)
 
 
-class Keeper(Moves, Supervisor):
+class SglangSupervisor(Moves, Supervisor):
     """Keeps the SGLang server that it started."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Keeper(Moves, Supervisor):
         restarts: int,
         keeps: bool,
         start: float,
-        team: Team | None,
+        team: ServerRanks | None,
     ) -> None:
         """Start it and wait until it answers.
 
@@ -88,7 +88,7 @@ class Keeper(Moves, Supervisor):
             RunError: it does not come up: with its last lines.
         """
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
-        self.keeps, self.team = keeps, team or Team()
+        self.keeps, self.team = keeps, team or ServerRanks()
         self.kept: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)

@@ -84,7 +84,7 @@ def _pin(flat: Flat) -> None:
     weakref.finalize(flat, runtime.cudaHostUnregister, address)
 
 
-class Team:
+class ServerRanks:
     """The workers whose devices one server spans: each hands its own copy of a bucket to its own rank.
 
     A rank that read the first worker's copy would open a context on that device, which takes half a gigabyte
@@ -107,7 +107,7 @@ class Team:
         return handles or []
 
     def hand_over(self, parameters: Iterable[Named]) -> None:
-        """Bring weights to this worker's rank of the server; ``Keeper.load`` runs on the first worker."""
+        """Bring weights to this worker's rank of the server; the first one loads them."""
         for bucket in in_buckets(parameters):
             flat = Flat(bucket)
             self.handles(flat)

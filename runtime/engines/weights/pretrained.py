@@ -31,14 +31,14 @@ NEW_HEAD = ("score", "classifier")  # transformers' names for a value head
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeight:
     """The file of a weight, and its shape."""
 
     file: str
     shape: list[int]
 
 
-StoredWeights = Mapping[str, Stored]  # stored weights by name
+StoredWeights = Mapping[str, StoredWeight]  # stored weights by name
 
 
 def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
@@ -65,10 +65,11 @@ def weights_of(path: str) -> StoredWeights:
     """Return the weights in a directory's or Hub name's safetensors files; nothing where there are none."""
     from safetensors import safe_open
 
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredWeight] = {}
     for name in _safetensors(path):
         with safe_open(name, "pt") as file:
-            stored |= {weight: Stored(name, file.get_slice(weight).get_shape()) for weight in file.keys()}  # noqa: SIM118
+            for weight in file.keys():  # noqa: SIM118
+                stored[weight] = StoredWeight(name, file.get_slice(weight).get_shape())
     return stored
 
 

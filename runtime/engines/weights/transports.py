@@ -136,7 +136,7 @@ class Sender(Protocol):
         """Part from the servers."""
 
 
-class Afar:
+class RemoteTransport:
     """A transport to servers that no worker started.
 
     The worker that trains sends to them (``sender``); its peers, who generate with them, only learn names.
