@@ -88,6 +88,7 @@ def test_what_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert [r["name"] for r in found["records"] if r["measure"] == "gather"] == ["gather: into one tensor"]
 
 
+@pytest.mark.nightly
 def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "cuda.json"
     called(

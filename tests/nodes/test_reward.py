@@ -46,6 +46,7 @@ def test_math_refuses_wrong_and_unparsable_answers() -> None:
     assert ctx.metrics == {"reward/mean": (0.0, 4), "reward/unparsed": (2.0, 4), "reward/late": (0.0, 4)}
 
 
+@pytest.mark.nightly
 def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
     assert math(ctx, ["2", "\\boxed{9^{9^{9^{9}}}}"], ["2", "2"], timeout=8.0).tolist() == [1.0, 0.0]

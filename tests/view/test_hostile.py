@@ -174,6 +174,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_two_thousand_steps_are_drawn_and_searched(browser: Any, large: Path) -> None:
     browser.complaints()
     browser.open(large)
