@@ -16,6 +16,7 @@ import pytest
 from rlgraph.costs.calibration import RATES, load_calibration
 from rlgraph.costs.detect import load_cluster
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 MEASURES = {
     "ceilings", "updates", "kept", "compiled", "whole", "head", "optimizer", "peaks", "attention",
@@ -46,7 +47,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.nightly
 def test_every_measure_finds_finite_figures(measured: Path) -> None:
     found = json.loads(measured.read_text())
     assert found["failures"] == []
@@ -60,7 +60,6 @@ def test_every_measure_finds_finite_figures(measured: Path) -> None:
     assert len(found["records"]) == len({record["name"] for record in found["records"]})
 
 
-@pytest.mark.nightly
 def test_figures_become_a_cluster_and_a_calibration(measured: Path, tmp_path: Path) -> None:
     cluster, factors = tmp_path / "measured.yaml", tmp_path / "work.yaml"
     said = called("cuda_rates.py", str(measured), "-o", str(cluster), "--calibration", str(factors))
@@ -76,7 +75,6 @@ def test_figures_become_a_cluster_and_a_calibration(measured: Path, tmp_path: Pa
     }  # fmt: skip
 
 
-@pytest.mark.nightly
 def test_what_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "cuda.json"
     small = ("--small", "--device", "cpu", "--json", str(file))
@@ -88,7 +86,6 @@ def test_what_fails_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert [r["name"] for r in found["records"] if r["measure"] == "gather"] == ["gather: into one tensor"]
 
 
-@pytest.mark.nightly
 def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "cuda.json"
     called(

@@ -296,6 +296,7 @@ def test_a_server_sees_the_gpus_that_its_workers_were_given(monkeypatch: pytest.
 
 
 @needs_no_gpu
+@pytest.mark.nightly
 def test_on_one_host_each_worker_has_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # last: actors of the cluster above do not start in a process that has had a Ray of its own
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

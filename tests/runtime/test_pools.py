@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ran import assert_gone, metrics, rlgraph
+from ran import assert_gone, metrics
 from safetensors.torch import load_file
 
 from rlgraph.compiler import compile_graph
@@ -224,10 +224,10 @@ def events(run_dir: str) -> list[dict[str, Any]]:
     return list(json.loads(Path(run_dir, "timeline.json").read_text().rstrip().rstrip(",") + "]"))
 
 
-def test_a_worker_that_dies_ends_the_run_with_the_plan() -> None:
+def test_a_worker_that_dies_ends_the_run_with_the_plan(run_on_devices: Callable[..., str]) -> None:
     token = uuid.uuid4().hex
     override = f"nodes.rewards={{op: {OPS}:dies}}"
-    text = rlgraph("run", TWO, override, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
+    text = run_on_devices(TWO, override, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
     assert any(line.startswith("!") and "run rewards" in line for line in text.splitlines())
     assert "of iteration 2 failed on gen[0]: run rewards" in text
     assert "its worker is gone" in text

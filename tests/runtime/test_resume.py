@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ran import same_weights
 
-from rlgraph.errors import GraphError
+from rlgraph.errors import GraphError, RunError
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
@@ -32,6 +35,17 @@ def inline(graph: str, *settings: str, run_dir: str, steps: int | None = None, r
 
 def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "rlgraph", "run", ONE, "--inline", *args]
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """A disk that takes no more than so many bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -76,26 +90,23 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_last_whole_o
 
 
 def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> None:
-    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash"]  # KiB that a file may have
-    settings = ("schedule={iterations: 3, save_every: 2}", "--run-dir", "a")
-    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "! finish_save, after iteration 2" in done.stderr
-    assert "the disk takes no more (file too large" in done.stderr
+    schedule = "schedule={iterations: 3, save_every: 2}"
+    with files_of_at_most(2**20), pytest.raises(RunError) as raised:
+        inline(ONE, schedule, run_dir="a")
+    assert "! finish_save, after iteration 2" in str(raised.value)
+    assert "the disk takes no more (file too large" in str(raised.value)
     assert not os.listdir("a/checkpoints")
     assert [line["step"] for line in metrics("a")] == [0, 1, 2, 3], "it was written while iteration 3 ran"
-    inline(ONE, settings[0], run_dir="a", resume=True)
-    inline(ONE, settings[0], run_dir="b")
+    inline(ONE, schedule, run_dir="a", resume=True)
+    inline(ONE, schedule, run_dir="b")
     assert metrics("a") == metrics("b")
     assert same_weights("a", "b")
 
 
 def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
-    limited = ["bash", "-c", 'ulimit -f 30; exec "$@"', "bash"]  # the timeline is full first
-    settings = ("schedule={iterations: 1000}", "--run-dir", "a")
-    done = subprocess.run([*limited, *command(*settings)], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "a: the disk takes no more (file too large" in done.stderr
+    # the timeline is full first
+    with files_of_at_most(30 * 2**10), pytest.raises(RunError, match=r"a: the disk takes no more \(file too"):
+        inline(ONE, "schedule={iterations: 1000}", run_dir="a")
 
 
 def test_data_that_has_gone_since_is_named_before_anything_starts() -> None:

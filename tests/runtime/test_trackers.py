@@ -99,7 +99,8 @@ def test_chosen_iterations_are_traced(
 ) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     monkeypatch.chdir(tmp_path)
-    run_graph(ONES, (), 1, run_dir=Path("run"), inline=True, profile=[1, 3])
+    few = ("prompts.batch=2", "rollout.n=2")
+    run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, profile=[1, 3])
     traces = sorted(str(path.relative_to("run/profile")) for path in Path("run/profile").rglob("*.gz"))
     assert traces == ["step-000001/main-0.json.gz", "step-000003/main-0.json.gz"]
     steps = [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()]

@@ -14,7 +14,7 @@ from test_engine import ENDLESS, generating
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,6 @@ def test_checksums_agree_after_every_sync(
         assert {version for (one,) in answers for version in one.versions} == {4}
 
 
-@pytest.mark.nightly
 def test_what_a_killed_server_had_goes_to_the_other(
     pair: tuple[SglangEngine, SglangEngine], model: torch.nn.Module
 ) -> None:
