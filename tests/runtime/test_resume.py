@@ -103,6 +103,8 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
     assert same_weights("a", "b")
 
 
+# TensorBoard writes in a thread of its own, which ends by the same error
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
     # the timeline is full first
     with files_of_at_most(30 * 2**10), pytest.raises(RunError, match=r"a: the disk takes no more \(file too"):
