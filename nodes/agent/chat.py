@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.nodes.agent.request_batching import Rounds
+from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import CutSide, TemplatePieces, cut
 from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.ops import Request
@@ -65,7 +65,7 @@ class Chat:
     number: int  # the sample's index on this device
     prompt: Sequence[int]
     seed: int
-    engine: Rounds
+    engine: RequestBatcher
     joints: TemplatePieces
     tools: Toolbox
     parser: Callable[[str], list[ToolCall]]

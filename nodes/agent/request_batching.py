@@ -30,7 +30,7 @@ class PendingRequest:
     answer: asyncio.Future[Generation]
 
 
-class Rounds:
+class RequestBatcher:
     """Batches requests of one seed each, for ``conversations`` that start now."""
 
     def __init__(self, engine: ServeEngine, sampling: Sampling, conversations: int) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
 from rlgraph.nodes.agent.parsers import hermes
-from rlgraph.nodes.agent.request_batching import Rounds
+from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
 from rlgraph.nodes.rollout.rollout import SAMPLING, seed
@@ -102,7 +102,7 @@ def agent(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     limits = ChatLimits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
     offers, joints = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
-    engine = Rounds(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
+    engine = RequestBatcher(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
     threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()
     chats = [

@@ -63,10 +63,10 @@ class InlineCluster:
     def __init__(self, pools: Mapping[str, int]) -> None:
         assert set(pools.values()) == {1}, "in one process, each pool has one device"
         self.places = _places(pools)
-        desk: dict[str, Handover] = {}
+        mailbox: dict[str, Handover] = {}
         # each has as many threads as a process of its own: sums are added up in the same order
         threads = threads_each(len(self.places))
-        self.workers = {place: Worker(threads, desk=desk) for place in self.places}
+        self.workers = {place: Worker(threads, mailbox=mailbox) for place in self.places}
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         try:

@@ -57,16 +57,16 @@ def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def meet(
-    plan: Plan, place: tuple[str, int], meeting: str, device: str, desk: dict[str, Handover] | None
+    plan: Plan, place: tuple[str, int], meeting: str, device: str, mailbox: dict[str, Handover] | None
 ) -> Groups:
     """Wait for all workers at ``tcp://host:port``, and make the groups of the one at ``place``.
 
-    Workers that share one process are one rank together, and hand over weights at their ``desk``.
+    Workers that share one process are one rank together, and leave weights for each other in ``mailbox``.
 
     Raises:
         RunError: not all workers came, or weights can't go the way that the plan says.
     """
-    members = ranks(plan.pools) if desk is None else {pool: [0] for pool in plan.pools}
+    members = ranks(plan.pools) if mailbox is None else {pool: [0] for pool in plan.pools}
     timeout = timedelta(seconds=plan.schedule.timeout)
     rank = members[place[0]][place[1]]
     if not dist.is_initialized():
@@ -80,10 +80,10 @@ def meet(
     groups = {pool: dist.new_group(own, timeout=FOREVER) for pool, own in members.items()}
     mesh = DeviceMesh.from_group(groups[place[0]], device)
     links: dict[str, Transport] = {}
-    chosen = syncs(plan, desk is not None)
+    chosen = syncs(plan, mailbox is not None)
     for model, step in chosen.items():
-        if desk is not None:
-            links[model] = desk.setdefault(model, Handover())
+        if mailbox is not None:
+            links[model] = mailbox.setdefault(model, Handover())
         elif not step.source:
             links[model] = Handover()
         else:

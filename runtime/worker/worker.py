@@ -43,7 +43,7 @@ class Worker(Process):
         self,
         threads: int = 0,
         log: str | None = None,
-        desk: dict[str, Handover] | None = None,
+        mailbox: dict[str, Handover] | None = None,
         beside: bool = False,
         device: str | None = None,
         session: str = "",
@@ -53,7 +53,7 @@ class Worker(Process):
         Args:
             threads: that torch computes with; 0 for its default.
             log: a file that takes this process's output.
-            desk: of workers of several pools in one process, where they hand over weights.
+            mailbox: of workers of several pools in one process, where they leave weights for each other.
             beside: whether it is on no device, and has no engines: see ``WorkerCluster.beside``.
             device: ``cuda`` or ``cpu``, as the cluster has given it; by default the one that torch finds.
             session: what names of its shared memory begin with.
@@ -68,7 +68,7 @@ class Worker(Process):
             see_own_gpu()
         if self.device == "cpu":
             keep_freed_memory()
-        self.desk, self.folder = desk, ""
+        self.mailbox, self.folder = mailbox, ""
         self.tokenizers: dict[str, Any] = {}
         self.store = Store(session or f"rlgraph-{uuid4().hex[:8]}")
         self.logs = Path(log).parent if log else None
@@ -108,7 +108,7 @@ class Worker(Process):
         if self.logs:
             self.task_counter = TaskCounter(self.logs, pool, device)
             self.task_counter.begin()
-        groups = meet(plan, (pool, device), meeting, self.device, self.desk)
+        groups = meet(plan, (pool, device), meeting, self.device, self.mailbox)
         self.engines = EngineHost(plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time(), notes=self.engines.notes())
 

@@ -33,7 +33,7 @@ def plan(model: str) -> Plan:
 
 def worker_on(device: torch.device, plan: Plan) -> Worker:
     """A worker with all engines of a plan on a device."""
-    made = Worker(desk={})
+    made = Worker(mailbox={})
     made.device = device.type
     made.setup(plan, "", "main", 0)
     made.engine("sync", "policy", 0)

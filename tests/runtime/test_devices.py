@@ -106,7 +106,7 @@ def workers(demo_files: Path, one_rank: None) -> tuple[Worker, Worker]:
     plan = compile_graph("rm_ppo", settings, 1)
     made = []
     for device in (far.CPU, far.DEVICE):
-        worker = Worker(desk={})
+        worker = Worker(mailbox={})
         worker.device = device.type
         with far.device():
             worker.setup(plan, "", "main", 0)

@@ -68,14 +68,14 @@ def test_all_of_a_pool_get_what_one_device_sends(tmp_path: Path) -> None:
 
 
 def test_what_is_handed_over_in_one_process_is_the_same_and_is_given_once() -> None:
-    desk, given_ = Handover(), tensors()
-    desk.send(Weights(7, iter(given_)))
-    received = desk.receive(7).tensors
+    handover, given_ = Handover(), tensors()
+    handover.send(Weights(7, iter(given_)))
+    received = handover.receive(7).tensors
     assert all(a is b and t is u for (a, t), (b, u) in zip(received, given_, strict=True))
     with pytest.raises(AssertionError, match="nothing was sent"):
-        desk.receive(7)
-    desk.send(Weights(7, []))
-    refused(desk, 8)
+        handover.receive(7)
+    handover.send(Weights(7, []))
+    refused(handover, 8)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
