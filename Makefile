@@ -50,7 +50,7 @@ SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pyt
 	.sglang/bin/pip install -q --disable-pip-version-check -e '.[run]' hypothesis pytest-timeout pytest-xdist
 	@touch $@
 
-sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 4 minutes)
+sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 3 minutes)
 	$(call again,$(SGLANG_PYTEST))
 
 # What a machine with a GPU and without internet needs beside torch and transformers travels as wheels

@@ -92,9 +92,9 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         GraphError: the graph is wrong now.
     """
     plan = in_one_process(_plan_again(run_dir))
-    walk_steps = Execution(plan, "train", Entry(iteration - 1, {}), {}).steps
-    again = _again(plan, walk_steps, _first(plan, walk_steps, iteration, node))
-    recorded = [step for step in walk_steps if step not in again]
+    steps = Execution(plan, "train", Entry(iteration - 1, {}), {}).steps
+    again = _again(plan, steps, _first(plan, steps, iteration, node))
+    recorded = [step for step in steps if step not in again]
     _weights_are_there(plan, recorded, again, iteration)
     columns = _recorded(run_dir, iteration, recorded, again)
     cluster = InlineCluster(plan.pools)

@@ -221,11 +221,11 @@ class TrainingRun:
             self.calls.when = after(self.state.iteration)
             self.calls.all("load", str(folder), self.state.versions)
             for name, kinds in waiting.items():
-                stocks = {kind: self._stock(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
-                self.state.waiting[name] = Waiting(**stocks)
+                buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
+                self.state.waiting[name] = Waiting(**buffers)
             self.progress.resumed(self.state.iteration)
 
-    def _stock(self, path: str, record: Mapping[str, Any]) -> BufferedRows:
+    def _buffered(self, path: str, record: Mapping[str, Any]) -> BufferedRows:
         """Return rows that wait, as a checkpoint has them."""
         first, count = self.cluster.places[0], len(record["columns"])
         return BufferedRows.recorded(record, self.calls.columns(first, "read_rows", path, count=count))

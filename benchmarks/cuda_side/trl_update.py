@@ -94,7 +94,7 @@ def _trl_seconds(
 
         on_step_end = on_step_begin
 
-    class Arguments(GRPOTrainer):
+    class GivenRows(GRPOTrainer):
         """Trains on rows that are there already."""
 
         def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -102,7 +102,7 @@ def _trl_seconds(
             return {name: tensor.to(bench.device) for name, tensor in batch.items()}
 
     transformers.logging.set_verbosity_error()
-    trainer = Arguments(
+    trainer = GivenRows(
         model=str(path),
         processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],

@@ -66,7 +66,7 @@ class Chat:
     prompt: Sequence[int]
     seed: int
     engine: RequestBatcher
-    joints: TemplatePieces
+    pieces: TemplatePieces
     tools: Toolbox
     parser: Callable[[str], list[ToolCall]]
     limits: ChatLimits
@@ -92,10 +92,10 @@ class Chat:
         asked, self.turns = (self.number, self.turns), self.turns + 1
         generation = await self.engine.generate(asked, request)
         self._join(generation.tokens, generation.logprobs)
-        self.response = self.joints.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
+        self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if generation.finish != "stop":
             raise LimitReached
-        text = self.joints.tokenizer.decode(list(generation.tokens[:-1]))
+        text = self.pieces.tokenizer.decode(list(generation.tokens[:-1]))
         return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
@@ -128,11 +128,11 @@ class Chat:
         self._read([(role, "")], [text])
 
     def _read(self, messages: Sequence[tuple[str, str]], texts: Sequence[str]) -> None:
-        limits, mark = self.limits, self.joints.content(MARK)
-        contents = [self.joints.content(text) for text in texts]
+        limits, mark = self.limits, self.pieces.content(MARK)
+        contents = [self.pieces.content(text) for text in texts]
         if messages[0][0] == "tool":
             contents = [cut(ids, limits.max_result_tokens, limits.truncate, mark) for ids in contents]
-        ids = self.joints.between(messages, contents, (*self.prompt, *self.tokens)[-1])
+        ids = self.pieces.between(messages, contents, (*self.prompt, *self.tokens)[-1])
         if len(self.tokens) + len(ids) >= limits.max_new_tokens:
             raise LimitReached
         self._join(ids, None)

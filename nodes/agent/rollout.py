@@ -101,7 +101,7 @@ def agent(
     """
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     limits = ChatLimits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
-    offers, joints = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
+    offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
     engine = RequestBatcher(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
     threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()
@@ -111,7 +111,7 @@ def agent(
             prompt=prompt_ids[number // n],
             seed=seed(ctx.seed, ctx.iteration, ctx.node, row),
             engine=engine,
-            joints=joints,
+            pieces=pieces,
             tools=Toolbox(offers, number // n, threads, tool_timeout),
             parser=parser.body if parser else hermes,
             limits=limits,

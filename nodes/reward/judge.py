@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
-from rlgraph.nodes.reward.per_sample import Judgement, OnError, complain, settled
+from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.dataset import ReadingOptions, Template, encode
@@ -58,7 +58,7 @@ def judge(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     on_error: OnError = "zero",
-) -> Judgement:
+) -> Judged:
     """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
     The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and s is what the first

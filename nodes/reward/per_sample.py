@@ -34,7 +34,7 @@ class RewardError(RunError):
     """A reward that could not be had; the message says why, of which sample, and what to do."""
 
 
-class Judgement(NamedTuple):
+class Judged(NamedTuple):
     """A reward for each sample, 0 where ``failed``."""
 
     rewards: float32[samples]
@@ -48,7 +48,7 @@ def each(
     on_error: OnError = "fail",
     timeout: float = 60.0,
     parallel: int = 8,
-) -> Judgement:
+) -> Judged:
     """Return the reward that a function gives each sample.
 
     A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number. A
@@ -75,11 +75,11 @@ def each(
     return settled(ctx, rewards.float(), failed)
 
 
-def settled(ctx: Context, rewards: Any, failed: Any) -> Judgement:
+def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
     """Record the metrics of rewards ``[samples]`` and return them, 0 where ``failed``."""
     ctx.record("reward/mean", rewards[~failed])
     ctx.record("reward/failed", failed.float())
-    return Judgement(rewards.masked_fill(failed, 0.0), failed)
+    return Judged(rewards.masked_fill(failed, 0.0), failed)
 
 
 def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from rlgraph.nodes.reward.per_sample import Judgement, OnError, RewardError, complain, settled
+from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, settled
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, op, samples, text
 
@@ -80,7 +80,7 @@ def remote(
     retries: Annotated[int, Field(ge=0)] = 3,
     backoff: NonNegativeFloat = 1.0,
     on_error: OnError = "fail",
-) -> Judgement:
+) -> Judged:
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
 
     POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,

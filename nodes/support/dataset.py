@@ -107,7 +107,7 @@ def load_prompts(
 ) -> PromptSet:
     """Load all prompts that ``data.prompts`` with these attributes goes through.
 
-    ``files`` are those of one source, or of each by its name; ``reading`` has the fields of ``Reading``.
+    ``files`` are those of one source, or of each by its name; ``reading`` are ``ReadingOptions``.
 
     Raises:
         DataError: a file that is missing, can't be read or lacks a column; a row without what it needs; or no

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer
-from rlgraph.costs.limits import BUCKET, MASK, PREFILL
+from rlgraph.costs.limits import MASK, PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.train_memory import Moments, Pass, staging
@@ -95,7 +96,7 @@ class Footprint:
         """Return the training steps in the order in which they run while the pipeline is full."""
         return [self.plan.steps[number - 1] for number in self.plan.slot]
 
-    def items(self, pool: str) -> dict[Item, int]:
+    def items(self, pool: str) -> Mapping[Item, int]:
         """Return what the engines of a pool hold, in bytes of a device."""
         return self._items[pool]
 
@@ -167,7 +168,7 @@ class Footprint:
             return generating(size, model.serve, self.slots(step), self.work.most, cut)
         if step.copied:
             width = master(self.plan.models[step.copied])
-            return Counter({"staging": staging(size.tensors, self.plan.pools[pool], width)})
+            return Counter({"staging": staging(size.tensors, self.plan.pools[pool], width, limits.BUCKET)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
     def passing(self, step: Step) -> Moments:
@@ -184,12 +185,13 @@ class Footprint:
         assert model.train and model.serve
         width, lora = gathered_width(model), model.train.lora
         served = WIDTH[model.serve.dtype]
-        sent = min(size.parameters * served, max(BUCKET, max(size.numbers) * served))
+        sent = min(size.parameters * served, max(limits.BUCKET, max(size.numbers) * served))
         if pool != (step.source or step.pool):
             return sent
         # a bucket is of one data type: between adapters in float32, a narrower weight has one to itself
         apart = [(tensor,) for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
-        gathered = max(staging(tensors, self.plan.pools[pool], width) for tensors in apart)
+        devices = self.plan.pools[pool]
+        gathered = max(staging(tensors, devices, width, limits.BUCKET) for tensors in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers
         pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []

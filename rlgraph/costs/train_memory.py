@@ -196,7 +196,7 @@ class Pass:
 
 
 @lru_cache(maxsize=1024)
-def staging(tensors: tuple[tuple[int, int], ...], devices: int, width: int) -> int:
+def staging(tensors: tuple[tuple[int, int], ...], devices: int, width: int, bucket: int) -> int:
     """Return the bytes of a weight sync on a device that sends.
 
     A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in
@@ -207,12 +207,13 @@ def staging(tensors: tuple[tuple[int, int], ...], devices: int, width: int) -> i
         tensors: as ``Config.tensors``, in the order in which they are sent.
         devices: that the shards lie on.
         width: bytes of a number as it travels.
+        bucket: bytes of a bucket.
     """
     most = last = 0
-    for bucket in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width):
-        whole = padded(bucket, devices)
-        most = max(most, last + whole // devices + whole * (1 if len(bucket) == 1 else 2))
-        last = padded(bucket[-1:], devices)
+    for together in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width, size=bucket):
+        whole = padded(together, devices)
+        most = max(most, last + whole // devices + whole * (1 if len(together) == 1 else 2))
+        last = padded(together[-1:], devices)
     return most * width
 
 

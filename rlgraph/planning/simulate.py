@@ -54,7 +54,7 @@ def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[
     """Return the events of some iterations, in the order of submission; seconds are by a step's number.
 
     Raises:
-        Broken: a step waits for one that is submitted later, or would read other weights than promised.
+        BrokenPlanError: a step waits for one that comes later, or would read other weights than promised.
     """
     run = _Run(plan, seconds, iterations)
     for slot in range(-depth(plan), iterations):

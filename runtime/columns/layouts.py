@@ -1,7 +1,7 @@
 """Layouts: the rows of each device. Row numbers count through the whole batch of an iteration.
 
 A layout is a list with an int64 array of row numbers for each device. These are the layouts that the compiler
-names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``; ``WAYS`` says which is made how.
+names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``; see ``LAYOUT_MAKERS``.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class LayoutMaker:
     by_lengths: bool = False
 
 
-WAYS: Mapping[str, LayoutMaker] = {
+LAYOUT_MAKERS: Mapping[str, LayoutMaker] = {
     "one": LayoutMaker(lambda rows, domain, name, pool: one(rows.count(domain), rows.pools[pool])),
     "even": LayoutMaker(lambda rows, domain, name, pool: rows.even(domain, name, pool)),
     "balanced": LayoutMaker(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlgraph.runtime.doctor import gpu_checks
 from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Lines, ok, warn, wrong
+from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Findings, ok, warn, wrong
 from rlgraph.units import size_text
 
 PYTHONS = ((3, 11), (3, 12))  # requirements/ has a resolved set for each
@@ -22,7 +22,7 @@ ROOM = 20e9  # bytes for what Ray spills, logs and samples, beside checkpoints
 CHECKPOINT = 12  # bytes per parameter: float32 weights and two moments
 
 
-def python(host: ProbeFacts) -> Lines:
+def python(host: ProbeFacts) -> Findings:
     release = f"Python {'.'.join(map(str, host['python']))}"
     if tuple(host["python"][:2]) in PYTHONS:
         yield ok(release)
@@ -31,21 +31,21 @@ def python(host: ProbeFacts) -> Lines:
         yield warn(f"{release} is not tried with SGLang", remedy)
 
 
-def libc(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def libc(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     name, release = host["libc"]
     if gpus["gpus"] and (name != "glibc" or gpu_checks.numbers(release) < GLIBC):
         remedy = f"use a newer system (Ubuntu 22.04, Debian 12), or the container: {GUIDE}#container"
         yield wrong(f"{name or 'no glibc'} {release}: SGLang has wheels for glibc 2.34 or newer", remedy)
 
 
-def packages(packages: ProbeFacts) -> Lines:
+def packages(packages: ProbeFacts) -> Findings:
     for requirement in packages["unmet"]:
         yield wrong(f"rlgraph needs {requirement}", "pip install 'rlgraph-compiler[run]'")
     if not packages["unmet"]:
         yield ok(", ".join(f"{name} {release}" for name, release in packages["installed"].items() if release))
 
 
-def shared_memory(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def shared_memory(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     text = f"/dev/shm has {size_text(host['shared_memory'])}"
     remedy = f"start the container with --shm-size=64g or --ipc=host: {GUIDE}#shared-memory"
     if host["shared_memory"] < SHARED:
@@ -57,7 +57,7 @@ def shared_memory(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
         yield ok(text)
 
 
-def limits(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def limits(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     files, locked = host["open_files"], host["locked_memory"]  # -1 is no limit
     if 0 <= files < OPEN_FILES:
         remedy = f"ulimit -n {OPEN_FILES} before Ray starts, or docker run --ulimit nofile={OPEN_FILES}"
@@ -67,7 +67,7 @@ def limits(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
         yield warn(f"{size_text(locked)} of locked memory at most: InfiniBand needs more", remedy)
 
 
-def machine(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def machine(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     text = f"{host['cores']} cores, {size_text(host['memory'])} of memory"
     if host["memory"] < 0.95 * host["memory_of_host"]:
         text += f" (a control group's limit; the host has {size_text(host['memory_of_host'])})"
@@ -77,7 +77,7 @@ def machine(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
         yield ok(text)
 
 
-def disk(disk: ProbeFacts) -> Lines:
+def disk(disk: ProbeFacts) -> Findings:
     text = f"{disk['path']}: {size_text(disk['free'])} of {size_text(disk['total'])} are free"
     if not disk["writable"]:
         yield wrong(f"{disk['path']} can't be written", "choose another place by --run-dir")
@@ -87,7 +87,7 @@ def disk(disk: ProbeFacts) -> Lines:
         yield ok(text)
 
 
-def checkpoint(disk: ProbeFacts, model: ProbeFacts) -> Lines:
+def checkpoint(disk: ProbeFacts, model: ProbeFacts) -> Findings:
     size = CHECKPOINT * (model["weights"] or 0) / model["bytes_per_weight"]
     if disk["free"] < 2 * size:
         text = f"{disk['path']}: {size_text(disk['free'])} are free, and a checkpoint of {model['path']}"
@@ -95,7 +95,7 @@ def checkpoint(disk: ProbeFacts, model: ProbeFacts) -> Lines:
         yield warn(f"{text} takes {size_text(size)}, where all of it is trained", remedy)
 
 
-def ray(ray: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def ray(ray: ProbeFacts, gpus: ProbeFacts) -> Findings:
     if "address" not in ray:
         yield ok(f"Ray {ray['version']}; without --address, a run starts it on this machine")
         return
@@ -111,7 +111,7 @@ def ray(ray: ProbeFacts, gpus: ProbeFacts) -> Lines:
         yield ok(text)
 
 
-def sglang(packages: ProbeFacts, sglang: ProbeFacts, host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def sglang(packages: ProbeFacts, sglang: ProbeFacts, host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     remedy = f"install it from requirements/: {GUIDE}#install"
     if sglang["version"] is None:
         if gpus["gpus"]:
@@ -128,7 +128,7 @@ def sglang(packages: ProbeFacts, sglang: ProbeFacts, host: ProbeFacts, gpus: Pro
         yield warn(text, f"install the CUDA toolkit and set CUDA_HOME: {GUIDE}#install")
 
 
-def model(model: ProbeFacts) -> Lines:
+def model(model: ProbeFacts) -> Findings:
     name, tokens = model["path"], model["tokenizer"]
     if model["weights"] == 0:
         yield wrong(f"{name} has no weights (*.safetensors)", "fetch the whole model")
@@ -154,7 +154,7 @@ def _template(model: ProbeFacts) -> Finding:
 
 
 # a check's name -> the probes whose facts it takes, in order, and the function
-CHECKS: dict[str, tuple[tuple[str, ...], Callable[..., Lines]]] = {
+CHECKS: dict[str, tuple[tuple[str, ...], Callable[..., Findings]]] = {
     "python": (("host",), python),
     "libc": (("host", "gpus"), libc),
     "packages": (("packages",), packages),

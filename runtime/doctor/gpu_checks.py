@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Lines, ok, warn, wrong
+from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Findings, ok, warn, wrong
 from rlgraph.units import size_text
 
 # CUDA's major version -> the oldest driver's: https://docs.nvidia.com/deploy/cuda-compatibility/
@@ -16,7 +16,7 @@ USED = 0.05  # fraction of a GPU's memory: more than that belongs to another pro
 WORKAROUNDS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
 
 
-def devices(gpus: ProbeFacts) -> Lines:
+def devices(gpus: ProbeFacts) -> Findings:
     names = [gpu["name"] for gpu in gpus["gpus"]]
     if gpus.get("files"):
         remedy = "install the driver's tools, or start the container with --gpus all"
@@ -31,7 +31,7 @@ def devices(gpus: ProbeFacts) -> Lines:
         yield ok(f"{len(names)} x {names[0]}")
 
 
-def gpu_memory(gpus: ProbeFacts) -> Lines:
+def gpu_memory(gpus: ProbeFacts) -> Findings:
     known = [gpu for gpu in gpus["gpus"] if gpu["memory"]]
     busy = [gpu for gpu in known if gpu["used"] > USED * gpu["memory"]]
     listed = "; ".join(gpus["processes"]) or "none that this user or container may see"
@@ -44,7 +44,7 @@ def gpu_memory(gpus: ProbeFacts) -> Lines:
         yield ok(f"at least {size_text(least)} are free on each GPU")
 
 
-def driver(gpus: ProbeFacts, torch: ProbeFacts) -> Lines:
+def driver(gpus: ProbeFacts, torch: ProbeFacts) -> Findings:
     if not gpus["gpus"] or not torch["cuda"]:
         return
     release, cuda = gpus["gpus"][0]["driver"], torch["cuda"]
@@ -56,7 +56,7 @@ def driver(gpus: ProbeFacts, torch: ProbeFacts) -> Lines:
         yield ok(f"driver {release} runs CUDA {cuda}")
 
 
-def torch(gpus: ProbeFacts, torch: ProbeFacts) -> Lines:
+def torch(gpus: ProbeFacts, torch: ProbeFacts) -> Findings:
     if not gpus["gpus"]:
         return
     if torch["cuda"] is None:
@@ -93,7 +93,7 @@ def _runs(built: str, major: int, minor: int) -> bool:
     return number <= 10 * major + minor and (kind == "compute" or number // 10 == major)
 
 
-def peers(torch: ProbeFacts) -> Lines:
+def peers(torch: ProbeFacts) -> Findings:
     if torch["without_peer_access"]:
         pairs = ", ".join(f"{a}-{b}" for a, b in torch["without_peer_access"])
         remedy = f"NCCL goes through the host's memory there: {GUIDE}#nccl"
@@ -102,7 +102,7 @@ def peers(torch: ProbeFacts) -> Lines:
         yield ok("every GPU can access the memory of every other")
 
 
-def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     held = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
     lines = [*_workarounds(held), *_interface(held.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])]
     if gpus["gpus"] and not lines:
@@ -111,7 +111,7 @@ def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
     yield from lines
 
 
-def _workarounds(held: Mapping[str, str]) -> Lines:
+def _workarounds(held: Mapping[str, str]) -> Findings:
     for name in WORKAROUNDS:
         if held.get(name, "0") != "0":
             yield warn(f"{name}={held[name]} can slow NCCL down", "unset it, unless it works around a fault")
@@ -119,7 +119,7 @@ def _workarounds(held: Mapping[str, str]) -> Lines:
         yield warn(f"NCCL_DEBUG={held['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
 
 
-def _interface(value: str, interfaces: Sequence[str]) -> Lines:
+def _interface(value: str, interfaces: Sequence[str]) -> Findings:
     """Check NCCL_SOCKET_IFNAME: prefixes of names, whole names after ``=``, excluded ones after ``^``."""
     if not value or value.startswith("^"):
         return
@@ -132,7 +132,7 @@ def _interface(value: str, interfaces: Sequence[str]) -> Lines:
         yield wrong(text, f"choose from {', '.join(interfaces)}, or unset it")
 
 
-def variables(host: ProbeFacts, gpus: ProbeFacts) -> Lines:
+def variables(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     held = host["variables"]
     if gpus["gpus"] and held.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         yield wrong("CUDA_VISIBLE_DEVICES hides every GPU", "unset it: Ray gives each worker its own GPU")

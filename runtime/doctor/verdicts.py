@@ -18,7 +18,7 @@ class Finding:
     remedy: str = ""
 
 
-Lines = Iterator[Finding]
+Findings = Iterator[Finding]
 
 
 def ok(text: str) -> Finding:

@@ -26,7 +26,7 @@ from rlgraph.runtime.driver.rows import Awaited, Rows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
 
-NUMBERS = count()
+EXECUTIONS = count()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Execution:
         self.unheard = self.unread.copy()  # column -> its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
         self.beside = {step.id for step in self.steps if self._is_beside(step)}
-        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(NUMBERS)
+        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(EXECUTIONS)
         self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
         self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}

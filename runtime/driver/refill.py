@@ -38,7 +38,7 @@ class Stream:
         self.region, self.steps, self.collect, self.iteration = region, steps, collect, iteration
         self.pools = {pool for step in (*steps, collect) for pool in (step.pool, step.source)} - {""}
         self.rounds = 0  # rounds that were begun
-        self.stocks: list[BufferedRows] = []
+        self.buffers: list[BufferedRows] = []
         self.later = BufferedRows()  # rows that the graph's policy does not take now
         self.begun = Waiting()  # groups that are not whole after the last round
         self.asked, self.seen, self.stayed = 0, 0, 0  # rows of the source, sampled, and kept so far
@@ -51,7 +51,7 @@ class Stream:
         Raises:
             RunError: there were as many rounds as there may be.
         """
-        missing = self.region.rows - sum(map(len, self.stocks))
+        missing = self.region.rows - sum(map(len, self.buffers))
         if missing <= 0:
             self._enough()
             return None
@@ -69,13 +69,13 @@ class Stream:
         """Release the rounds' columns but for rows that wait: all others are collected, or not needed."""
         assert self.used
         self.used, self.later = replace(self.used, columns={}), BufferedRows()
-        self.stocks = [replace(buffered, columns={}) for buffered in self.stocks]
+        self.buffers = [replace(buffered, columns={}) for buffered in self.buffers]
 
     def measured(self) -> dict[str, float]:
         """Return metrics: see docs/metrics.md."""
         used, left = self.used, self.leaves()
         assert used is not None
-        values = {"rounds": self.rounds, "surplus": sum(map(len, self.stocks)) - len(used)}
+        values = {"rounds": self.rounds, "surplus": sum(map(len, self.buffers)) - len(used)}
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
         values |= {"waited": float((used.made < self.iteration).mean())} if self.region.keep else {}
         if any(step.leaves for step in self.steps):
@@ -94,18 +94,18 @@ class Stream:
             self.later = rows.take(every[~np.isin(owner, now)])
             rows = rows.take(np.concatenate([every[:0], *(every[owner == place] for place in now)]))
         begun = self._young(waiting.prompts, 0), self._young(waiting.samples, 0)
-        self.stocks, self.begun = [rows], Waiting(BufferedRows(), *begun)
+        self.buffers, self.begun = [rows], Waiting(BufferedRows(), *begun)
 
     def absorb(self, outcome: Outcome) -> None:
         """Add the outcome of a round."""
         self.asked += outcome.asked
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)
-        self.stocks.append(outcome.buffered)
+        self.buffers.append(outcome.buffered)
         self.begun = outcome.begun
 
     def _enough(self) -> None:
-        every = joined(self.stocks)
+        every = joined(self.buffers)
         self.used = every.take(np.arange(self.region.rows))
         rest, begun = every.take(np.arange(self.region.rows, len(every))), self.begun
         left = joined([self.later, rest]), begun.prompts, begun.samples

@@ -92,7 +92,7 @@ class Round(Execution):
         left = [tuple(self.left[device][column] for device in step.devices) for column in range(step.leaves)]
         samples = {str(number): Selection(parts, sizes, places) for number, parts in enumerate(left)}
         each = numbers.repeat(times)
-        return Waiting(prompts=self._stock(numbers, prompts), samples=self._stock(each, samples))
+        return Waiting(prompts=self._buffered(numbers, prompts), samples=self._buffered(each, samples))
 
     def numbers(self, domain: str) -> Any:
         """Return int64 ``[rows]``: the number of each row through the run."""
@@ -121,7 +121,7 @@ class Round(Execution):
     def _whole(self, domain: str) -> str:
         return self._whole(self.rows.above(domain)) if domain in self.rows.filters else domain
 
-    def _stock(self, numbers: Any, columns: dict[str, Selection]) -> BufferedRows:
+    def _buffered(self, numbers: Any, columns: dict[str, Selection]) -> BufferedRows:
         return BufferedRows(np.zeros(len(numbers), np.int64), numbers, self._made(numbers), columns)
 
     def _made(self, numbers: Any) -> Any:

@@ -90,12 +90,12 @@ class BufferedRows:
         return BufferedRows(*arrays, {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs})
 
 
-def joined(stocks: Sequence[BufferedRows]) -> BufferedRows:
+def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
     """Return the rows of several, one after the other; those without rows have no columns to go by."""
-    stocks = [buffered for buffered in stocks if len(buffered)] or stocks[:1]
+    buffers = [buffered for buffered in buffers if len(buffered)] or buffers[:1]
     columns = {}
-    for name in stocks[0].columns:
-        held = [buffered.columns[name] for buffered in stocks]
+    for name in buffers[0].columns:
+        held = [buffered.columns[name] for buffered in buffers]
         start = np.cumsum([0] + [sum(one.sizes) for one in held])
         columns[name] = Selection(
             tuple(part for one in held for part in one.parts),
@@ -103,7 +103,7 @@ def joined(stocks: Sequence[BufferedRows]) -> BufferedRows:
             np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
         )
     arrays = (
-        np.concatenate([getattr(buffered, a) for buffered in stocks]) for a in ("lengths", "prompts", "made")
+        np.concatenate([getattr(buffered, a) for buffered in buffers]) for a in ("lengths", "prompts", "made")
     )
     return BufferedRows(*arrays, columns=columns)
 
@@ -121,5 +121,5 @@ class Waiting:
 
     def parts(self) -> dict[str, BufferedRows]:
         """Return those that have rows, by name."""
-        stocks = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
-        return {name: buffered for name, buffered in stocks.items() if len(buffered)}
+        buffers = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
+        return {name: buffered for name, buffered in buffers.items() if len(buffered)}

@@ -56,7 +56,8 @@ class Rows:
             return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
         parent, step = self.domains[domain].parent, self.makers.get(domain)
         events = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
-        if step and (parent is None or step.leaves or (layout and layouts.WAYS[layout.way].by_lengths)):
+        measured = layout and layouts.LAYOUT_MAKERS[layout.way].by_lengths
+        if step and (parent is None or step.leaves or measured):
             events.add(step.id)
         return events
 
@@ -89,7 +90,7 @@ class Rows:
         """Return the rows of each device of a pool; a balanced layout needs the lengths of the rows."""
         key = domain, name, self.pools[pool]
         if key not in self._layouts:
-            self._layouts[key] = layouts.WAYS[name.way].lay(self, domain, name, pool)
+            self._layouts[key] = layouts.LAYOUT_MAKERS[name.way].lay(self, domain, name, pool)
         return self._layouts[key]
 
     def even(self, domain: str, name: RowLayout, pool: str) -> Layout:

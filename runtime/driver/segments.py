@@ -37,9 +37,9 @@ class State:
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
         kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
-        stocks = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
+        buffers = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
         records = {
-            name: {kind: buffered.record() for kind, buffered in each} for name, each in stocks.items()
+            name: {kind: buffered.record() for kind, buffered in each} for name, each in buffers.items()
         }
         return {**kept, "waiting": records}
 

@@ -93,13 +93,13 @@ class EngineHost:
 
     def _served(self, name: str, path: str, spec: ServePlan) -> Any:
         """Return the serve engine of one model."""
-        engine, is_afar = serving(spec), isinstance(self.groups.links.get(name), RemoteTransport)
+        engine, is_remote = serving(spec), isinstance(self.groups.links.get(name), RemoteTransport)
         offered = {
             "device": self.device,
             "pool": self.groups.mesh.get_group(),
             "logs": self.logs,
             "keeps": not (self.device == "cuda" and name in self.train),  # else the train engine has them
-            "transport": "" if is_afar else self.groups.paths.get(name, ""),
+            "transport": "" if is_remote else self.groups.paths.get(name, ""),
         }
         settings = spec.model_dump(include={*engine.options}, exclude_none=True)
         own = {engine.options[key]: value for key, value in settings.items()}

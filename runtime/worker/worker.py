@@ -176,7 +176,7 @@ class Worker(Process):
         return _flat(report, [*outputs, *map(packed, context.left)])
 
     def engine(self, method: str, *args: Any) -> Report:
-        """Sync a model's weights, or move parts of its engines: a method of ``Engines``."""
+        """Sync a model's weights, or move parts of its engines: a method of ``EngineHost``."""
         start = time.time()
         getattr(self.engines, method)(*args)
         return Report(start, time.time())

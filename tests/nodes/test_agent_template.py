@@ -56,18 +56,18 @@ def test_turns_joined_are_what_the_template_writes(
     asked = [{"role": "user", "content": question}]
     told = [{"role": "tool", "content": a, "name": "f", "tool_call_id": "000000000"} for a in answers]
     template, end = TEMPLATES[name], TOKENIZER.eos_token_id
-    joints = TemplatePieces(TOKENIZER, {"chat_template": template})
-    contents = [joints.content(answer) for answer in answers]
-    between = joints.between([("tool", "f")] * len(answers), contents, end)
+    pieces = TemplatePieces(TOKENIZER, {"chat_template": template})
+    contents = [pieces.content(answer) for answer in answers]
+    between = pieces.between([("tool", "f")] * len(answers), contents, end)
     space = ids(" ") if name == "mistral" else []
     whole = [*rendered(template, asked), *space, *ids(turn), end, *between]
     assert whole == rendered(template, [*asked, {"role": "assistant", "content": turn}, *told])
 
 
 def test_a_turn_that_another_token_ended_gets_the_template_s_end_too() -> None:
-    joints = TemplatePieces(TOKENIZER)
+    pieces = TemplatePieces(TOKENIZER)
     end = TOKENIZER.eos_token_id
-    assert joints.between([("user", "")], [[9]], 5) == [end, *joints.between([("user", "")], [[9]], end)]
+    assert pieces.between([("user", "")], [[9]], 5) == [end, *pieces.between([("user", "")], [[9]], end)]
 
 
 def test_an_answer_cannot_speak_for_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,9 @@ def run_on_devices(workers: str) -> Callable[..., str]:
 
     def run(*args: str, expect: int = 0, **_: str) -> str:
         # no environment: what forks the processes outlives the run, and would hold a token
+        before = {*multiprocessing.active_children()}
         done = CliRunner().invoke(main, ["run", *args])
+        assert {*multiprocessing.active_children()} <= before, "a process is left"
         assert done.exit_code == expect, done.output
         return done.output
 

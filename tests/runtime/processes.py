@@ -85,6 +85,7 @@ class RemoteProcess:
 
 def serve(connection: Connection, make: Callable[[], Any], environment: dict[str, str]) -> None:
     """Carry out calls until the other end is closed."""
+    os.environ.clear()
     os.environ.update(environment)
     target = make()
     while True:

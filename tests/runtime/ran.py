@@ -45,11 +45,13 @@ def ray_nodes(*nodes: Mapping[str, Any]) -> Iterator[str]:
     temporary = tempfile.mkdtemp(prefix="rg-", dir="/tmp")  # a path of sockets, which must be short
     Path("/tmp/ray").mkdir(exist_ok=True)  # it notes the address there, whatever its own folder is
     cluster = Cluster()
-    for node in nodes:
-        cluster.add_node(include_dashboard=False, temp_dir=temporary, **node)
-    yield cluster.address
-    cluster.shutdown()
-    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        for node in nodes:
+            cluster.add_node(include_dashboard=False, temp_dir=temporary, **node)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def wait_for(true: Callable[[], Any], seconds: float = 120) -> None:

@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 LIMIT = 400  # seconds that only what hangs takes, also where machines are slow and shared
 IMPORTS = [
-    "ranks",
+    "rlgraph.runtime.worker.worker",
+    "rlgraph.runtime.cluster.cluster",
     "transformers.models.qwen2.modeling_qwen2",
     "rlgraph.runtime.engines.fsdp.engine",
     "rlgraph.runtime.engines.transformers.engine",
@@ -48,14 +49,17 @@ def launch(script: str, root: Path, *more: str) -> None:
     """Run a file of tests as a script that forks ranks, each of them on one thread."""
     process = imported().Process(target=_run, args=([script, str(root), *more], dict(os.environ)))
     process.start()
-    process.join(LIMIT)
-    if process.exitcode is None:
+    try:
+        process.join(LIMIT)
+    finally:
         process.kill()
+        process.join()
     assert process.exitcode == 0, f"{script} failed as a script, or took {LIMIT} seconds"
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> None:
-    os.environ.update(environment, OMP_NUM_THREADS="1")
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")
@@ -64,8 +68,8 @@ def _run(arguments: list[str], environment: dict[str, str]) -> None:
 def forked(main: Callable[..., None], ranks: int) -> NoReturn:
     """Run ``main(rank, root, *more)`` on every rank in a process group, and exit with the worst exit code.
 
-    The root and more are the script's arguments. It is one import and then a fork per rank, from a script
-    that has started nothing yet.
+    The root and more are the script's arguments. The imports are done: it is a fork per rank, from a
+    script that has started nothing yet.
     """
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=_in_group, args=(main, rank, ranks)) for rank in range(ranks)]

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.nodes.reward.judge import PROMPT, SCORE, judge, scored
-from rlgraph.nodes.reward.per_sample import Judgement, RewardError
+from rlgraph.nodes.reward.per_sample import Judged, RewardError
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.ops import Context, Request, Sampling
 from rlgraph.runtime.demo_tools import make_model, make_tokenizer
@@ -31,7 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return made
 
 
-def ask(engine: TransformersEngine, rows: Any = (4, 5, 6), **attributes: Any) -> tuple[Judgement, Context]:
+def ask(engine: TransformersEngine, rows: Any = (4, 5, 6), **attributes: Any) -> tuple[Judged, Context]:
     ctx = Context("rewards", seed=1, iteration=2, rows=rows)
     at = [row - 4 for row in rows]
     columns = ([column[row] for row in at] for column in (QUESTIONS, RESPONSES, ANSWERS))

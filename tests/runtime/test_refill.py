@@ -140,7 +140,7 @@ def test_one_and_two_ranks_collect_the_same_rows() -> None:
             assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
 
 
-def test_a_stock_keeps_its_rows_through_joins_selections_and_a_file(tmp_path: Path) -> None:
+def test_buffered_rows_keep_theirs_through_joins_selections_and_a_file(tmp_path: Path) -> None:
     def buffered(*sizes: int, first: int) -> BufferedRows:
         count = sum(sizes)
         numbers = np.arange(first, first + count)

@@ -41,11 +41,13 @@ def command(*args: str) -> list[str]:
 def files_of_at_most(count: int) -> Iterator[None]:
     """A disk that takes no more than so many bytes of a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # half of a module would stay
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes
 
 
 def metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -104,11 +106,20 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
 
 
 # TensorBoard writes in a thread of its own, which ends by the same error
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore:(?s).*File too large:pytest.PytestUnhandledThreadExceptionWarning")
 def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
-    # the timeline is full first
+    # of what the driver writes, the timeline is full first
     with files_of_at_most(30 * 2**10), pytest.raises(RunError, match=r"a: the disk takes no more \(file too"):
         inline(ONE, "schedule={iterations: 1000}", run_dir="a")
+
+
+@pytest.mark.nightly
+def test_a_process_that_finds_no_room_ends_in_words() -> None:
+    limited = ["bash", "-c", 'ulimit -f 30; exec "$@"', "bash"]  # KiB
+    settings = command("schedule={iterations: 1000}", "--run-dir", "a")
+    done = subprocess.run([*limited, *settings], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a: the disk takes no more (file too large" in done.stderr
 
 
 def test_data_that_has_gone_since_is_named_before_anything_starts() -> None:

@@ -81,7 +81,7 @@ def test_an_error_says_which_task_it_is_of() -> None:
     assert raised.value.task == 1  # type: ignore[attr-defined]
 
 
-def test_a_trail_says_how_many_tasks_were_begun(tmp_path: Path) -> None:
+def test_a_counter_says_how_many_tasks_were_begun(tmp_path: Path) -> None:
     task_counter = TaskCounter(tmp_path, "main", 1)
     assert TaskCounter(tmp_path, "main", 1).last() == 0
     task_counter.begin()

@@ -16,6 +16,8 @@ SHARE = ("addresses", "agent", "engine", "enough", "openai", "pool", "states", "
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each process files of tests, and all that share a server to the same one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class OneServer(LoadFileScheduling):

@@ -168,12 +168,16 @@ def events_of(plan: Plan, pool: str, path: str, folder: Path, patch: pytest.Monk
     return events
 
 
+TOO_LARGE = {"decoupled_ppo"}  # with models of 14B, on eight GPUs
+
+
 @pytest.mark.parametrize("name", families())
 def test_between_what_takes_memory_and_a_wake_all_is_released(name: str, path: str, tmp_path: Path) -> None:
-    try:
-        plan = planned(name)
-    except GraphError:
-        return  # models of 14B do not fit such a cluster
+    if name in TOO_LARGE:
+        with pytest.raises(GraphError, match="GB"):
+            planned(name)
+        return
+    plan, total = planned(name), 0
     for pool in plan.pools:
         with pytest.MonkeyPatch.context() as patch:
             events = events_of(plan, pool, path, tmp_path, patch)
@@ -183,6 +187,8 @@ def test_between_what_takes_memory_and_a_wake_all_is_released(name: str, path: s
             assert not (taken and event == "wakes"), f"{pool} wakes amid {events}"
         wakes = [step for step in plan.steps if step.kind == "wake" and step.pool == pool]
         assert events.count("wakes") == 2 * len(wakes)
+        total += len(wakes)
+    assert bool(total) == any(step.generates for step in plan.steps)
 
 
 def test_a_run_releases_after_what_takes_memory_and_prints_notes(

@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """Rows with one prompt in common, at least one."""
+    """A unit of packing: rows with one prompt in common, at least one."""
 
     spans: tuple[Span, ...]
 

@@ -71,7 +71,7 @@ class SglangEngine:
         sync_folder: of ``disk``, that those servers see.
         pool: the process group of all who do as this engine does; they wait for one another around what
             is done to servers that several of them use.
-        team: the workers whose devices one server spans, the first of which leads.
+        ranks: the workers whose devices one server spans, the first of which leads.
 
     Raises:
         RunError: the server does not come up: with its last lines.
@@ -100,7 +100,7 @@ class SglangEngine:
         transport: str = "broadcast",
         sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
-        team: ServerRanks | None = None,
+        ranks: ServerRanks | None = None,
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
@@ -112,7 +112,7 @@ class SglangEngine:
         self.version, self.away, self.paused = -1, frozenset[str](), False
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
-        self.team = team
+        self.ranks = ranks
         keeps = keeps and restarts > 0
         self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
         if leads and servers:
@@ -120,7 +120,7 @@ class SglangEngine:
         elif leads:
             launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
             self.supervisor = SglangSupervisor(
-                launch, logs, devices, host, restarts, keeps, start_timeout, team
+                launch, logs, devices, host, restarts, keeps, start_timeout, ranks
             )
             servers, self.notes = [self.supervisor.client], self.supervisor.notes
         self.calls: Calls | None = None
@@ -219,8 +219,8 @@ class SglangEngine:
         parameters, arrived = cast(kept, self.dtype), True
         if self.supervisor:
             arrived = self.supervisor.load(parameters, version)
-        elif self.team:
-            self.team.hand_over(parameters)
+        elif self.ranks:
+            self.ranks.hand_over(parameters)
         else:
             deque(parameters, maxlen=0)  # another one sends; here they are only gathered
         arrived = all(gathered(arrived, self.pool)) if self.pool else arrived

@@ -49,7 +49,7 @@ def sglang_engine(
     first = index - index % group
     options |= {"group": group, "devices": [device for _, device in members[first : first + group]]}
     options |= {"logs": logs, "host": interface({host for host, _ in members})}
-    engine = SglangEngine(path, **options, leads=index == first, team=_team(pool, first, group))
+    engine = SglangEngine(path, **options, leads=index == first, ranks=_ranks(pool, first, group))
     led = gathered(engine.supervisor.client if index == first else None, pool)
     engine.reach(in_turn(index // group, [client for client in led if client]))
     return engine
@@ -60,7 +60,7 @@ def sender(addresses: Sequence[str], device: str, transport: str, folder: str | 
     return Remotes(Client.at(addresses), device, transport, folder)
 
 
-def _team(pool: dist.ProcessGroup, first: int, size: int) -> ServerRanks | None:
+def _ranks(pool: dist.ProcessGroup, first: int, size: int) -> ServerRanks | None:
     """Return the workers of one server, who meet over their hosts' CPUs; None of one worker alone."""
     if size == 1:
         return None

@@ -73,7 +73,7 @@ class SglangSupervisor(Moves, Supervisor):
         restarts: int,
         keeps: bool,
         start: float,
-        team: ServerRanks | None,
+        ranks: ServerRanks | None,
     ) -> None:
         """Start it and wait until it answers.
 
@@ -82,13 +82,13 @@ class SglangSupervisor(Moves, Supervisor):
             restarts: how often one that is lost is started anew.
             keeps: whether a copy of its weights stays on the host for that; else they come by the next sync.
             start: seconds in which it has to be up.
-            team: the workers whose devices it spans; this one leads them.
+            ranks: the workers whose devices it spans; this one leads them.
 
         Raises:
             RunError: it does not come up: with its last lines.
         """
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
-        self.keeps, self.team = keeps, team or ServerRanks()
+        self.keeps, self.ranks = keeps, ranks or ServerRanks()
         self.kept: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)
@@ -119,9 +119,9 @@ class SglangSupervisor(Moves, Supervisor):
             for index, bucket in enumerate(in_buckets(parameters)):
                 earlier = before[index : index + 1]
                 flat = flat_of(bucket, bucket[0][1].device, earlier)
-                handles = self.team.handles(flat)
+                handles = self.ranks.handles(flat)
                 lost = lost or not self.tried(partial(send, self.client, handles, version))
-                self.team.let_go()
+                self.ranks.let_go()
                 if self.keeps:
                     self.kept.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
             if self.keeps:
@@ -165,7 +165,7 @@ class SglangSupervisor(Moves, Supervisor):
     def _replay(self, version: int) -> None:
         self.client.begin_update()
         for flat in self.kept:  # all ranks can read it on the host
-            send(self.client, [flat.handle() for _ in range(self.team.size)], version)
+            send(self.client, [flat.handle() for _ in range(self.ranks.size)], version)
         self._end_update()
 
     def restore(self) -> None:

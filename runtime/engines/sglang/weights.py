@@ -1,8 +1,8 @@
 """Ways of weights into servers' memory: mapped by one on this host, or sent to servers that run already.
 
-Flat        a bucket in shared memory (CPU) or of CUDA IPC (GPU), for the server that this process started
-Team        the workers whose devices that server spans: each hands over its own
-Servers     those that run already, as peers of a transport: a process group with all of their ranks, or files
+Flat         a bucket in shared memory (CPU) or of CUDA IPC (GPU), for the server that this process started
+ServerRanks  the workers whose devices that server spans: each hands over its own
+Servers      those that run already, as peers of a transport: a process group of all their ranks, or files
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ServerRanks:
         return handles or []
 
     def hand_over(self, parameters: Iterable[Named]) -> None:
-        """Bring weights to this worker's rank of the server; the first one loads them."""
+        """Bring weights to this worker's rank; ``SglangSupervisor.load`` runs on the first worker."""
         for bucket in in_buckets(parameters):
             flat = Flat(bucket)
             self.handles(flat)

@@ -190,24 +190,24 @@ def syncs(plan: Plan, one_process: bool) -> Mapping[str, Step]:
             (model,) = step.models
             serve = plan.models[model].serve
             assert serve
-            afar = bool((step.source and not one_process) or serve.addresses)
-            if problem := _problem(step, chosen.get(model), serve, afar):
+            remote = bool((step.source and not one_process) or serve.addresses)
+            if problem := _problem(step, chosen.get(model), serve, remote):
                 law = f"{step.node} of the plan sends the weights of {model} by `{step.path}`, but {problem}"
                 raise RunError(f"{law}\n  make the plan anew: rlgraph plan GRAPH -o plan.json")
             chosen[model] = step
     return chosen
 
 
-def _problem(step: Step, before: Step | None, serve: ServePlan, afar: bool) -> str:
+def _problem(step: Step, before: Step | None, serve: ServePlan, remote: bool) -> str:
     """Return why a sync's path can't be carried out, or ""."""
     inside = step.path in HANDED
     if step.path not in TRANSPORTS or step.path not in serving(serve).paths:
         return f"the engine {serve.engine} takes {' or '.join(serving(serve).paths)}"
     if before and before.path != step.path:
         return f"{before.node} sends them by `{before.path}`"
-    if inside and afar:
+    if inside and remote:
         return "its two engines are not in one process"
-    if not inside and not afar:
+    if not inside and not remote:
         return "its two engines are in one process"
     if step.path == "disk" and not serve.sync_folder:
         return f"models.{next(iter(step.models))}.serve.sync_folder names no folder"
