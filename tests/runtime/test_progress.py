@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
+from rlgraph.runtime.demo import questions, write_parquet
 from rlgraph.runtime.rundir.progress import Progress
 
 HERE = Path(__file__).parent
@@ -62,7 +63,9 @@ def words(text: str) -> str:
 
 def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     broken = f"nodes.rewards={{op: {HERE / 'ones_ops.py'}:raises}}"
-    text, code = on_a_terminal(ONES, "--inline", "--run-dir", "a", broken)
+    write_parquet(Path("long.parquet"), 4 * questions(seed=0)[1])  # so that the evaluation is seen
+    long = "eval.nodes.prompts.files=[long.parquet]"
+    text, code = on_a_terminal(ONES, "--inline", "--run-dir", "a", broken, long)
     table, _, after = text.partition(SHOW)
     assert code == 1 and text.count(HIDE) == text.count(SHOW) == 1
     assert "\x1b[2J" not in text, "the screen is never wiped"
