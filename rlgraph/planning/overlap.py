@@ -123,9 +123,10 @@ def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> I
 def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> Iterator[Plan]:
     """Yield the plan with these leads, in the order of list scheduling, and with one lead after the other."""
     steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
-    for slot in map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead))):
+    slots = map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead)))
+    for order, slot in {tuple(step.id for step in slot): slot for slot in slots}.items():
         # one iteration meets what leads first
-        yield with_order(plan, sorted(slot, key=lambda step: -step.lead), [step.id for step in slot])
+        yield with_order(plan, sorted(slot, key=lambda step: -step.lead), order)
 
 
 def _together(steps: Sequence[Step]) -> list[Step]:

@@ -141,8 +141,9 @@ class _Weights:
 
 def steady(plan: Plan) -> Plan:
     """Return the plan with every step in every iteration: with ``weighed`` seconds, as in the long run."""
-    steps = tuple(replace(step, when=()) for step in plan.steps)
-    return replace(plan, steps=steps) if any(step.when for step in plan.steps) else plan
+    if not any(step.when for step in plan.steps):
+        return plan
+    return replace(plan, steps=tuple(replace(step, when=()) for step in plan.steps))
 
 
 def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
