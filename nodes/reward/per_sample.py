@@ -12,7 +12,6 @@ graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -21,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from rlgraph.errors import RunError
-from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.ops import Context, boolean, float32, samples
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,12 @@ class LazyModule:
 
 
 if TYPE_CHECKING:
+    import asyncio
+
     import numpy
     import pyarrow
     import torch
     from pyarrow import parquet
 else:
-    numpy, torch = LazyModule("numpy"), LazyModule("torch")
+    asyncio, numpy, torch = LazyModule("asyncio"), LazyModule("numpy"), LazyModule("torch")
     pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 PLACES = "import rlgraph, rlgraph.nodes, rlgraph.runtime, rlgraph.graphs as g; print(rlgraph.__file__, "
 PLACES += "rlgraph.nodes.__file__, rlgraph.runtime.__file__, g.__file__, sep='\\n')"
