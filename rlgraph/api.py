@@ -168,7 +168,7 @@ class Algorithm:
 
 
 class Page:
-    """What is shown as a page: as a file, or in a notebook within another page, which it can't reach."""
+    """A page: written to a file, or shown in a notebook within another page, which it can't reach."""
 
     def html(self) -> str:
         """Return it as one HTML file."""

@@ -1,4 +1,4 @@
-"""What a model makes of tokens that a policy wrote, in one forward pass: log-probs, or a critic's values."""
+"""One forward pass over tokens that a policy wrote: a model's log-probs, or a critic's values."""
 
 from __future__ import annotations
 

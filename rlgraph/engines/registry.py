@@ -103,7 +103,7 @@ TRAINING = {
 
 
 class ServeSection(Protocol):
-    """What ``serving`` reads of ``models.NAME.serve``."""
+    """The options of ``models.NAME.serve`` that choose its engine."""
 
     @property
     def engine(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What a plan says of memory and time on a cluster."""
+"""The memory and time that a plan predicts on a cluster."""
 
 from __future__ import annotations
 

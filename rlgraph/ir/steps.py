@@ -1,4 +1,4 @@
-"""What is said of a step: its kind with the facts of that, how its rows lie, the version of weights it reads.
+"""A step's kind with the facts of that, how its rows lie, and the version of weights that it reads.
 
 Passes, costs, texts, pictures and the driver ask a kind's facts. What only code can say of a kind stands in
 tables of handlers (``complete``): which calls it is (``runtime/driver/step_calls.py``), and, for kinds that

@@ -104,7 +104,7 @@ def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 
 def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
-    """Where samples without a reward are to be dropped, a filter does it; an evaluation takes them as 0."""
+    """Check that a filter drops samples without a reward where it is told to; evaluations take them as 0."""
     if call.attributes.get("on_error") != "drop" or graph.report:
         return None
     rewards, failed = (call.outs[name] for name in ("rewards", "failed"))
@@ -120,7 +120,7 @@ def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 
 def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
-    """What a loss reads was computed from the weights that its first optimizer step changes."""
+    """Check that a loss reads what the weights computed that its first optimizer step changes."""
     steps = node.optimizer_steps
     if steps == 1:
         return None
