@@ -1,13 +1,22 @@
-"""Arithmetic, by simpleeval: an expression is parsed and walked, never run as Python."""
+"""Arithmetic on real numbers, by simpleeval: an expression is parsed and walked, never run as Python.
+
+Before anything is computed every part of it must be one of ``PARTS``, and each constant a number. Each
+operator and function then gets numbers alone, and its result has at most ``BITS`` bits.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 LONGEST = 500  # characters in an expression
 BITS = 4096  # bits in a whole number
+DIGITS = 400  # decimal places, to either side, that numbers are rounded to
+PARTS = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load, ast.Constant)
 
 
 def calculator(expression: str) -> str:
@@ -18,18 +27,28 @@ def calculator(expression: str) -> str:
     """
     if len(expression) > LONGEST:
         raise ValueError(f"an expression has at most {LONGEST} characters")
-    result = _evaluator().eval(expression.strip().replace("^", "**"))
-    if isinstance(result, bool) or not isinstance(result, int | float):
-        raise ValueError("this is not arithmetic")
+    try:
+        result = _evaluator().eval(expression, _parsed(expression.strip().replace("^", "**")))
+    except RecursionError:
+        raise ValueError("the expression is nested too deeply") from None
+    if type(result) not in (int, float):
+        raise ValueError("this is not arithmetic: it names a function without calling it")
     return _written(result)
+
+
+def _parsed(expression: str) -> ast.expr:
+    """Return an expression as a tree of numbers, names, operators and calls, and of nothing else."""
+    tree = ast.parse(expression, mode="eval").body
+    for part in ast.walk(tree):
+        is_text = isinstance(part, ast.Constant) and type(part.value) not in (int, float)
+        if is_text or not isinstance(part, PARTS):
+            raise ValueError(f"this is not arithmetic: {ast.unparse(part)[:40]}")
+    return tree
 
 
 @functools.cache
 def _evaluator() -> Any:
     """Return an evaluator that knows numbers, these operators and functions; it runs no Python (no eval)."""
-    import ast
-    import math
-
     from simpleeval import SimpleEval
 
     operators = {
@@ -43,21 +62,44 @@ def _evaluator() -> Any:
         ast.USub: operator.neg,
         ast.UAdd: operator.pos,
     }
-    functions = {"sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max}
-    return SimpleEval(operators=operators, functions=functions, names={"pi": math.pi, "e": math.e})
+    functions = {"sqrt": math.sqrt, "abs": abs, "round": _rounded, "min": min, "max": max}
+    return SimpleEval(
+        operators={part: _of_numbers(function) for part, function in operators.items()},
+        functions={name: _of_numbers(function) for name, function in functions.items()},
+        names={"pi": math.pi, "e": math.e},
+    )
 
 
-def _product(left: Any, right: Any) -> Any:
-    if not (isinstance(left, int | float) and isinstance(right, int | float)):
-        raise ValueError("only numbers are multiplied")
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., float]:
+    """Return a function that refuses all but real numbers, and a result that is too large."""
+
+    def checked(*numbers: Any) -> float:
+        if not all(type(number) in (int, float) for number in numbers):
+            raise ValueError("only numbers are computed with")
+        result = function(*numbers)
+        if type(result) not in (int, float):
+            raise ValueError("the result is no real number")
+        _bounded(_bits(result))
+        return result
+
+    return checked
+
+
+def _product(left: float, right: float) -> float:
     _bounded(_bits(left) + _bits(right))
     return left * right
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    if isinstance(exponent, int):
+def _power(base: float, exponent: float) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int):
         _bounded(_bits(base) * abs(exponent))
     return base**exponent
+
+
+def _rounded(number: float, digits: float = 0) -> float:
+    if not isinstance(digits, int) or abs(digits) > DIGITS:
+        raise ValueError(f"numbers are rounded to at most {DIGITS} places")
+    return round(number, digits or None)
 
 
 def _bits(number: float) -> int:
