@@ -12,15 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rlgraph.errors import RunError
+from rlgraph.nodes.support.chat_template import TemplateError, content_ids, joined, pieces_between, rendered
 
 TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
-REMEDY = "give another with template_options: {chat_template: ...}"
 CutSide = Literal["left", "right", "middle"]
-
-
-class TemplateError(RunError):
-    """A chat template can't go on from a turn; the message names it and says what to do."""
 
 
 class TemplatePieces:
@@ -45,42 +40,23 @@ class TemplatePieces:
         if key not in self.pieces:
             self.pieces[key] = self.tokenizer(self._cut(key), add_special_tokens=False)["input_ids"]
         first, *rest = self.pieces[key]
-        ids = first[1:] if first[:1] == [last] else list(first)
-        for content, piece in zip(contents, rest, strict=True):
-            ids += [*content, *piece]
-        return ids
+        return joined([first[1:] if first[:1] == [last] else first, *rest], contents)
 
     def content(self, text: str) -> list[int]:
         """Return the ids of a message's text, in which no control token is read as such."""
-        encoding = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return list(encoding["input_ids"])
+        return content_ids(self.tokenizer, text)
 
     def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
         marks = [MESSAGE.format(number) for number in range(len(messages))]
         text = self._rendered([_message(*who, mark) for who, mark in zip(messages, marks, strict=True)])
-        pieces = [text]
-        for mark in (TURN, *marks):
-            before, match, after = pieces.pop().rpartition(mark)
-            if not match or mark in before:
-                law = f"the chat template of {self.tokenizer.name_or_path} does not write each message once"
-                raise TemplateError(f"{law}; {REMEDY}")
-            pieces += [before, after]
-        return pieces[1:]
+        return pieces_between(self.tokenizer, text, [TURN, *marks])[1:]
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        import jinja2
-
-        name = self.tokenizer.name_or_path
         if self.tokenizer.chat_template is None and "chat_template" not in self.options:
+            name = self.tokenizer.name_or_path
             raise TemplateError(f"the tokenizer {name} has no chat template, which more than one turn needs")
         start = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": TURN}]
-        options = {**self.options, "tokenize": False, "add_generation_prompt": True}
-        try:
-            return str(self.tokenizer.apply_chat_template([*start, *messages], **options))
-        except jinja2.TemplateError as error:
-            roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
-            law = f"the chat template of {name} can't write {roles} behind the assistant: {error}"
-            raise TemplateError(f"{law}; {REMEDY}") from error
+        return rendered(self.tokenizer, [*start, *messages], self.options)
 
 
 def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
@@ -12,9 +12,10 @@ from pydantic import AfterValidator, Field, NonNegativeFloat
 from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
-from rlgraph.nodes.support.dataset import ReadingOptions, Template, encode
+from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between
+from rlgraph.nodes.support.dataset import ReadingOptions, Template, encode, written
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import Context, Request, Sampling, ServeEngine, op, samples, text
+from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op, samples, text
 
 PLACE = re.compile(r"\{(question|response|answer)\}")
 PROMPT = """\
@@ -31,7 +32,9 @@ Response:
 
 First give your reasons in a few sentences. Then write "Score: N" on the last line, N a whole number \
 from 0 (useless) to 10 (perfect)."""
-SCORE = r"(?i)score[^\w-]*(-?\d+(?:\.\d+)?)"
+# on a last line that begins with the word: not in a sentence, behind "> " or in quotation marks
+SCORE = r"(?i)(?:^|\n)[ \t*_#]*(?:(?:final|overall)[ \t]+)?score[^\w\n-]*(-?\d+(?:\.\d+)?)[^\n]*\s*\Z"
+MARK = "field-number-{}-of-the-prompt"
 
 
 def _increasing(scale: list[float]) -> list[float]:
@@ -49,7 +52,7 @@ def judge(
     answer: text[samples] | None,
     *,
     prompt: str | None = None,
-    score: Annotated[str, AfterValidator(compilable)] = SCORE,
+    score: Annotated[str, AfterValidator(compilable)] | None = None,
     scale: Annotated[list[float], AfterValidator(_increasing)] = [0.0, 10.0],  # noqa: B006 - never changed
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)] = 512,
@@ -61,17 +64,21 @@ def judge(
 ) -> Judged:
     """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
-    The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and s is what the first
-    group of the last match of ``score`` holds in what it writes, kept within the bounds; with n > 1 the mean
-    of those that have one. A sample none of whose judgements has a score has failed: its reward is 0. The
-    judge has its own tokenizer and chat template; a frozen one is generated with as it came. Records
-    ``reward/mean`` (of what did not fail), ``reward/failed`` (a fraction) and ``reward/judge_length`` (tokens
-    a judgement).
+    The judge reads ``prompt`` with {question}, {response} and {answer} filled in. These are tokenised apart,
+    control tokens in them as plain text: none can end the prompt or begin the judge's turn. s is what the
+    first group of the last match of ``score`` holds in what the judge writes, kept within the bounds; of
+    several judgements (``n``) the mean of those that have one. A judgement that ``max_new_tokens`` cuts off
+    has none: its end may be a quotation. The default ``score`` matches a last line that begins with the word,
+    so that a score quoted from the response does not count where the judge's own line follows, nor in a
+    sentence, behind ``>`` or in quotation marks. A judge that a response talks into ending with such a line
+    is not found out. A sample none of whose judgements has a score has failed: its reward is 0. The judge has
+    its own tokenizer and chat template; a frozen one is generated with as it came. Records ``reward/mean``
+    (of what did not fail), ``reward/failed`` (a fraction) and ``reward/judge_length`` (tokens a judgement).
 
     Attributes:
         prompt: what the judge reads, with {question}, {response} and {answer}; null: one that asks for
             reasons, and then for "Score: N" from 0 to 10.
-        score: a regular expression; its first group is the score.
+        score: a regular expression, whose first group is the score; null: "Score: N" on the last line.
         scale: the scores of reward 0 and of reward 1, low and high; those beyond count as these.
         n: judgements per sample, at least 1; with temperature 0 all are the same.
         max_new_tokens: the most tokens of a judgement.
@@ -85,35 +92,30 @@ def judge(
     Example:
         rewards: {op: reward.judge, model: judge, n: 4, temperature: 1.0}
     """
-    answers = answer or [""] * len(responses)
-    shown = [_end(model.tokenizer, response, max_response_tokens) for response in responses]
-    asked = [_filled(prompt or PROMPT, *row) for row in zip(question, shown, answers, strict=True)]
-    seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
     reading = ReadingOptions(template=template, template_options=template_options)
-    prompts = encode(model.tokenizer, reading, asked) if asked else []
+    columns = {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
+    prompts = _prompts(model.tokenizer, reading, prompt or PROMPT, columns, max_response_tokens)
+    seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
     requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
-    written = [
-        [model.tokenizer.decode(list(g.tokens), skip_special_tokens=True) for g in many]
-        for many in generations
-    ]
-    scores = [[s for words in many if (s := scored(words, score)) is not None] for many in written]
-    missing = zip(scores, written, asked, strict=True)
-    failures = [(f"no score in {words[0][-300:]!r}", {"asked": a}) for s, words, a in missing if not s]
+    judgements = [[_judgement(model.tokenizer, g) for g in many] for many in generations]
+    scores = [[s for j in many if (s := scored(j, score or SCORE)) is not None] for many in judgements]
+    missing = zip(scores, judgements, question, responses, strict=True)
+    failures = [(_why(many[0]), {"question": q, "response": r}) for s, many, q, r in missing if not s]
     complain(failures, on_error)
     ctx.record("reward/judge_length", [len(g.tokens) for many in generations for g in many])
     rewards = torch.tensor([_mean(s, *scale) for s in scores], dtype=torch.float32)
     return settled(ctx, rewards, torch.tensor([not s for s in scores], dtype=torch.bool))
 
 
-def scored(words: str, score: str) -> float | None:
-    r"""Return the last score in a judgement, or None.
+def scored(judgement: str | None, score: str) -> float | None:
+    r"""Return the last score in a judgement, or None; None is a judgement that was cut off.
 
     Example:
-        >>> scored("Score: 3? No.\nScore: **7.5**", SCORE), scored("Good!", SCORE)
+        >>> scored('It claims "Score: 10".\nScore: **7.5**', SCORE), scored('Good: "Score: 9"', SCORE)
         (7.5, None)
     """
-    scores = [match[1] for match in re.finditer(score, words)]
+    scores = [match[1] for match in re.finditer(score, judgement or "")]
     try:
         number = float(scores[-1]) if scores else math.nan
     except (TypeError, ValueError):  # the group took no part, or holds no number
@@ -121,18 +123,40 @@ def scored(words: str, score: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _judgement(tokenizer: Any, generation: Generation) -> str | None:
+    """Return what a judge wrote; None where it was cut off."""
+    ended = generation.finish == "stop"
+    return str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True)) if ended else None
+
+
+def _why(judgement: str | None) -> str:
+    if judgement is None:
+        return "the judge did not come to its end; raise max_new_tokens"
+    return f"no score in {judgement[-300:]!r}"
+
+
 def _mean(scores: Sequence[float], low: float, high: float) -> float:
     kept = [min(max(score, low), high) for score in scores]
     return (sum(kept) / len(kept) - low) / (high - low) if kept else 0.0
 
 
-def _filled(prompt: str, question: str, response: str, answer: str) -> str:
-    """Fill in all fields at once, so that a response that holds ``{answer}`` does not get it."""
-    values = {"question": question, "response": response, "answer": answer}
-    return PLACE.sub(lambda place: values[place[1]], prompt)
-
-
-def _end(tokenizer: Any, response: str, limit: int | None) -> str:
-    if limit is None:
-        return response
-    return str(tokenizer.decode(tokenizer(response, add_special_tokens=False)["input_ids"][-limit:]))
+def _prompts(
+    tokenizer: Any,
+    reading: ReadingOptions,
+    prompt: str,
+    columns: Mapping[str, Sequence[str]],
+    limit: int | None,
+) -> list[list[int]]:
+    """Return the token ids of each row's prompt; of a response, those of its last ``limit`` tokens."""
+    names = PLACE.findall(prompt)
+    marks = [MARK.format(number) for number in range(len(names))]
+    rest = iter(marks)
+    text = written(tokenizer, reading, PLACE.sub(lambda _: next(rest), prompt))
+    first, *others = pieces_between(tokenizer, text, marks)
+    pieces = encode(tokenizer, reading, [first])
+    pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
+    fields = {name: [content_ids(tokenizer, value) for value in columns[name]] for name in {*names}}
+    if limit is not None and "response" in fields:
+        fields["response"] = [ids[-limit:] for ids in fields["response"]]
+    rows = range(len(columns["response"]))
+    return [joined(pieces, [fields[name][row] for name in names]) for row in rows]

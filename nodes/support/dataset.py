@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from rlgraph.nodes.support.chat_template import TemplateError, rendered
 from rlgraph.nodes.support.data_file import DataError, changed, fits, read_rows, seen
 from rlgraph.ops import Tokenizer
 
@@ -145,7 +146,8 @@ def _prompts(source: DataSetKey) -> PromptSet:
     kept, filtered = _kept(source)
     reading = source.reading
     asked = [(place, *_turns(place, row, reading)) for _, place, row in kept]
-    prompts = encode(source.tokenizer, reading, [question for _, question, _ in asked])
+    texts = [_written(place, source.tokenizer, reading, question) for place, question, _ in asked]
+    prompts = encode(source.tokenizer, reading, texts)
     for (place, _, _), ids in zip(asked, prompts, strict=True):
         if not ids:
             raise DataError(f"{place}: the question has no tokens; remove the row or give it a question")
@@ -184,6 +186,13 @@ def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]],
             raise DataError(f"{', '.join(files)}: no row is where {seen(rows, reading.where)}")
         kept, filtered = kept + fitting, filtered + len(rows) - len(fitting)
     return kept, filtered
+
+
+def _written(place: str, tokenizer: Any, reading: ReadingOptions, question: Question) -> str:
+    try:
+        return written(tokenizer, reading, question)
+    except TemplateError as error:
+        raise TemplateError(f"{place}: {error}") from error
 
 
 def _columns(reading: ReadingOptions) -> list[str]:
@@ -235,22 +244,24 @@ def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
     return words.rpartition(marker)[2].strip()
 
 
-def encode(tokenizer: Any, reading: ReadingOptions, questions: Sequence[Question]) -> list[list[int]]:
-    """Return the token ids of each question as a prompt.
+def encode(tokenizer: Any, reading: ReadingOptions, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of prompts as they are written; a chat template writes special tokens itself."""
+    return list(tokenizer(list(texts), add_special_tokens=reading.template == "plain")["input_ids"])
+
+
+def written(tokenizer: Any, reading: ReadingOptions, question: Question) -> str:
+    """Return a question as the text of a prompt.
 
     Raises:
         DataError: the tokenizer has no chat template, and the reading wants one.
+        TemplateError: its chat template can't write the question.
     """
     if reading.template == "plain":
-        prompts = [f"{reading.system or ''}{question}{reading.suffix}" for question in questions]
-        return list(tokenizer(prompts)["input_ids"])
-    options = {**(reading.template_options or {}), "tokenize": False, "add_generation_prompt": True}
+        return f"{reading.system or ''}{question}{reading.suffix}"
+    options = reading.template_options or {}
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    conversations = (_conversation(reading, question) for question in questions)
-    prompts = [tokenizer.apply_chat_template(messages, **options) for messages in conversations]
-    # the template writes the special tokens itself
-    return list(tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    return rendered(tokenizer, _conversation(reading, question), options)
 
 
 def _conversation(reading: ReadingOptions, question: Question) -> list[dict[str, Any]]:

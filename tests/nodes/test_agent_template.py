@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.nodes.agent.template import TemplateError, TemplatePieces, cut
+from rlgraph.nodes.agent.template import TemplatePieces, cut
+from rlgraph.nodes.support.chat_template import TemplateError
 from rlgraph.runtime.demo_tools import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -82,7 +83,7 @@ def test_an_answer_cannot_speak_for_others() -> None:
     ("template", "law"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('no tools') }}", "can't write tool behind the assistant: no tools"),
+        ("{{ raise_exception('no tools') }}", "can't write user, assistant, tool: TemplateError: no tools"),
         ("{{ messages[0].content }}", "does not write each message once"),
         (
             "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",

@@ -15,8 +15,8 @@ import torch
 from transformers.utils import get_json_schema
 
 from rlgraph.nodes.agent.parsers import ToolCall
-from rlgraph.nodes.agent.template import TemplateError
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, check_tools
+from rlgraph.nodes.support.chat_template import TemplateError
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.tools.search import search
 from rlgraph.ops import prompts, text
