@@ -77,8 +77,9 @@ def _fetched(url: str) -> str:
         system, path = fsspec.url_to_fs(url)
     except ImportError as error:
         raise DataError(f"{url}: reading {protocol}:// needs a package that is not here: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{url}: {error}; fsspec has no such file system") from error
+    except Exception as error:  # file systems of many authors raise what they like
+        law = f"{url}: fsspec can't read such a URL: {type(error).__name__}: {error}"
+        raise DataError(f"{law}; correct it, or copy the file here and give its path") from error
     if isinstance(system, LocalFileSystem):
         return str(path)
     try:
@@ -91,8 +92,11 @@ def _fetched(url: str) -> str:
         copy = cache / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
         if not copy.exists():
             _copy(system, path, not is_file, copy)
-    except OSError as error:
-        raise DataError(f"{url}: can't be fetched: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:
+        law = f"{url}: can't be fetched: {type(error).__name__}: {error}"
+        raise DataError(f"{law}; correct the URL, or copy the file here and give its path") from error
     return str(copy)
 
 
@@ -112,27 +116,50 @@ def _parquet(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[s
     try:
         names = parquet.read_schema(local).names
         check_columns(file, columns, names)
-        rows = parquet.read_table(local, columns=list(columns)).to_pylist()
+        rows = _rows(parquet.read_table(local, columns=list(columns)))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
     for number, row in enumerate(rows, 1):
         yield f"{file}:{number}", row
 
 
+def _rows(table: Any) -> list[Row]:
+    """Return the rows of a table; raise an ``ArrowException`` where a text is not UTF-8."""
+    table.validate(full=True)
+    return list(table.to_pylist())
+
+
 def _jsonl(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    with local.open(encoding="utf-8") as lines:
+    with local.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             place = f"{file}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{place}: not JSON: {error}; each line must be one object") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{place}: {type(row).__name__}, not an object; write {{...}} a line")
+            row = _object(place, line)
             check_columns(place, columns, list(row))
             yield place, row
+
+
+def _object(place: str, line: bytes) -> dict[str, Any]:
+    """Return the object of a line of JSON; a byte-order mark before it is passed over."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+        if b"\\u" in line:  # what is written so may be half of a character
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.object[error.start]:#04x} at {error.start + 1}"
+        remedy = "convert the file, as by: iconv -f latin1 -t utf-8"
+        raise DataError(f"{place}: is not UTF-8 ({byte}); {remedy}") from error
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise DataError(f"{place}: holds {half}, half of a surrogate pair; give both or neither") from error
+    except ValueError as error:
+        raise DataError(f"{place}: not JSON: {error}; each line must be one object") from error
+    except RecursionError as error:
+        raise DataError(f"{place}: not JSON that can be read: nested too deeply; flatten it") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: {type(row).__name__}, not an object; write {{...}} a line")
+    return row
 
 
 def _saved(file: str, folder: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
@@ -141,10 +168,11 @@ def _saved(file: str, folder: Path, columns: Sequence[str]) -> Iterator[tuple[st
     for name in _data_files(file, folder):
         try:
             table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name))).read_all()
+            check_columns(file, columns, table.column_names)
+            rows = _rows(table.select(list(columns)))
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
-        check_columns(file, columns, table.column_names)
-        for row in table.select(list(columns)).to_pylist():
+        for row in rows:
             number += 1
             yield f"{file}:{number}", row
 
