@@ -8,8 +8,13 @@ RlgraphError        anything that is the user's to mend; the CLI prints it and e
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+# what a terminal obeys (escapes, carriage returns, directions of writing), and what can't be encoded
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+LONGEST = 4000  # characters of somebody else's error that are shown
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,28 @@ class GraphError(RlgraphError):
 
 class RunError(RlgraphError):
     """A run could not start or did not finish."""
+
+
+def visible(text: str) -> str:
+    """Return a text that may be printed: what a terminal would obey in it is spelled out.
+
+    Example:
+        >>> print(visible("\x1b[2Jgone?"))
+        \\x1b[2Jgone?
+    """
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Return a text, or of one over ``most`` characters its beginning and its end.
+
+    Example:
+        >>> shortened("abcdefgh", 4)
+        'ab\\n... (8 characters in all) ...\\ngh'
+    """
+    half = most // 2
+    cut = f"{text[:half]}\n... ({len(text):,} characters in all) ...\n{text[-half:]}"
+    return text if len(text) <= most else cut
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

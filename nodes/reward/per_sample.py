@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.ops import Context, boolean, float32, samples
 
 log = logging.getLogger(__name__)
 
+SHOWN = 800  # characters of a failure that are shown, and of its sample
+LARGEST = 3.4028234663852886e38  # of float32
 OnError = Literal["fail", "zero", "drop"]
 Score = Callable[..., Any]  # called with a sample's row by name; returns a number or a coroutine of one
 
@@ -50,10 +51,10 @@ def each(
 ) -> Judged:
     """Return the reward that a function gives each sample.
 
-    A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number. A
-    function that is not async runs in threads, and a late one goes on to its end. Records ``reward/mean`` (of
-    what did not fail) and ``reward/failed``, the fraction that did; the first failure is logged with its
-    sample.
+    A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number of
+    float32. A function that is not async runs in threads, and a late one goes on to its end. Records
+    ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did; the first failure is
+    logged with its sample.
 
     Args:
         ctx: where metrics go.
@@ -88,10 +89,10 @@ def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> No
         RewardError: something failed, and ``on_error`` is ``fail``.
     """
     for why, what in failures[:1]:
-        message = f"{len(failures)} requests for rewards failed; the first: {why}; it was of {what}"[:800]
+        law = f"{len(failures)} requests for rewards failed; the first: {shown(why)}; it was of {shown(what)}"
         if on_error == "fail":
-            raise RewardError(f"{message}; mend it, or go on without by on_error: zero or drop")
-        log.warning(message)
+            raise RewardError(f"{law}; mend it, or go on without by on_error: zero or drop")
+        log.warning(law)
 
 
 def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
@@ -100,7 +101,22 @@ def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) ->
     late_responses = [response for response, is_late in zip(responses, late, strict=True) if is_late]
     for first in late_responses[:1]:
         law = f"{len(late_responses)} of {len(late)} responses took too long to judge"
-        log.warning(f"{law}; the first: {first}"[:800])
+        log.warning(f"{law}; the first: {shown(first)}")
+
+
+def shown(what: object) -> str:
+    """Return what a response or a service wrote as a few lines at most, in which nothing is an escape."""
+    return visible(shortened(str(what), SHOWN))
+
+
+def is_reward(value: object) -> bool:
+    """Return whether a value is a number that a column of float32 can hold.
+
+    Example:
+        >>> [is_reward(value) for value in (1, 0.5, float("nan"), 1e308, 10**400, "1")]
+        [True, True, False, False, False, False]
+    """
+    return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
 async def _all(
@@ -128,9 +144,12 @@ async def _outcome(
         call = asyncio.get_running_loop().run_in_executor(threads, lambda: score(**row))
     try:
         reward = await asyncio.wait_for(call, timeout)
+        return (
+            float(reward)
+            if is_reward(reward)
+            else f"it gave {reward!r}, which is no finite number of float32"
+        )
     except TimeoutError:
         return f"it took over {timeout:g} s"
     except Exception as error:  # `on_error` decides about any error of a user's function
         return f"{type(error).__name__}: {error}"
-    number = isinstance(reward, int | float) and math.isfinite(reward)
-    return float(reward) if number else f"it gave {reward!r}, which is no finite number"

@@ -9,25 +9,51 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
-from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, settled
+from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, is_reward, settled
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, op, samples, text
 
+LONGEST = 2**24  # bytes of a reply
 JudgedRow = dict[str, str]
 
 
 class RemoteError(RewardError):
     """A service gave no rewards; the message says why."""
+
+
+def service_url(url: str) -> str:
+    """Return a URL as it is.
+
+    Raises:
+        ValueError: it is none of a service; the message does not repeat it.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        parts.hostname.encode("idna") if parts.hostname else None
+    except ValueError:  # of the port, of brackets, of a name that no host can have
+        fits = False
+    if not (fits and url.isascii() and url.isprintable() and " " not in url):
+        raise ValueError("no URL of a service; write for example http://judge:8000/score")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a user's name and password are not sent; leave them out of the URL")
+    return url
 
 
 @dataclass(frozen=True)
@@ -54,16 +80,82 @@ class Service:
             except urllib.error.HTTPError as error:
                 with error:  # closes the connection
                     reason = f"HTTP {error.code} {error.reason}"
+                if error.code in range(300, 400):
+                    reason += ", a redirect, which is not followed; give the URL that it leads to"
                 if error.code != 429 and error.code < 500:
                     break
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
-        raise RemoteError(f"{self.url}: {reason}, in {tried + 1} of {self.retries + 1} tries")
+        raise RemoteError(f"{self}: {reason}, in {tried + 1} of {self.retries + 1} tries")
+
+    def __str__(self) -> str:
+        """Return the URL without its query, which may hold a key."""
+        return self.url.partition("?")[0].partition("#")[0]
 
     def _post(self, body: bytes) -> bytes:
+        """Return the reply; raise a ``TimeoutError`` where all of it together takes too long."""
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=self.timeout) as reply:
-            return bytes(reply.read())
+        handler = OneReply(self.timeout)
+        try:
+            with urllib.request.build_opener(handler).open(request, timeout=self.timeout) as reply:
+                read = bytes(reply.read(LONGEST + 1))
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError):
+            handler.check()
+            raise
+        finally:
+            handler.timer.cancel()
+        handler.check()  # a reply without a length ends where its connection does
+        if len(read) > LONGEST:
+            raise RemoteError(f"{self}: the reply has over {LONGEST // 2**20} MiB")
+        return read
+
+
+class OneReply(HTTPSHandler, HTTPHandler, HTTPRedirectHandler):
+    """Opens connections that end when their time is up, and follows no redirect.
+
+    urllib's own time limit is for each read, and one byte begins it anew.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self.timeout, self.end = timeout, time.monotonic() + timeout
+        self.sockets: list[socket.socket] = []
+        self.timer = threading.Timer(timeout, self._disconnect)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
+
+    def https_open(self, request: Any) -> Any:
+        return self.do_open(partial(self._connection, http.client.HTTPSConnection), request)
+
+    def redirect_request(self, *args: Any) -> None:
+        """Follow none: a reply of 3xx is an error then."""
+
+    def check(self) -> None:
+        """Raise a ``TimeoutError`` where the time is up."""
+        if time.monotonic() > self.end:
+            raise TimeoutError(f"it took over {self.timeout:g} s")
+
+    def _connection(self, kind: Any, *args: Any, **options: Any) -> Any:
+        connection = kind(*args, **options)
+        connect = connection.connect
+
+        def watched() -> None:
+            connect()
+            self.sockets.append(connection.sock)
+            self.check()
+
+        connection.connect = watched
+        return connection
+
+    def _disconnect(self) -> None:
+        for one in self.sockets:
+            with suppress(OSError):
+                socket.socket.shutdown(one, socket.SHUT_RDWR)  # TLS too, without its farewell
 
 
 @op(assumes=("dropped",), beside=True)
@@ -73,7 +165,7 @@ def remote(
     responses: text[samples],
     answer: text[samples],
     *,
-    url: Annotated[str, Field(pattern=r"^https?://")],
+    url: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(service_url)],
     batch: Annotated[int, Field(ge=1)] = 32,
     parallel: Annotated[int, Field(ge=1)] = 8,
     timeout: PositiveFloat = 60.0,
@@ -84,16 +176,18 @@ def remote(
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
 
     POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,
-    one per sample in order. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
-    ``backoff``, then twice that, and so on; not when it says anything else. A batch that fails has reward 0
-    and ``failed`` true unless ``on_error`` is ``fail``, and the first of them is logged with a sample.
+    one per sample in order, finite in float32, 16 MiB at most. Tries again when the service can't be reached,
+    is late, or says 429 or 5xx, after ``backoff``, then twice that, and so on; not when it says anything
+    else, a redirect among it, which is not followed. A batch that fails has reward 0 and ``failed`` true
+    unless ``on_error`` is ``fail``, and the first of them is logged with a sample. Errors show the URL
+    without its query.
     Records ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did.
 
     Attributes:
-        url: where to POST, http or https.
+        url: where to POST, http or https, without a user's name and password.
         batch: samples of one request, at least 1.
         parallel: requests at a time, at least 1.
-        timeout: seconds of silence after which a try is given up, above 0.
+        timeout: seconds that a try may take, its whole reply included, above 0.
         retries: tries after the first, at least 0.
         backoff: seconds before the first retry, at least 0; each later one waits twice as long.
         on_error: fail ends the run, saying why; zero goes on with reward 0; drop as well, where other nodes
@@ -130,7 +224,7 @@ def _rewards(reply: bytes, count: int) -> list[float]:
     """
     try:
         rewards = json.loads(reply)["rewards"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         rewards = None
     if isinstance(rewards, list) and len(rewards) == count and all(map(_is_number, rewards)):
         return [float(reward) for reward in rewards]
@@ -138,4 +232,4 @@ def _rewards(reply: bytes, count: int) -> list[float]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_reward(value) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
 from rlgraph.cli.run import doctor, export, replay, run
 from rlgraph.cli.view import report, view
-from rlgraph.errors import RlgraphError
+from rlgraph.errors import RlgraphError, visible
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
@@ -24,7 +24,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RlgraphError as error:
-            click.echo(str(error), err=True)
+            click.echo(visible(str(error)), err=True)
             ctx.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+from rlgraph.errors import visible
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
@@ -27,7 +28,7 @@ def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
 
 
 def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
-    yield f"plan of {plan.graph}: {plan.about}" if plan.about else f"plan of {plan.graph}"
+    yield f"plan of {plan.graph}: {visible(plan.about)}" if plan.about else f"plan of {plan.graph}"
     for pool, count in plan.pools.items():
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
     for name, model in plan.models.items():

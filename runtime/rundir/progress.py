@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlgraph.errors import visible
 from rlgraph.ir.plan import Plan, Step
 
 QUIET_S = 10  # seconds between lines where there is no terminal
@@ -113,8 +114,8 @@ class Progress:
         self._print(f"  rlgraph report {self.folder!s:<21} where the time went")
 
     def _print(self, text: str) -> None:
-        """Print text as it is: brackets in names and errors are no markup."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        """Print text as it is: brackets in names and errors are no markup, and escapes are spelled out."""
+        self.console.print(visible(text), soft_wrap=True, markup=False)
 
     def _evaluated(self) -> list[tuple[str, str]]:
         """Return the first and the current value of each metric of the evaluations."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from rlgraph.nodes.reward.per_sample import RewardError
-from rlgraph.nodes.reward.remote import remote
+from rlgraph.nodes.reward.remote import remote, service_url
 from rlgraph.ops import Context
 
 Reply = Callable[[list[dict[str, str]], int], tuple[int, bytes]]
@@ -125,15 +126,109 @@ def test_zero_marks_what_failed_and_goes_on(caplog: pytest.LogCaptureFixture) ->
 
 WRONG = [b"no json", b"[1]", b'{"rewards": [1]}', b'{"rewards": "abc"}', b'{"rewards": [1, null, 2]}']
 WRONG += [b'{"rewards": [1, true, 2]}', b'{"rewards": [1, NaN, 2]}', b"\xff"]
+WRONG += [b'{"rewards": [1, 1e308, 2]}', b'{"rewards": [1, %s, 2]}' % (b"9" * 400), b"[" * 200_000]
+WRONG += [b'{"rewards": [1, %s, 2]}' % (b"9" * 9000), b'{"rewards": [1, 2, 3, 4]}', b'{"rewards": {"0": 1}}']
 
 
-@pytest.mark.parametrize("body", WRONG)
+@pytest.mark.parametrize("body", WRONG, ids=lambda body: body[:28].decode("ascii", "replace"))
 def test_a_reply_of_another_form_is_a_failure(body: bytes) -> None:
-    with (
-        serving(lambda batch, _: (200, body)) as (url, _),
-        pytest.raises(RewardError, match="finite numbers"),
-    ):
-        call(url)
+    with serving(lambda batch, _: (200, body)) as (url, _):
+        with pytest.raises(RewardError, match="finite numbers"):
+            call(url)
+        assert call(url, on_error="zero")[1][:6] == [True] * 6
+
+
+@contextmanager
+def speaking(parts: Iterable[bytes], pause: float = 0.0) -> Iterator[str]:
+    """A server that answers every request with the same bytes, and a pause before each part."""
+    over, threads = threading.Event(), list[threading.Thread]()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(2**16)
+            for part in parts:
+                if over.wait(pause):
+                    return
+                connection.sendall(part)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=answer, args=(listener.accept()[0],)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads.append(threading.Thread(target=accept))
+        threads[0].start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/score"
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+DRIPS = {
+    "body": [HEAD, b"Content-Length: 99999\r\n\r\n", *[b" "] * 99999],
+    "body without a length": [HEAD, b"\r\n", *[b" "] * 99999],
+    "headers": [HEAD, *[b"X: 1\r\n"] * 99999],
+    "one header": [HEAD, b"X: ", *[b"1"] * 99999],
+}
+
+
+@pytest.mark.parametrize("parts", DRIPS.values(), ids=DRIPS)
+def test_a_reply_that_drips_is_given_up(parts: list[bytes]) -> None:
+    with speaking(parts, pause=0.2) as url, pytest.raises(RewardError, match="it took over 1 s, in 1 of 1"):
+        call(url, timeout=1.0, retries=0, batch=7)
+
+
+def test_a_reply_that_is_too_long_is_given_up() -> None:
+    with speaking([HEAD, b"\r\n", *[b" " * 2**20] * 40]) as url:
+        assert call(url, batch=7, on_error="zero")[1] == [True] * 7
+        with pytest.raises(RewardError, match="over 16 MiB"):
+            call(url, batch=7)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(status: int) -> None:
+    with serving(lambda batch, _: (200, rewards_of(batch))) as (other, asked):
+        head = f"HTTP/1.1 {status} Gone\r\nLocation: {other}\r\nContent-Length: 0\r\n\r\n"
+        with speaking([head.encode()]) as url, pytest.raises(RewardError, match=f"HTTP {status}.*redirect"):
+            call(url, batch=7)
+    assert asked == []
+
+
+ODD = [
+    "http://",
+    "http:///score",
+    "http://[::1",
+    "http://a:b/",
+    "http://a:99999/",
+    "http://a b/",
+    "https://?q=1",
+]
+ODD += [f"http://{'a' * 64}.com/", "http://a/\n", "http://\xe9/", "http://me:secret@a/", "http://secret@a/"]
+
+
+@pytest.mark.parametrize("url", ODD)
+def test_an_odd_url_is_an_error_of_the_graph_or_of_the_service(url: str) -> None:
+    with pytest.raises(ValueError, match=r"no URL of a service|are not sent") as caught:
+        service_url(url)
+    assert "secret" not in str(caught.value)
+    assert service_url("http://judge:8000/score?key=1") == "http://judge:8000/score?key=1"
+    assert call(url, retries=0, on_error="zero")[1] == [True] * 7  # where nobody looked at it before
+
+
+def test_errors_do_not_show_the_query() -> None:
+    with serving(lambda batch, _: (403, b"")) as (url, _), pytest.raises(RewardError) as caught:
+        call(f"{url}?key=secret#secret", retries=0)
+    assert "secret" not in str(caught.value) and f"{url}: HTTP 403" in str(caught.value)
+
+
+def test_what_a_service_writes_does_not_steer_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    with speaking([b"HTTP/1.1 500 \x1b[2J\x1b]0;mine\x07\r\nContent-Length: 0\r\n\r\n"]) as url:
+        call(url, retries=0, on_error="zero")
+    assert r"HTTP 500 \x1b[2J\x1b]0;mine\x07" in caplog.text and "\x1b" not in caplog.text
 
 
 def test_a_server_that_is_silent_is_given_up() -> None:
