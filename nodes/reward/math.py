@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.support.lazy import torch
@@ -15,26 +17,40 @@ def math(
     responses: text[samples],
     answer: text[samples],
     *,
+    unevaluated: bool = False,
     timeout: PositiveFloat = 5.0,
+    memory_mib: Annotated[int, Field(ge=256)] = 1024,
+    parallel: Annotated[int, Field(ge=1)] = 4,
 ) -> float32[samples]:
-    r"""1.0 where the response's last answer equals the reference as mathematics, else 0.0 (Math-Verify).
+    r"""1.0 where the response's answer equals the reference as mathematics, else 0.0 (Math-Verify).
 
-    ``\boxed{...}`` is preferred, then LaTeX between dollars, then the last plain number; ``1/2``, ``0.5`` and
-    ``\frac{1}{2}`` are equal. A response without an answer in it scores 0, and so does one that takes longer
-    than ``timeout``; the first of these is logged. Records ``reward/mean``, and the fractions of such
-    responses as ``reward/unparsed`` and ``reward/late``.
+    The answer is what follows "the final answer is" and ends in "I hope it is correct"; else the last
+    ``\boxed{...}`` (several in a row are one set); else what stands behind "answer is", or else the last
+    formula between dollars or number. ``1/2``, ``0.5`` and ``\frac{1}{2}`` are equal. An answer that still
+    has to be computed is wrong, so that a policy cannot repeat the question: ``12*13`` for 156, ``156/12``
+    for 13, ``\sqrt{16}`` for 4, ``3x+4x`` for 7x. It is one with more operations than its value or the
+    reference has, where the reference may be such itself (``2^{100}``). With unknowns in it only what sympy
+    adds up on its own is told: ``(x+1)(x-1)`` for ``x^2-1`` is right. A response without an answer in it
+    scores 0, and so does one that takes longer than ``timeout`` or more than ``memory_mib``; the first of
+    these is logged. Records ``reward/mean``, and the fractions of such responses as ``reward/unevaluated``,
+    ``reward/unparsed`` and ``reward/late``.
 
     Attributes:
-        timeout: seconds that one response may take.
+        unevaluated: whether an answer that still has to be computed is right if its value is.
+        timeout: seconds that one response may take, above 0.
+        memory_mib: address space of the process that judges it, in MiB, at least 256.
+        parallel: responses that are judged at a time, at least 1.
 
     Example:
         rewards: {op: reward.math}
     """
     from rlgraph.nodes.reward.verifier import verifier
 
-    verdicts = verifier().judge(list(zip(responses, answer, strict=True)), timeout)
+    pairs = list(zip(responses, answer, strict=True))
+    verdicts = verifier(parallel, memory_mib * 2**20).judge(pairs, timeout, unevaluated)
     scores = [float(verdict == "right") for verdict in verdicts]
     ctx.record("reward/mean", scores)
-    ctx.record("reward/unparsed", [float(verdict == "unparsed") for verdict in verdicts])
+    for kind in ("unevaluated", "unparsed"):
+        ctx.record(f"reward/{kind}", [float(verdict == kind) for verdict in verdicts])
     record_late(ctx, [verdict == "late" for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)

@@ -1,9 +1,15 @@
 """Rewards: exact, mathematical, and a KL penalty a token."""
 
+import os
+import signal
+import time
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from rlgraph.nodes.reward.math import math
+from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.reward.shaping import kl_penalty, overlong
 from rlgraph.nodes.reward.text import exact
 from rlgraph.nodes.reward.verifier import Verifier
@@ -43,23 +49,114 @@ def test_math_refuses_wrong_and_unparsable_answers() -> None:
     ctx = context()
     responses = ["\\boxed{17}", "no idea", "", "18, or rather 19"]
     assert math(ctx, responses, ["18"] * 4).tolist() == [0.0] * 4
-    assert ctx.metrics == {"reward/mean": (0.0, 4), "reward/unparsed": (2.0, 4), "reward/late": (0.0, 4)}
+    fractions = {"reward/unevaluated": (0.0, 4), "reward/unparsed": (2.0, 4), "reward/late": (0.0, 4)}
+    assert ctx.metrics == {"reward/mean": (0.0, 4), **fractions}
 
 
-@pytest.mark.nightly
+# a response that repeats a question, and the answer
+ECHOES = [
+    ("12*13", "156"),
+    ("\\boxed{12 \\times 13}", "156"),
+    ("\\boxed{12×13}", "156"),
+    ("\\boxed{x = 12 \\cdot 13}", "156"),
+    ("\\boxed{\\sum_{k=1}^{12} 13}", "156"),
+    ("\\boxed{156 + x - x}", "156"),
+    ("\\boxed{(12)(13)}", "25"),  # which Math-Verify adds up
+    ("\\boxed{12 13}", "25"),
+    ("\\boxed{156/12}", "13"),
+    ("\\boxed{156:12}", "13"),
+    ("7-10", "-3"),
+    ("\\boxed{\\sqrt{16}}", "4"),
+    ("\\boxed{|-3|}", "3"),
+    ("\\boxed{2^{10}}", "1024"),
+    ("\\boxed{5!}", "120"),
+    ("\\boxed{\\binom{5}{2}}", "10"),
+    ("\\boxed{\\frac{3}{4} \\cdot \\frac{2}{3}}", "\\frac{1}{2}"),
+    ("\\boxed{1.5/3}", "0.5"),
+    ("\\boxed{\\{1+1, 4\\}}", "\\{2, 4\\}"),
+    ("\\boxed{3x+4x}", "7x"),
+]
+
+
+def test_an_answer_that_has_still_to_be_computed_is_wrong_unless_the_graph_says_so() -> None:
+    ctx = context()
+    responses, answers = map(list, zip(*ECHOES, strict=True))
+    assert math(ctx, responses, answers).tolist() == [0.0] * len(ECHOES)
+    assert ctx.metrics["reward/unevaluated"] == (len(ECHOES), len(ECHOES))
+    assert math(context(), responses, answers, unevaluated=True).tolist() == [1.0] * len(ECHOES)
+
+
+FINISHED = [
+    ("\\boxed{-\\frac{1}{2}}", "-0.5"),
+    ("\\boxed{1\\frac{1}{2}}", "1.5"),
+    ("\\boxed{50\\%}", "0.5"),
+    ("\\boxed{2^{100}}", "2^{100}"),
+    ("\\boxed{3\\times 10^8}", "3\\times 10^8"),
+    ("\\boxed{\\sqrt{8}}", "2\\sqrt{2}"),
+    ("\\boxed{\\frac34\\pi}", "\\frac{3\\pi}{4}"),
+    ("\\boxed{\\frac{1+\\sqrt{5}}{2}}", "\\frac{1+\\sqrt5}{2}"),
+    ("\\boxed{(-\\infty,-2] \\cup [3, 4)}", "(-\\infty,-2]\\cup[3,4)"),
+    ("\\boxed{\\begin{bmatrix}-1&2\\\\3&4\\end{bmatrix}}", "\\begin{pmatrix}-1&2\\\\3&4\\end{pmatrix}"),
+    ("\\boxed{12 \\cdot 13 = 156}", "156"),
+    ("\\boxed{90^\\circ}", "90"),
+    ("\\boxed{(x+1)(x-1)}", "x^2-1"),
+    ("\\boxed{2(x+3)}", "2x+6"),
+    ("\\boxed{\\text{Monday}}", "\\text{Monday}"),
+]
+
+
+def test_an_answer_in_another_form_is_right() -> None:
+    responses, answers = map(list, zip(*FINISHED, strict=True))
+    assert math(context(), responses, answers).tolist() == [1.0] * len(FINISHED)
+
+
+ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
+
+
 def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
-    assert math(ctx, ["2", "\\boxed{9^{9^{9^{9}}}}"], ["2", "2"], timeout=8.0).tolist() == [1.0, 0.0]
-    assert ctx.metrics == {"reward/mean": (1.0, 2), "reward/unparsed": (0.0, 2), "reward/late": (1.0, 2)}
-    assert "1 of 2 responses took too long to judge; the first: \\boxed{9^{9^{9^{9}}}}" in caplog.text
+    assert math(ctx, ["no idea", ENDLESS], ["2", "2"], timeout=2.0).tolist() == [0.0, 0.0]
+    assert ctx.metrics["reward/unparsed"] == (1.0, 2) and ctx.metrics["reward/late"] == (1.0, 2)
+    assert f"1 of 2 responses took too long to judge; the first: {ENDLESS}" in caplog.text
 
 
-def test_a_runaway_answer_is_stopped_and_the_next_is_judged() -> None:
-    verifier = Verifier()
-    endless = ("\\boxed{9^{9^{9^{9}}}}", "2")
-    assert verifier.judge([endless], timeout=0.3) == ["late"]
-    assert verifier.judge([("2", "2")], timeout=30.0) == ["right"]
+def test_what_is_logged_of_a_response_does_not_steer_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    record_late(context(), [True], ["\x1b]0;mine\x07 \x1b[2J \x9b2J \r \u202e \ud800"])
+    assert r"the first: \x1b]0;mine\x07 \x1b[2J \x9b2J \r \u202e \ud800" in caplog.text
+    record_late(context(), [True], ["x" * 5000])
+    assert "... (5,000 characters in all) ..." in caplog.text and len(caplog.text) < 3000
+
+
+@pytest.fixture
+def verifier() -> Iterator[Verifier]:
+    verifier = Verifier(parallel=4, memory=2**30)
+    yield verifier
     verifier.close()
+
+
+def test_answers_that_never_end_are_ended_at_the_same_time_and_the_next_are_judged(
+    verifier: Verifier,
+) -> None:
+    assert verifier.judge([("2", "2")], timeout=60.0) == ["right"]
+    start = time.monotonic()
+    assert verifier.judge([(ENDLESS, "2")] * 4, timeout=1.5) == ["late"] * 4
+    assert time.monotonic() - start < 4 * 1.5  # one after the other they take this long at least
+    assert verifier.judge([("2", "2"), ("3", "2")] * 4, timeout=60.0) == ["right", "wrong"] * 4
+
+
+def test_an_answer_gets_no_more_memory_than_it_may_take() -> None:
+    verifier, start = Verifier(parallel=1, memory=2**28), time.monotonic()
+    first, second = verifier.judge([("\\boxed{2^{2^{60}}}", "1"), ("2", "2")], timeout=600.0)
+    verifier.close()
+    assert (first in ("late", "wrong"), second) == (True, "right")
+    assert time.monotonic() - start < 300  # its time was not up
+
+
+def test_a_verifier_whose_processes_are_ended_is_started_again(verifier: Verifier) -> None:
+    assert verifier.judge([("2", "2")], timeout=60.0) == ["right"]
+    assert verifier.server
+    os.killpg(verifier.server.pid, signal.SIGKILL)
+    assert verifier.judge([("2", "2")] * 5, timeout=60.0) == ["right"] * 5
 
 
 def test_math_judges_strings_with_line_breaks_and_quotes() -> None:
