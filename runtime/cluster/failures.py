@@ -9,13 +9,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from rlgraph.errors import RlgraphError, RunError
+from rlgraph.errors import RlgraphError, RunError, shortened
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.errors import AwayError, ServerLostError
 from rlgraph.runtime.messages.tasks import Place
 
 PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+RAISED = ("RayError", "UnserializableException")  # in place of errors that Ray can't bring here
 COLLECTIVES = "torch/distributed/distributed_c10d.py"  # every collective of torch passes through this file
 
 
@@ -60,13 +61,17 @@ def culprit(
 
 
 def reason(error: Exception) -> str:
-    """Return the reason of an error: a user's mistake in its own words, anything else with its traceback."""
+    """Return the reason of an error: a user's mistake in its own words, anything else with its traceback.
+
+    Of a text of more than a few kB the beginning and the end are shown.
+    """
     origin = cause(error)
     if isinstance(origin, RlgraphError):
-        return str(origin)
+        return shortened(str(origin))
     if is_gone(error):
-        return f"its worker is gone: {str(error).strip()}\n  the run directory's logs/ has its last lines"
-    return out_of_room(origin) + _said(error)
+        law = f"its worker is gone: {shortened(str(error).strip())}"
+        return f"{law}\n  the run directory's logs/ has its last lines"
+    return out_of_room(origin) + shortened(_said(error))
 
 
 def out_of_room(error: BaseException) -> str:
@@ -82,7 +87,7 @@ def out_of_room(error: BaseException) -> str:
 def is_gone(error: Exception) -> bool:
     """Return whether a worker or its host has ended, with the columns there; no op raises such an error."""
     kind = type(cause(error))
-    return kind.__module__.startswith("ray.") and kind.__name__ != "RayError"  # Ray can't pickle it
+    return kind.__module__.startswith("ray.") and kind.__name__ not in RAISED
 
 
 def is_broken(error: Exception) -> bool:

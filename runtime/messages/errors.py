@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rlgraph.errors import RunError
+import pickle
+import traceback
+
+from rlgraph.errors import RunError, shortened
 
 
 class AwayError(RunError):
@@ -11,3 +14,16 @@ class AwayError(RunError):
 
 class ServerLostError(RunError):
     """A server does not answer any more."""
+
+
+class RaisedError(RunError):
+    """What a worker raised, as text: an error that only its own process can hold."""
+
+
+def portable(error: Exception) -> Exception:
+    """Return an error that other processes can read: as it is, or its traceback as text."""
+    try:
+        str(pickle.loads(pickle.dumps(error)))
+    except Exception:  # the author of the error decides what these raise
+        return RaisedError(shortened("".join(traceback.format_exception(error)).strip()))
+    return error

@@ -25,7 +25,7 @@ from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.weights.transports import Handover
-from rlgraph.runtime.messages.errors import AwayError
+from rlgraph.runtime.messages.errors import AwayError, portable
 from rlgraph.runtime.messages.report import Report, Scope
 from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Task, TaskCounter
 from rlgraph.runtime.worker.engine_host import EngineHost
@@ -134,8 +134,9 @@ class Worker(Process):
             try:
                 report, outputs = self._perform(task, parts)
             except Exception as error:
-                error.task = number  # type: ignore[attr-defined]
-                raise
+                raised = portable(error)
+                raised.task = number  # type: ignore[attr-defined]
+                raise raised from (None if raised is error else error)
             self.store.settle()
             reports.append(report)
             returned += outputs

@@ -130,3 +130,43 @@ def steep(
 ) -> float32[samples, tokens]:
     """-A lp, with a term that is 0 and has no gradient."""
     return logprobs.like(-advantages.values * logprobs.values + (0 * logprobs.values).sqrt())
+
+
+class Unpickled(Exception):
+    """An error that can be pickled, and not be unpickled."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what)
+
+
+class Unreadable(Exception):
+    """An error that nobody can write on, or put into words."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+    def __str__(self) -> str:
+        raise ValueError("the abacus broke" * 500)
+
+
+@op()
+def cannot_be_pickled(ctx: Context, responses: text[samples]) -> float32[samples]:
+    """Raises what holds a lock, with a long text."""
+    import threading
+
+    raise ValueError("the abacus broke" * 300_000, threading.Lock())
+
+
+@op()
+def cannot_be_unpickled(ctx: Context, responses: text[samples]) -> float32[samples]:
+    """Raises what can't be made again from its text, a long one."""
+    raise Unpickled("the abacus broke" * 300_000, "so")
+
+
+@op()
+def cannot_be_read(ctx: Context, responses: text[samples]) -> float32[samples]:
+    """Raises what has no text, behind something that has."""
+    try:
+        raise ArithmeticError("the abacus broke" * 300_000)
+    except ArithmeticError as error:
+        raise Unreadable from error

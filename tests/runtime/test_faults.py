@@ -166,3 +166,16 @@ def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
     with pytest.raises(RunError):
         inline(ONE, *not_finite("dump", "steep"), run_dir="steep")
     assert len(lines("steep", "dumps/step-000001-update_policy-main-0.jsonl")) == 28
+
+
+@pytest.mark.parametrize("kind", ["cannot_be_pickled", "cannot_be_unpickled", "cannot_be_read"])
+def test_an_error_that_no_other_process_can_read_is_the_op_s(
+    kind: str, run_on_devices: Callable[..., str]
+) -> None:
+    graph = f"graph: odd\nextends: {ONE}\nedits:\n  - replace: {{rewards: {{op: '{OPS}:{kind}'}}}}\n"
+    Path("odd.yaml").write_text(graph)
+    settings = ("odd.yaml", "schedule={iterations: 1, restarts: 2}", "eval.every=5", "--devices", "1")
+    text = run_on_devices(*settings, "--run-dir", "a", expect=1)
+    assert "failed on main[0]: run rewards" in text and "the abacus broke" in text
+    assert "restart " not in text and not Path("a/restarts.jsonl").exists()
+    assert "characters in all" in text and len(text) < 20_000
