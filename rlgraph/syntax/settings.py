@@ -214,11 +214,13 @@ class Schedule(Section):
         "0, a checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and "
         "replaced by the next; those of `save_every` stay.",
     )
-    on_nan: Literal["skip", "stop", "dump"] = option(
-        "skip",
-        "what an update does whose gradient is not finite: skip, it leaves out that optimizer "
-        "step and counts it in the metric `skipped`; stop, the run ends there, as where a loss is not "
-        "finite; dump, as stop, and the rows of the micro-batch are written to the run's `dumps/`.",
+    on_nan: Literal["skip", "stop", "dump"] | None = option(
+        None,
+        "what happens where a number is not finite. null: a column that an op writes ends the run, "
+        "naming the op; an update whose gradient is not finite leaves out that optimizer step and counts it "
+        "in the metric `skipped`. skip: a column goes on as well. stop: an update ends the run too, and so "
+        "does one whose loss is not finite. dump: as stop, and the rows of the micro-batch are written to "
+        "the run's `dumps/`.",
     )
     timeout: Positive = option(3600.0, "seconds that one step may take.")
 

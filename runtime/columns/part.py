@@ -47,31 +47,14 @@ LONG = 256  # tokens of a row, on average, from which to copy row by row; below,
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
 
 
-def pack(value: Any, dtype: str, what: str) -> Part:
-    """Return an op's value for a column as a ``Part``.
-
-    Raises:
-        TypeError: it is not of the declared dtype.
-    """
-    if dtype == "text":
-        if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-            law = f"{what} is declared as text, so the op returns a list of str"
-            raise TypeError(f"{law}; it returned {type(value)}")
+def pack(value: Any) -> Part:
+    """Return a value as a ``Part``: a flat tensor, a ``Ragged``, or a list of strings."""
+    if isinstance(value, list):
         return Part(value)
-    flat, offsets = value, None
-    if isinstance(value, Ragged):
-        flat, offsets = value.values, value.offsets.cpu().numpy()
-    if not isinstance(flat, torch.Tensor) or flat.dtype != DTYPES[dtype]:
-        got = flat.dtype if isinstance(flat, torch.Tensor) else type(flat)
-        raise TypeError(f"{what} is declared as {dtype}; the op returned {got}")
+    ragged = isinstance(value, Ragged)
+    flat, offsets = (value.values, value.offsets.cpu().numpy()) if ragged else (value, None)
     values = flat.detach().contiguous()
     return Part(values.numpy() if values.device.type == "cpu" else values, offsets)
-
-
-def packed(value: Any) -> Part:
-    """Return a column of numbers as a ``Part``, of whichever dtype it is."""
-    flat = value.values if isinstance(value, Ragged) else value
-    return pack(value, next(name for name, dtype in DTYPES.items() if dtype == flat.dtype), "what is left")
 
 
 def empty(kind: ColumnType) -> Part:

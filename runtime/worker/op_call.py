@@ -12,11 +12,12 @@ import numpy as np
 from rlgraph.ir.plan import Function, Plan
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
-from rlgraph.runtime.columns.part import Part, empty, pack, unpack
+from rlgraph.runtime.columns.part import Part, empty, unpack
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
+from rlgraph.runtime.worker.outputs import Wanted, together
 
 
 @dataclass(frozen=True)
@@ -86,22 +87,48 @@ class OpCall:
         if updates and (rate := self.plan.models[model].rate):
             engine.set_rate(rate.at(scope.iteration + 1))
         on_nan = self.plan.schedule.on_nan
-        if on_nan == "skip" or function.of or not updates:
+        if on_nan not in ("stop", "dump") or function.of or not updates:
             return engine
         pool, device = self.at
         name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
         return FiniteEngine(engine, context.node, on_nan, self.dumps / name)
 
-    def outputs(self, result: Any) -> list[Part]:
-        """Return a part for each column that the op writes, from what it returned."""
-        outs, columns = self.function.outs, self.plan.columns[self.scope.phase]
-        if result is None:
-            return [empty(columns[column].type) for column in outs.values()]
-        values = [result] if [*outs] == [""] else [getattr(result, name) for name in outs]
-        return [
-            pack(value, columns[column].type.dtype, f"column `{column}` of node `{self.node}`")
-            for value, column in zip(values, outs.values(), strict=True)
+    def outputs(self, result: Any, columns: Mapping[str, Part], context: Context) -> list[Part]:
+        """Return a part for each column that the op writes, from what it returned for columns and rows.
+
+        Raises:
+            ColumnError: one is not of its type, has other rows or tokens, or holds what is not finite.
+        """
+        outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
+        if result is None and columns and not len(context.rows):
+            return [empty(kinds[column].type) for column in outs.values()]
+        values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
+        pairs = zip(outs.values(), values, strict=True)
+        parts = [self._wanted(column, columns, context).packed(value) for column, value in pairs]
+        together(self._named, [*outs.values()], parts)
+        return parts
+
+    @property
+    def _named(self) -> str:
+        return f"`{self.node}` ({self.function.target})"
+
+    def _wanted(self, column: str, columns: Mapping[str, Part], context: Context) -> Wanted:
+        """Return what a column has to be, on the rows that this worker read."""
+        plan = self.plan.columns[self.scope.phase]
+        own, read = plan[column], {plan[name].domain: part for name, part in columns.items()}
+        alike = [
+            part.lengths
+            for name, part in columns.items()
+            if own.type.axis and (plan[name].domain, plan[name].type.axis) == (own.domain, own.type.axis)
         ]
+        rows, domain = None, self.plan.domains[self.scope.phase][own.domain]
+        if own.domain in read:
+            rows = len(read[own.domain])
+        elif domain.parent in read:
+            whole = len(context.rows) if context.whole is None else len(context.whole)
+            rows = domain.times * whole
+        finite = self.plan.schedule.on_nan != "skip"
+        return Wanted(self._named, column, own.type, rows, alike[0] if alike else None, finite)
 
 
 def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
-from rlgraph.runtime.columns.part import Part, concat, gathered, load, packed, save, unpack
+from rlgraph.runtime.columns.part import Part, concat, gathered, load, pack, save, unpack
 from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
@@ -165,7 +165,7 @@ class Worker(Process):
             context.record(name, value, count=1)
         engines, dumps = getattr(self, "engines", None), Path(self.folder, "dumps")
         call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
-        outputs = call.outputs(call(columns, context))
+        outputs = call.outputs(call(columns, context), columns, context)
         if begun and not reads:  # rows of a source that come again, first
             outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
         engine = registry.load(function.target).engine
@@ -174,7 +174,7 @@ class Worker(Process):
             self.engines.release()
         rows = {**rows_made(function, outputs), "whole": context.whole}
         report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
-        return _flat(report, [*outputs, *map(packed, context.left)])
+        return _flat(report, [*outputs, *map(pack, context.left)])
 
     def engine(self, method: str, *args: Any) -> Report:
         """Sync a model's weights, or move parts of its engines: a method of ``EngineHost``."""

@@ -55,7 +55,7 @@ def run(worker: Worker, node: str) -> tuple[dict[str, Any], list[Part]]:
     """A node on a worker: its metrics, and the columns that it writes."""
     function, columns = worker.plan.functions["train"][node], worker.plan.columns["train"]
     kinds = {name: columns[name].type for name in dict.fromkeys(function.ins.values())}
-    parts = [pack(column(name, kind), kind.partition("[")[0], name) for name, kind in kinds.items()]
+    parts = [pack(column(name, kind)) for name, kind in kinds.items()]
     versions = {**worker.engines.versions}
     out = worker.run(node, Scope("train", 0, np.arange(ROWS), ROWS, versions=versions), *parts)
     report, *written = out if isinstance(out, tuple) else (out,)

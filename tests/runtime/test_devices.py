@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from share import rest_nightly
 
 from rlgraph.compiler import compile_graph
+from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Function
 from rlgraph.ir.steps import NONE
 from rlgraph.nodes import LOSSES, OPS
@@ -115,12 +116,17 @@ def workers(demo_files: Path, one_rank: None) -> tuple[Worker, Worker]:
     return made[0], made[1]
 
 
-def run(worker: Worker, function: Function, parts: dict[str, Part], written: dict[str, str]) -> Any:
-    """An op on a worker: what it records, and its columns."""
-    kinds = {
-        name: ColumnPlan(ColumnType.parse(kind), "samples", NONE, "", name) for name, kind in written.items()
+def run(worker: Worker, function: Function, parts: dict[str, Part], kinds: dict[str, str]) -> Any:
+    """An op on a worker: what it records, and its columns; ``kinds`` are those that it reads and writes."""
+    types = {name: ColumnType.parse(kind) for name, kind in kinds.items()}
+    columns = {name: ColumnPlan(kind, kind.domain, NONE, "", name) for name, kind in types.items()}
+    times = function.attributes.get("n", 1)
+    domains = {
+        "prompts": GraphDomain("prompts", "prompts", ""),
+        "samples": GraphDomain("samples", "samples", "", "prompts", times),
     }
-    plan = replace(worker.plan, functions={"train": {"node": function}}, columns={"train": kinds})
+    made = {"functions": {"node": function}, "columns": columns, "domains": domains}
+    plan = replace(worker.plan, **{name: {"train": value} for name, value in made.items()})
     given, worker.plan = worker.plan, plan
     versions = {**worker.engines.versions}
     if "serve" in function.handles.values():
@@ -175,10 +181,10 @@ def compared(workers: tuple[Worker, Worker], name: str, loss: str = "") -> None:
     """Run an op on both workers."""
     op = SHIPPED[name]
     function, kinds = function_of(name, op, loss)
-    parts = {key: pack(column(key, kind), kind.partition("[")[0], key) for key, kind in kinds.items()}
+    parts = {key: pack(column(key, kind)) for key, kind in kinds.items()}
     written = {port.name or "out": str(port.type) for port in op.outputs}
-    metrics, near = run(workers[0], function, parts, written)
-    others, there = run(workers[1], function, on_device(parts), written)
+    metrics, near = run(workers[0], function, parts, kinds | written)
+    others, there = run(workers[1], function, on_device(parts), kinds | written)
     assert near or metrics or op.declared.updates, "there is something to compare"
     assert others.keys() == metrics.keys()
     for key, values in metrics.items():
@@ -241,7 +247,7 @@ def test_a_column_that_is_read_where_it_was_made_stays_on_its_device(model: str)
         scores = engine.logprobs(**columns)
         kept, store = Task("run", (), makes=(ColumnRef("old_logprobs"),)), Store("")
         before = seen.host_bytes, seen.device_bytes
-        assert not store.put(kept, [pack(scores, "float32", "old_logprobs")])
+        assert not store.put(kept, [pack(scores)])
         (part,) = store.arguments(Task("run", (), (ColumnRef("old_logprobs"),)), ())
         old = unpack(part)
         assert (seen.host_bytes, seen.device_bytes) == before

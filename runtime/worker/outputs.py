@@ -1,0 +1,125 @@
+"""Checks the columns that an op returned before anything reads them: form, rows, tokens, finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.runtime.columns.part import DTYPES, Part, pack
+
+REMEDY = "return one value per row that the op reads, in their order"
+FINITE = "mend the op, or go on with what it gives: schedule.on_nan=skip"
+
+
+class ColumnError(RunError):
+    """An op returned something else than the column that it declares; the message names the op."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A column as its op has to return it.
+
+    Attributes:
+        op: the node and its op, for errors.
+        column: its name.
+        kind: its type.
+        rows: how many it has on this worker; None: any number.
+        lengths: int64 ``[rows]``, the tokens of each; None: any number.
+        finite: whether floats that are not finite are an error.
+    """
+
+    op: str
+    column: str
+    kind: ColumnType
+    rows: int | None
+    lengths: Any
+    finite: bool
+
+    def __str__(self) -> str:
+        rows = "rows" if self.rows is None else f"{self.rows} rows"
+        form = "a list of str" if self.kind.dtype == "text" else f"a tensor of {self.kind.dtype}"
+        return f"{self.kind}: {f'a Ragged of {self.kind.dtype}' if self.kind.axis else form}, {rows}"
+
+    def packed(self, value: Any) -> Part:
+        """Return a value as a part.
+
+        Raises:
+            ColumnError: it is not what is wanted.
+        """
+        if not _is_of(self.kind, value):
+            raise self._error(_told(value))
+        part = pack(value)
+        if self.rows is not None and len(part) != self.rows:
+            raise self._error(f"{_told(value)} with {len(part)} rows")
+        if self.lengths is not None and not np.array_equal(part.lengths, self.lengths):
+            row = int(np.flatnonzero(part.lengths != self.lengths)[0])
+            tokens = f"{part.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
+            raise self._error(f"{_told(value)} with {tokens}")
+        if self.finite and self.kind.dtype == "float32":
+            self._check_finite(part)
+        return part
+
+    def _check_finite(self, part: Part) -> None:
+        values = torch.as_tensor(part.values)
+        finite = values.isfinite()
+        if finite.all():
+            return
+        places = (~finite).nonzero().squeeze(1).tolist()
+        first = places[0] if part.offsets is None else np.searchsorted(part.offsets, places[0], "right") - 1
+        number = values[places[0]].item()
+        law = f"{self.op}: column `{self.column}` holds {number} in row {first}"
+        raise ColumnError(f"{law}; {len(places)} of {len(values)} values are not finite\n  {FINITE}")
+
+    def _error(self, came: str) -> ColumnError:
+        return ColumnError(f"{self.op} returned {came} as column `{self.column}`; wanted {self}\n  {REMEDY}")
+
+
+def together(op: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
+    """Check that all columns of an op have as many rows.
+
+    Raises:
+        ColumnError: they have not.
+    """
+    if len({len(part) for part in parts}) > 1:
+        counts = ", ".join(f"`{name}` {len(part)}" for name, part in zip(columns, parts, strict=True))
+        raise ColumnError(f"{op} returned columns of different numbers of rows: {counts}\n  {REMEDY}")
+
+
+def _is_of(kind: ColumnType, value: Any) -> bool:
+    if kind.dtype == "text":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind.axis is None:
+        return _is_flat(value, kind.dtype)
+    return isinstance(value, Ragged) and _is_flat(value.values, kind.dtype) and _begins_rows(value)
+
+
+def _is_flat(value: Any, dtype: str) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == DTYPES[dtype] and value.dim() == 1
+
+
+def _begins_rows(value: Ragged) -> bool:
+    """Return whether a ragged column's offsets cut its values into rows."""
+    if not (_is_flat(value.offsets, "int64") and len(value.offsets)):
+        return False
+    offsets = value.offsets.cpu()
+    whole = offsets[0] == 0 and offsets[-1] == len(value.values)
+    return bool(whole and (offsets.diff() >= 0).all())
+
+
+def _told(value: Any) -> str:
+    """Return a value in words: its class, and of a tensor its dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Ragged):
+        return f"a Ragged of values {_told(value.values)} and offsets {_told(value.offsets)}"
+    if isinstance(value, list):
+        kinds = ", ".join(sorted({type(item).__name__ for item in value})) or "nothing"
+        return f"a list of {len(value)} ({kinds})"
+    return "None" if value is None else f"a {type(value).__name__}"

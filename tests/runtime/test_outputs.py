@@ -1,0 +1,125 @@
+"""What an op returns is checked at once, by form, rows, tokens, finite numbers, and the op is named."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops.column_types import ColumnType
+from rlgraph.runtime.messages.errors import RaisedError, portable
+from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.worker.outputs import ColumnError, Wanted, together
+
+PLAIN, RAGGED, TEXT = "float32[samples]", "int64[samples, tokens]", "text[samples]"
+ROWS = [[1, 2, 3], [], [4]]
+
+
+def wanted(kind: str, rows: int | None = 3, lengths: Any = None, finite: bool = True) -> Wanted:
+    return Wanted("`n` (my.py:op)", "x", ColumnType.parse(kind), rows, lengths, finite)
+
+
+def ragged(offsets: list[int], dtype: torch.dtype = torch.int64) -> Ragged:
+    return Ragged(torch.arange(4), torch.tensor(offsets, dtype=dtype))
+
+
+CAME = [
+    (PLAIN, None, "None"),
+    (PLAIN, [1.0, 2.0, 3.0], "a list of 3 (float)"),
+    (PLAIN, np.zeros(3, np.float32), "a ndarray"),
+    (PLAIN, torch.zeros(3, dtype=torch.float64), "a tensor of float64 [3]"),
+    (PLAIN, torch.zeros(3, 1), "a tensor of float32 [3, 1]"),
+    (PLAIN, torch.zeros(()), "a tensor of float32 []"),
+    (PLAIN, torch.zeros(2), "a tensor of float32 [2] with 2 rows"),
+    (PLAIN, torch.zeros(4), "a tensor of float32 [4] with 4 rows"),
+    (PLAIN, Ragged.of([[1.0], [], []]), "a Ragged of values a tensor of float32 [1]"),
+    (RAGGED, torch.zeros(3, dtype=torch.int64), "a tensor of int64 [3]"),
+    (RAGGED, Ragged.of([[1.0], [], []]), "a Ragged of values a tensor of float32 [1]"),
+    (RAGGED, Ragged.of([[1]]), "and offsets a tensor of int64 [2] with 1 rows"),
+    (RAGGED, Ragged.of([[1, 2], [], [4, 3]]), "with 2 tokens in row 0, which has 3"),
+    (RAGGED, ragged([1, 3, 3, 4]), "a Ragged of"),
+    (RAGGED, ragged([0, 3, 2, 4]), "a Ragged of"),
+    (RAGGED, ragged([0, 3, 3, 5]), "a Ragged of"),
+    (RAGGED, ragged([0, 3, 3, 4], torch.int32), "offsets a tensor of int32 [4]"),
+    (TEXT, ("a", "b", "c"), "a tuple"),
+    (TEXT, ["a", 1, None], "a list of 3 (NoneType, int, str)"),
+    (TEXT, ["a"], "a list of 1 (str) with 1 rows"),
+    (TEXT, torch.zeros(3), "a tensor of float32 [3]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "came"), CAME)
+def test_what_is_not_wanted_is_an_error_of_the_op(kind: str, value: Any, came: str) -> None:
+    lengths = [3, 0, 1] if kind == RAGGED else None
+    with pytest.raises(ColumnError) as caught:
+        wanted(kind, lengths=lengths).packed(value)
+    said = str(caught.value)
+    assert said.startswith("`n` (my.py:op) returned ") and came in said
+    assert f"as column `x`; wanted {kind}: a " in said and ", 3 rows\n" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(PLAIN, torch.ones(3)), (RAGGED, Ragged.of(ROWS)), (TEXT, ["a", "", "c"]), (PLAIN, torch.ones(6)[::2])],
+)
+def test_what_is_wanted_is_packed(kind: str, value: Any) -> None:
+    assert len(wanted(kind, lengths=[3, 0, 1] if kind == RAGGED else None).packed(value)) == 3
+
+
+def test_a_number_that_is_not_finite_is_named_with_its_row() -> None:
+    flat = torch.tensor([0.0, torch.nan, torch.inf])
+    law = r"`n` \(my.py:op\): column `x` holds nan in row 1; 2 of 3 values are not finite"
+    with pytest.raises(ColumnError, match=law):
+        wanted(PLAIN).packed(flat)
+    rows = Ragged.of([[0.0, 1.0], [], [-torch.inf]])
+    with pytest.raises(ColumnError, match="holds -inf in row 2; 1 of 3"):
+        wanted("float32[samples, tokens]").packed(rows)
+    assert len(wanted(PLAIN, finite=False).packed(flat)) == 3
+
+
+def test_all_columns_of_an_op_have_as_many_rows() -> None:
+    parts = [wanted(kind, rows=None).packed(value) for kind, value in ((PLAIN, torch.ones(2)), (TEXT, ["a"]))]
+    with pytest.raises(ColumnError, match="different numbers of rows: `a` 2, `b` 1"):
+        together("`n` (my.py:op)", ["a", "b"], parts)
+
+
+OPS = """
+import torch
+from rlgraph.ops import Context, float32, op, samples, text
+
+@op()
+def {name}(ctx: Context, responses: text[samples]) -> float32[samples]:
+    return {value}
+"""
+WRONG = {
+    "short": "torch.zeros(len(responses) - 1)",
+    "square": "torch.zeros(len(responses), 2)",
+    "nothing": "None",
+}
+
+
+@pytest.mark.usefixtures("in_demo")
+@pytest.mark.parametrize("name", WRONG)
+def test_an_op_of_a_graph_is_named_at_once(name: str) -> None:
+    Path(f"{name}.py").write_text(OPS.format(name=name, value=WRONG[name]))
+    edit = f"  - remove: [eval]\n  - replace: {{rewards: {{op: '{name}.py:{name}'}}}}\n"
+    Path("odd.yaml").write_text(f"graph: odd\nextends: {Path(__file__).parent / 'ones.yaml'}\nedits:\n{edit}")
+    with pytest.raises(RunError, match=rf"! +\d+\. run rewards .*{name}") as raised:
+        run_graph("odd.yaml", (), 1, steps=1, run_dir=Path("out"), inline=True)
+    assert "wanted float32[samples]: a tensor of float32, 28 rows" in str(raised.value)
+
+
+def test_an_error_goes_to_another_process_as_it_is_or_as_text() -> None:
+    plain = ValueError("no")
+    assert portable(plain) is plain
+    odd = subprocess.CalledProcessError(1, ["x"])
+    assert portable(odd) is odd
+    held = portable(ValueError(open, lambda: 0, "x" * 10**6))
+    assert isinstance(held, RaisedError) and str(held).startswith("ValueError: ")
+    assert "characters in all" in str(held) and len(str(held)) < 5000
