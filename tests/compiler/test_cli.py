@@ -149,3 +149,11 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     done = subprocess.run([*command, "chekc"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("Usage: rlgraph")
+
+
+def test_no_text_of_a_graph_steers_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text('graph: odd\nextends: demo\nabout: "\\e[2J\\e]0;mine\\a\\r"\n')
+    said = call("plan", str(tmp_path / "odd.yaml")).stdout
+    assert said.startswith(r"plan of odd: \x1b[2J\x1b]0;mine\x07\r" + "\n") and "\x1b" not in said
+    refused = call("check", "no\x1b[2Jsuch").stderr
+    assert r"no\x1b[2Jsuch" in refused and "\x1b" not in refused

@@ -108,3 +108,9 @@ def test_elsewhere_it_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "iteration 2/2  reward 0.250  300 tokens/s  0.10 s",
         "after 2 iterations: eval/accuracy 0.500",
     ]
+
+
+def test_what_it_prints_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(compile_graph(ONES, devices=1), 2, Path("a")) as progress:
+        progress.note("\x1b]0;mine\x07 \x1b[2J")
+    assert r"note: \x1b]0;mine\x07 \x1b[2J" in capsys.readouterr().out
