@@ -255,7 +255,7 @@ class Run(Page):
     folder: Path
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return one line per iteration, as `metrics.jsonl` holds them."""
+        """Return one line per iteration, as `metrics.jsonl` holds them, without what was not finite."""
         return read_metrics(self.folder)
 
     def report(self) -> str:

@@ -33,7 +33,7 @@ from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.control import ControlCalls, after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution, FinishedStep
-from rlgraph.runtime.driver.metrics import metrics
+from rlgraph.runtime.driver.metrics import as_json, metrics
 from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import ColumnRef
@@ -251,7 +251,7 @@ def _compared(
     before, columns = _metrics(run_dir, iteration), _recorded_of(run_dir, iteration)
     outcomes = []
     for step in (step for step in again if not step.inserted):
-        now = metrics([FinishedStep(step, execution.rows.reports[step.id])])
+        now = as_json(metrics([FinishedStep(step, execution.rows.reports[step.id])]))
         compared = [Compared(name, _text(before.get(name)), _text(value)) for name, value in now.items()]
         parts = [(name, execution.part(name, 0).location.get()) for name in step.writes]
         compared += [_column(name, columns.get(name), part) for name, part in parts]

@@ -25,6 +25,7 @@ from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
 from rlgraph.runtime.driver.segments import State, lead, stretch
+from rlgraph.runtime.driver.skipped_steps import SkippedSteps
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
@@ -45,9 +46,14 @@ class TrainingRun:
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, bool] | None = None  # a checkpoint that is being written
+        self.skipped = SkippedSteps(plan)
 
     def run(self, resume: bool) -> None:
-        """Train from the start, or the last checkpoint, to the last iteration; then export the models."""
+        """Train from the start, or the last checkpoint, to the last iteration; then export the models.
+
+        Raises:
+            RunError: something failed, the user stopped it, or an update took none of its optimizer steps.
+        """
         self._setup(resume)
         if resume:
             self._restore()
@@ -61,6 +67,7 @@ class TrainingRun:
             law = f"stopped after iteration {self.state.iteration}"
             raise RunError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
+        self.skipped.check(self.progress.note)
 
     def _iterate(self, stop: list[int]) -> None:
         if self.state.iteration == 0 and self.plan.eval_steps:
@@ -79,6 +86,7 @@ class TrainingRun:
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 values |= self._evaluate()
             self.folder.metrics(values)
+            self.skipped.add(values)
             self.progress.iteration(values)
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):

@@ -28,11 +28,14 @@ SAY = "say what it ran on: --cluster NAME_OR_FILE"
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return a run's metrics: one line per iteration, and one for step 0 where it was evaluated.
 
+    A metric that was not finite, which is null in the file, is left out of its line.
+
     Raises:
         RunError: the folder holds no metrics.
     """
     text = _file(run_dir, "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    lines = map(json.loads, text.splitlines())
+    return [{name: value for name, value in line.items() if value is not None} for line in lines]
 
 
 def _file(run_dir: Path, name: str) -> Path:

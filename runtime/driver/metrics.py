@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -33,6 +34,17 @@ def metrics(ran: Sequence[FinishedStep]) -> dict[str, float]:
                 before, seen = sums.get(name, (0.0, 0.0))
                 sums[name] = before + total, seen + count
     return {name: total / count if count else total for name, (total, count) in sums.items()}
+
+
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with None for a number that is not finite, which JSON does not have.
+
+    Example:
+        >>> as_json({"step": 1, "loss": float("nan")})
+        {'step': 1, 'loss': None}
+    """
+    lost = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in lost else value for name, value in values.items()}
 
 
 def beside(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:

@@ -34,6 +34,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.runtime.driver.iteration import FinishedStep
+from rlgraph.runtime.driver.metrics import as_json
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
@@ -124,7 +125,7 @@ class RunDir:
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Append one line, and give the same to the trackers."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(json.dumps(as_json(values), allow_nan=False) + "\n")
         step = values["step"]
         if not self.trackers:
             self.trackers = open_trackers(self.track, self.path, self.graph, step)

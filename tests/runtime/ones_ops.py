@@ -132,6 +132,17 @@ def steep(
     return logprobs.like(-advantages.values * logprobs.values + (0 * logprobs.values).sqrt())
 
 
+@op()
+def unbounded(ctx: Context, responses: text[samples]) -> float32[samples]:
+    """Infinite for two responses."""
+    import torch
+
+    rewards = torch.tensor([float(len(response)) for response in responses])
+    rewards[2:4] = torch.inf
+    ctx.record("reward/mean", rewards)
+    return rewards
+
+
 class Unpickled(Exception):
     """An error that can be pickled, and not be unpickled."""
 

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ran import assert_gone, holders, same_weights
 
+from rlgraph.cli.main import main
 from rlgraph.errors import RunError
+from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
@@ -149,8 +152,12 @@ def not_finite(on_nan: str, loss: str = "infinite") -> tuple[str, ...]:
 
 
 def test_an_update_that_is_not_finite_is_skipped_or_ends_the_run() -> None:
-    inline(ONE, *not_finite("skip"), run_dir="skip")
+    inline(ONE, *not_finite("null"), run_dir="skip")
     assert [line["update_policy/skipped"] for line in lines("skip")[1:]] == [1, 1]
+    text = Path("skip/metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert [line["update_policy/loss"] for line in lines("skip")[1:]] == [None, None]
+    assert ["update_policy/loss" in line for line in read_metrics(Path("skip"))] == [False] * 3
     with pytest.raises(RunError, match="`update_policy`: a loss or gradient was not finite"):
         inline(ONE, *not_finite("stop"), run_dir="stop")
     assert not Path("stop/dumps").exists()
@@ -166,6 +173,43 @@ def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
     with pytest.raises(RunError):
         inline(ONE, *not_finite("dump", "steep"), run_dir="steep")
     assert len(lines("steep", "dumps/step-000001-update_policy-main-0.jsonl")) == 28
+
+
+def test_a_run_of_which_every_update_was_skipped_is_not_done() -> None:
+    """Two runs by command: the one that took no step says so last, and fails; one that took some is done."""
+    graph = ["run", ONE, "--inline", *not_finite("skip"), "--run-dir"]
+    done = CliRunner().invoke(main, [*graph, "none", "update_policy.minibatches=1"])
+    assert done.exit_code == 1
+    law = "`update_policy` left out 2 optimizer steps, whose gradients were not finite, and took none"
+    assert f"{law}\n  what was exported is as untrained" in done.output and "is done" not in done.output
+    assert os.listdir("none/checkpoints") == ["step-000002"] and Path("none/models/policy").is_dir()
+    done = CliRunner().invoke(main, [*graph, "some"])
+    assert done.exit_code == 0, done.output
+    assert "note: `update_policy` left out 2 optimizer steps" in done.output and "is done" in done.output
+
+
+def test_a_reward_that_is_not_finite_is_an_error_of_its_op_unless_the_graph_says_so() -> None:
+    bad = f"rewards={{op: '{OPS}:unbounded'}}"
+    graph = (
+        "graph: unbounded\nextends: "
+        + ONE
+        + "\nedits:\n  - remove: [eval]\n  - replace: {"
+        + bad.replace("=", ": ", 1)
+        + "}\n"
+    )
+    Path("unbounded.yaml").write_text(graph)
+    settings = ("schedule.iterations=1", "update_policy.minibatches=1")
+    with pytest.raises(RunError, match=r"! +\d+\. run rewards .*") as raised:
+        inline("unbounded.yaml", *settings, run_dir="a")
+    law = f"`rewards` ({OPS}:unbounded): column `rewards` holds inf in row 2; 2 of 28 values are not finite"
+    assert law in str(raised.value) and "schedule.on_nan=skip" in str(raised.value)
+    with pytest.raises(RunError, match="took none"):
+        inline("unbounded.yaml", *settings, "schedule.on_nan=skip", run_dir="b")
+    assert lines("b")[-1]["reward/mean"] is None
+    samples = Path("b/samples/step-000001.jsonl").read_text()
+    assert [json.loads(line, parse_constant=float)["rewards"] for line in samples.splitlines()][2:4] == [
+        None
+    ] * 2
 
 
 @pytest.mark.parametrize("kind", ["cannot_be_pickled", "cannot_be_unpickled", "cannot_be_read"])
