@@ -23,6 +23,7 @@ class TemplatePieces:
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer, self.options = tokenizer, dict(options or {})
+        self.template = str(self.options.get("chat_template", tokenizer.chat_template))
         self.pieces: dict[tuple[tuple[str, str], ...], list[list[int]]] = {}
 
     def between(
@@ -44,7 +45,7 @@ class TemplatePieces:
 
     def content(self, text: str) -> list[int]:
         """Return the ids of a message's text, in which no control token is read as such."""
-        return content_ids(self.tokenizer, text)
+        return content_ids(self.tokenizer, text, self.template)
 
     def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
         marks = [MESSAGE.format(number) for number in range(len(messages))]

@@ -8,7 +8,10 @@ Control tokens are read in the pieces alone. So no content can end its message, 
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlgraph.errors import RunError
@@ -51,10 +54,30 @@ def pieces_between(tokenizer: Any, text: str, marks: Sequence[str]) -> list[str]
     return pieces
 
 
-def content_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a content, in which no control token is read as such."""
-    encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-    return list(encoding["input_ids"])
+def content_ids(tokenizer: Any, text: str, around: str) -> list[int]:
+    """Return the token ids of a content, in which no control token is read as such.
+
+    These are the tokenizer's special tokens, and of the others that were added to its vocabulary those which
+    the text ``around`` the content has: some models do not call theirs special.
+    """
+    ids = _ids(tokenizer, text)
+    added = _added(tokenizer)
+    controls = {added[token] for token in {*ids} & added.keys() if added[token] in around}
+    if not controls:
+        return ids
+    begins = re.finditer(f"(?={'|'.join(map(re.escape, controls))})", text)
+    cuts = [0, *(match.start() + 1 for match in begins), len(text)]  # no part holds one whole
+    return [token for start, end in pairwise(cuts) for token in _ids(tokenizer, text[start:end])]
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+@functools.lru_cache(maxsize=8)
+def _added(tokenizer: Any) -> dict[int, str]:
+    """Return the tokens that were added to a tokenizer's vocabulary."""
+    return {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
 
 
 def joined(pieces: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]) -> list[int]:
