@@ -98,7 +98,11 @@ class Verifier:
         numbers = [end.fileno() for end in theirs]
         # in a session of its own: a Ctrl-C that stops the run after its iteration is no verdict
         self.server = server = subprocess.Popen(
-            [*command, *map(str, numbers)], stdout=subprocess.PIPE, pass_fds=numbers, start_new_session=True
+            [*command, *map(str, numbers)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=numbers,
+            start_new_session=True,
         )
         for end in theirs:
             end.close()
@@ -131,9 +135,9 @@ def serve(memory: int, numbers: Sequence[int]) -> None:
 
 
 def _keep(number: int, memory: int) -> None:
-    """Keep a worker on a connection, and answer for each that ends early."""
+    """Keep a worker on a connection, and answer for each that ends early: only a job makes one end."""
     with socket.socket(fileno=number) as connection:
-        while True:
+        while select.select([connection], [], []):
             worker = os.fork()
             if not worker:
                 _work(connection, memory)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from processes import RemoteError
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, UnserializableException
 
 from rlgraph.errors import RunError
 from rlgraph.runtime import run
@@ -132,3 +132,9 @@ def test_a_mistake_ends_a_run_whatever_restarts_are_left(tmp_path: Path) -> None
     with pytest.raises(StepError, match="an op raised"):
         run._train(tries, resume=False)  # type: ignore[arg-type]
     assert tries.resumed == [False, True]
+
+
+def test_an_error_that_ray_cannot_make_again_is_the_op_s() -> None:
+    error = failure("plan", "step 1 failed", UnserializableException("Traceback: the abacus broke" * 1000))
+    assert isinstance(error, StepError) and "the abacus broke" in str(error)
+    assert "characters in all" in str(error) and len(str(error)) < 5000
