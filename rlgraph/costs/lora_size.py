@@ -32,6 +32,20 @@ def adapter_tensors(size: Size, lora: Lora) -> list[tuple[int, int]]:
     return [shape for rows, inputs in linear for shape in ((rank, inputs), (rows, rank))]
 
 
+def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
+    """Return a model's tensors in runs between adapters: each that has one is the last of its run.
+
+    Tensors are as of ``Config.tensors``.
+    """
+    layers, runs = _linear_layers(size), [list[tuple[int, int]]()]
+    adapted = {layers[name] for name in adapted_layers(size, lora)}
+    for tensor in size.tensors:
+        runs[-1].append(tensor)
+        if tensor in adapted:
+            runs.append([])
+    return {tuple(run) for run in runs}
+
+
 def largest_adapted(size: Size, lora: Lora) -> int:
     """Return the parameters of the largest weight that has an adapter."""
     chosen, layers = adapted_layers(size, lora), _linear_layers(size)

@@ -20,7 +20,7 @@ from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer
 from rlgraph.costs.limits import MASK, PREFILL
-from rlgraph.costs.lora_size import largest_adapted, trained_on_device
+from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.train_memory import Moments, Pass, staging
 from rlgraph.costs.workload import Workload
@@ -188,8 +188,8 @@ class Footprint:
         sent = min(size.parameters * served, max(limits.BUCKET, max(size.numbers) * served))
         if pool != (step.source or step.pool):
             return sent
-        # a bucket is of one data type: between adapters in float32, a narrower weight has one to itself
-        apart = [(tensor,) for tensor in size.tensors] if lora and width < MASTER else [size.tensors]
+        # a bucket is of one data type: where weights are narrower, adapters in float32 end it
+        apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
         devices = self.plan.pools[pool]
         gathered = max(staging(tensors, devices, width, limits.BUCKET) for tensors in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
