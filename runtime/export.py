@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from rlgraph.engines.registry import TRAINING
 from rlgraph.errors import RunError, nearest
+from rlgraph.files import ASIDE, damaged, read_sums, replace
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.rundir.rundir import RunDir
@@ -43,12 +43,13 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
     plan = load(run_dir / "plan.json")
     saved, name = _checkpoint(folder, checkpoint), _trained(plan, model)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
+    aside = to.absolute().with_name(f".{to.name}{ASIDE}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
     try:
         with _alone():
             _write(plan.models[name], saved / name, aside)
-        aside.chmod(0o755)
-        aside.replace(to)
+        replace(to, aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return to
@@ -75,6 +76,10 @@ def _checkpoint(folder: RunDir, name: str | None) -> Path:
     if name not in complete:
         law = f"{folder.path} has no checkpoint {name}: it has {', '.join(complete)}"
         raise RunError("\n  ".join([law, *filter(None, [nearest(name, complete)])]))
+    sums = read_sums(complete[name])
+    if wrong := damaged(complete[name], sums, sums):
+        law = f"the checkpoint {complete[name]} is damaged: {', '.join(wrong)}"
+        raise RunError(f"{law}\n  choose another with --checkpoint: {', '.join(complete)}")
     return complete[name]
 
 

@@ -9,7 +9,6 @@ checkpoint before the iteration. Nothing of the run is changed. Each pool has on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from rlgraph.compiler import plan_tree
 from rlgraph.errors import RunError, nearest
+from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.plan import Plan, Step
@@ -197,7 +197,7 @@ def _restore(
     checkpoints = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
     changing = {step.updated for step in plan.steps} - {""}
     if folder := checkpoints.get(iteration - 1):
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        state = read_json(folder / "state.json")
         calls.all("load", str(folder.resolve()), state["versions"])
         return state["versions"], state["positions"]
     if iteration > 1 and any(changing & step.models.keys() for step in again):

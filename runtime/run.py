@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from rlgraph.passes.lower import in_one_process
 from rlgraph.reports.plan_file import plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
-from rlgraph.runtime.cluster.failures import LostError, out_of_room
+from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
+from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.source import Tree, show_text
 
@@ -74,16 +76,24 @@ def run_graph(
         raise fail("inline", f"--inline runs {which}on one device", mark, remedy=remedy)
     preflight(plan, tree)
     path = run_dir or Path("runs") / plan.graph
-    folder = RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph)
-    if resume:
-        folder.check_same(plan)
-    folder.describe(plan, show_text(tree))
-    folder.track, folder.profile = track, frozenset(profile)
-    total = plan.iterations if steps is None else steps
-    with Progress(plan, total, folder.path) as progress:
-        _train(Attempt(plan, folder, progress, total, address, there), resume)
-    progress.farewell()
-    return folder.path
+    try:
+        with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
+            if resume:
+                folder.check_same(plan)
+            folder.describe(plan, show_text(tree))
+            folder.track, folder.profile = track, frozenset(profile)
+            total = plan.iterations if steps is None else steps
+            with (
+                Progress(plan, total, folder.path) as progress,
+                StopSignals(partial(progress.say, stays=True)) as signals,
+            ):
+                _train(Attempt(plan, folder, progress, total, address, there, signals), resume)
+            progress.farewell()
+            return folder.path
+    except OSError as error:
+        if law := of_files(error, run_dir or Path("runs")):
+            raise RunError(law) from error
+        raise
 
 
 def _planned(
@@ -108,6 +118,7 @@ class Attempt:
     total: int
     address: str | None
     devices: Devices | None  # None: everything is in this process
+    signals: StopSignals
 
     def run(self, resume: bool) -> None:
         """Start the workers, train from the last checkpoint or from the start, and end them.
@@ -116,17 +127,14 @@ class Attempt:
             LostError: a worker or its host is gone.
             RunError: anything else that a user can mend, a full disk among it.
         """
+        cluster = self._cluster()
+        self.signals.handle()  # Ray has set a handler for SIGTERM
         try:
-            cluster = self._cluster()
-            try:
-                TrainingRun(self.plan, cluster, self.folder, self.progress, self.total).run(resume)
-            finally:
-                cluster.close()
-                self.folder.close()
-        except OSError as error:
-            if law := out_of_room(error):
-                raise RunError(f"{self.folder.path}: {law}".rstrip()) from error
-            raise
+            run = TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
+            run.run(resume)
+        finally:
+            cluster.close()
+            self.folder.close()
 
     def _cluster(self) -> WorkerCluster:
         self.progress.say("starting workers")
@@ -143,6 +151,8 @@ def _train(attempt: Attempt, resume: bool) -> None:
         try:
             attempt.run(resume)
             return
+        except KeyboardInterrupt as stopped:
+            raise RunError(f"stopped at once\n{_advice(attempt, 0)}") from stopped
         except LostError as error:
             if restart > allowed:
                 raise RunError(f"{error}\n{_advice(attempt, allowed)}") from error
@@ -153,7 +163,7 @@ def _train(attempt: Attempt, resume: bool) -> None:
 
 def _advice(attempt: Attempt, restarts: int) -> str:
     used = f"  {restarts} restarts were used up (schedule.restarts)\n" if restarts else ""
-    if attempt.folder.saved() < 0:
-        return f"{used}  there is no checkpoint yet: start anew, with schedule.restarts for another try"
-    last = f"  the last checkpoint is that after iteration {attempt.folder.saved()}"
-    return f"{used}{last}: continue with --resume --run-dir {attempt.folder.path}"
+    saved, remedy = attempt.folder.saved(), f"continue with --resume --run-dir {attempt.folder.path}"
+    if saved < 0:
+        return f"{used}  there is no checkpoint yet: {remedy}"
+    return f"{used}  the last checkpoint is that after iteration {saved}: {remedy}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.errors import RunError
+from rlgraph.files import read_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
@@ -30,22 +29,29 @@ from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.signals import StopSignals
 
 
 class TrainingRun:
     """A run from its workers' start to the exported models."""
 
     def __init__(
-        self, plan: Plan, cluster: WorkerCluster, folder: RunDir, progress: Progress, total: int
+        self,
+        plan: Plan,
+        cluster: WorkerCluster,
+        folder: RunDir,
+        progress: Progress,
+        total: int,
+        signals: StopSignals,
     ) -> None:
         self.plan, self.cluster, self.folder = plan, cluster, folder
-        self.progress, self.total = progress, total
+        self.progress, self.total, self.signals = progress, total, signals
         self.driver = Driver(plan, cluster, progress.steps, folder.path / "logs")
         self.calls, self.noted = ControlCalls(plan, cluster), set[str]()
         # a checkpoint empties the pipeline: generation ahead would have other weights, and no overlap
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
-        self.saving: tuple[Path, State, bool] | None = None  # a checkpoint that is being written
+        self.saving: tuple[Path, State, dict[str, str], bool] | None = None  # a checkpoint being written
         self.skipped = SkippedSteps(plan)
 
     def run(self, resume: bool) -> None:
@@ -57,13 +63,13 @@ class TrainingRun:
         self._setup(resume)
         if resume:
             self._restore()
-        with _stop_on_interrupt(self.progress) as stop:
-            self._iterate(stop)
-        self._finish_save()
-        if self.folder.saved() < self.state.iteration:
-            self._begin_save()
+        with self.signals.orderly():
+            self._iterate(self.signals.came)
             self._finish_save()
-        if stop:
+            if self.folder.saved() < self.state.iteration:
+                self._begin_save()
+                self._finish_save()
+        if self.signals.came:
             law = f"stopped after iteration {self.state.iteration}"
             raise RunError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
@@ -204,25 +210,27 @@ class TrainingRun:
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin("checkpoints")
         self.calls.all("begin_save", str(folder))
-        first = self.cluster.places[0]
+        first, sums = self.cluster.places[0], {}
         for name, waiting in self.state.waiting.items():
             for kind, buffered in waiting.parts().items():
                 how, rows = buffered.gathering([*buffered.columns])
-                parts = [ref.location for ref in rows]
-                self.calls.one(first, "write_rows", str(folder / f"{name}-{kind}.npz"), *how, *parts)
+                parts, file = [ref.location for ref in rows], f"{name}-{kind}.npz"
+                sums[file] = self.calls.one(first, "write_rows", str(folder / file), *how, *parts)
         lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
-        self.saving = folder, replace(self.state), lasting
+        self.saving = folder, replace(self.state), sums, lasting
 
     def _finish_save(self) -> None:
         """Commit a checkpoint, which counts once all of it is on disk."""
         if self.saving:
-            (folder, state, lasting), self.saving = self.saving, None
+            (folder, state, sums, lasting), self.saving = self.saving, None
             self.calls.when = after(state.iteration)
-            self.calls.all("finish_save")
-            self.folder.commit_checkpoint(folder, state, self.plan.schedule.keep, lasting)
+            for digests in self.calls.all("finish_save"):
+                sums |= digests
+            self.folder.commit_checkpoint(folder, state, sums, self.plan.schedule.keep, lasting)
 
     def _restore(self) -> None:
-        record, folder = self.folder.restore()
+        folder = self._last_whole()
+        record = self.folder.restore(folder)
         if folder:
             waiting = record.pop("waiting", {})
             self.state = State(**record)
@@ -232,6 +240,34 @@ class TrainingRun:
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)
             self.progress.resumed(self.state.iteration)
+
+    def _last_whole(self) -> Path | None:
+        """Return the last checkpoint whose files are what was written; None where there is none at all.
+
+        Raises:
+            RunError: all of them are damaged.
+        """
+        problems = []
+        for folder in map(Path.resolve, reversed(self.folder.checkpoints())):
+            if not (problem := self._damage(folder)):
+                return folder
+            problems.append(f"the checkpoint {folder.name} is damaged: {problem}")
+            self.progress.note(f"{problems[-1]}; the run goes on from one before it")
+        if problems:
+            remedy = "bring one back from a copy, or start anew in another --run-dir"
+            raise RunError("\n".join(problems) + f"\n  {remedy}")
+        return None
+
+    def _damage(self, checkpoint: Path) -> str:
+        """Return the files of a checkpoint that are not what was written; each worker reads some of them."""
+        try:
+            names = [*read_sums(checkpoint)]
+        except RunError as error:
+            return str(error)
+        places = self.cluster.places
+        shares = {place: names[number :: len(places)] for number, place in enumerate(places)}
+        wrong = self.calls.all("damaged", str(checkpoint), shares, place=True)
+        return ", ".join(sorted(chain(*wrong)))
 
     def _buffered(self, path: str, record: Mapping[str, Any]) -> BufferedRows:
         """Return rows that wait, as a checkpoint has them."""
@@ -244,21 +280,3 @@ class TrainingRun:
         folder = self.folder.begin()
         self.calls.all("export", str(folder))
         self.folder.commit_models(folder)
-
-
-@contextmanager
-def _stop_on_interrupt(progress: Progress) -> Iterator[list[int]]:
-    """Yield a list that the first Ctrl-C puts an item into; the second is raised at once."""
-    stop: list[int] = []
-
-    def interrupted(number: int, frame: Any) -> None:
-        if stop:
-            raise KeyboardInterrupt
-        stop.append(number)
-        progress.say("stopping after what has begun; Ctrl-C again to stop at once", stays=True)
-
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

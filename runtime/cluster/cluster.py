@@ -17,9 +17,10 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
+from rlgraph.runtime.cluster.liveness import unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
+from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
-from rlgraph.runtime.columns.shared_memory import Sweeper
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
@@ -87,6 +88,9 @@ class InlineCluster:
 
     def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return list(references), []
+
+    def unresponsive(self) -> dict[Place, str]:
+        return {}
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -159,6 +163,8 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
         options |= {"num_gpus": devices} if self.gpus else {}
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
+        if not address:
+            self.sweeper.of_ray(self.ray.get_runtime_context().get_session_name())
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
@@ -168,12 +174,14 @@ class RayCluster:
         started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
         spots = self._answers([worker.place.remote() for worker in started], timeout)
         nodes = self._answers([worker.node.remote() for worker in started], timeout)
+        pids = self._answers([worker.pid.remote() for worker in started], timeout)
         where = [
             ((numbered(host), numbered(address), node), numbered(device))
             for (host, address, device), node in zip(spots, nodes, strict=True)
         ]
         order = seated(parts, where)
         self.nodes = {place: nodes[worker] for place, worker in zip(self.places, order, strict=True)}
+        self.pids = {place: pids[worker] for place, worker in zip(self.places, order, strict=True)}
         return [started[worker] for worker in order]
 
     def _worker(self, group: Any, bundle: int, log: Path) -> Any:
@@ -226,6 +234,9 @@ class RayCluster:
     def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         ready, rest = self.ray.wait(list(references), num_returns=1, timeout=timeout, fetch_local=False)
         return ready, rest
+
+    def unresponsive(self) -> dict[Place, str]:
+        return unresponsive(self.ray, {place: (self.nodes[place], self.pids[place]) for place in self.places})
 
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt

@@ -7,16 +7,21 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RlgraphError, RunError, shortened
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.errors import AwayError, ServerLostError
-from rlgraph.runtime.messages.tasks import Place
+from rlgraph.runtime.messages.tasks import Place, place_text
 
 PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RAISED = ("RayError", "UnserializableException")  # in place of errors that Ray can't bring here
+DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "the disk takes no more ({}); make room"),
+    errno.EROFS: "the disk is read-only ({}); make it writable",
+    errno.EIO: "the disk fails ({}); see to it",
+}
 COLLECTIVES = "torch/distributed/distributed_c10d.py"  # every collective of torch passes through this file
 
 
@@ -37,6 +42,14 @@ def failure(plan: str, law: str, error: Exception) -> RunError:
     brief = f"{law}\n  {reason(error)}"
     lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
     return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
+
+
+def too_late(cluster: WorkerCluster, law: str) -> RunError:
+    """Return the error of calls that took too long: a loss, where there are workers that can't answer."""
+    if not (reasons := cluster.unresponsive()):
+        return RunError(law)
+    law = "\n  ".join([law, *(f"{place_text(place)}: {why}" for place, why in reasons.items())])
+    return LostError(law, law)
 
 
 def culprit(
@@ -71,17 +84,29 @@ def reason(error: Exception) -> str:
     if is_gone(error):
         law = f"its worker is gone: {shortened(str(error).strip())}"
         return f"{law}\n  the run directory's logs/ has its last lines"
-    return out_of_room(origin) + shortened(_said(error))
+    return of_disk(origin) + shortened(_said(error))
 
 
-def out_of_room(error: BaseException) -> str:
-    """Return a line on a disk that is full, if that is what an error says; else nothing."""
-    codes = [code for code in FULL if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error)]
+def of_disk(error: BaseException) -> str:
+    """Return a line on a disk that is full or can't be written, if an error says that; else nothing."""
+    codes = [code for code in DISK if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error)]
     if not codes:
         return ""
     place = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
     what = os.strerror(codes[0]).lower()
-    return f"the disk takes no more ({what}{place}); make room, and continue with --resume\n"
+    return f"{DISK[codes[0]].format(what + place)}, and continue with --resume\n"
+
+
+def of_files(error: OSError, folder: Path) -> str:
+    """Return what an error with the files of a run directory says, and what to do; else nothing."""
+    if law := of_disk(error):
+        return f"{folder}: {law}".rstrip()
+    file = Path(os.fsdecode(error.filename or "/"))
+    if not file.absolute().is_relative_to(folder.absolute()):
+        return ""
+    gone = isinstance(error, FileNotFoundError) and not folder.exists()
+    remedy = "the run directory is gone" if gone else "make it writable, or name another --run-dir"
+    return f"{file}: {str(error.strerror).lower()}\n  {remedy}"
 
 
 def is_gone(error: Exception) -> bool:

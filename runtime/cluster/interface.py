@@ -31,5 +31,8 @@ class WorkerCluster(Protocol):
     def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         """Return those that are ready, at least one unless ``timeout`` seconds pass, and the rest."""
 
+    def unresponsive(self) -> dict[Place, str]:
+        """Return the workers whose process or host does not run, each with the reason."""
+
     def close(self) -> None:
         """End every process that this started."""

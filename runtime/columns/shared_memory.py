@@ -2,8 +2,8 @@
 
 A segment is used again once nobody reads what it holds, so that its pages are touched once; where an op still
 holds what it read, its reader marks the segment (``keep``), and another one takes its place. Segments are
-unlinked when their worker closes. Where it was killed, or its driver was, a ``Sweeper`` does that: Ray ends a
-worker's own children with it, Python's resource tracker among them.
+unlinked when their worker closes. Where it was killed, or its driver was,
+``runtime/cluster/sweeper.py`` does that.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from multiprocessing.shared_memory import SharedMemory
@@ -29,19 +27,6 @@ FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
 LEAST = 1 << 20  # bytes of values from which on they are shared
 CORES = len(os.sched_getaffinity(0))
 COPIERS = ThreadPoolExecutor(CORES)  # long columns are copied by these: others may run meanwhile
-AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
-SWEEP = """
-import glob, os, sys, time
-def sweep():
-    for path in glob.glob(sys.argv[1]):
-        try: os.unlink(path)
-        except FileNotFoundError: pass
-closed = sys.stdin.read()
-sweep()
-if not closed:
-    time.sleep(float(sys.argv[2]))
-    sweep()
-"""
 MAPPED: dict[str, mmap.mmap] = {}  # segments that this process reads, kept while they are there
 
 
@@ -128,20 +113,6 @@ def read(column: str, segment: Segment) -> Any:
 def keep(name: str) -> None:
     """Have a segment hold for good what it holds: its maker sees that it may not write there any more."""
     (FOLDER / name).chmod(stat.S_IRUSR)
-
-
-class Sweeper:
-    """Unlinks a session's segments when it is closed, or when this process has ended, however it did."""
-
-    def __init__(self, session: str) -> None:
-        """Start a process that waits for the end of this one."""
-        command = [sys.executable, "-S", "-c", SWEEP, str(FOLDER / f"{session}-*"), str(AGAIN_S)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def close(self) -> None:
-        """Unlink what workers have left behind; they have ended."""
-        if self.process.poll() is None:
-            self.process.communicate(b"closed")
 
 
 def _mapped(name: str, access: int) -> mmap.mmap:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.runtime.cluster.failures import culprit, failure
+from rlgraph.runtime.cluster.failures import culprit, failure, too_late
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.tasks import Place, place_text
 
@@ -27,7 +26,8 @@ class ControlCalls:
         Raises:
             RunError: of the first that failed, or of those that took too long.
         """
-        shared, calls = [self.cluster.put(arg) for arg in args], {}
+        # a put waits for as long as the object store does not answer
+        shared, calls = [arg if isinstance(arg, str) else self.cluster.put(arg) for arg in args], {}
         for at in self.cluster.places:
             calls[self.cluster.call(at, method, *shared, *(at if place else ()))[0]] = at
         return self._results(method, calls)
@@ -56,7 +56,7 @@ class ControlCalls:
             if not ready:
                 late = ", ".join(map(place_text, pending.values()))
                 law = f"`{method}` {self.when} on {late} took over {limit:.0f} s (schedule.timeout)"
-                raise RunError(law)
+                raise too_late(self.cluster, law)
             for reference in ready:
                 results[reference] = self._result(method, pending, reference)
                 del pending[reference]

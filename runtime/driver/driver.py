@@ -26,6 +26,7 @@ from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
 from rlgraph.runtime.driver.refill import repeated
 from rlgraph.runtime.driver.refill_round import more
 from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
+from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import (
     HOST,
     STORE,
@@ -118,8 +119,7 @@ class Driver:
                 last = time.monotonic()
                 self._hand_over()
             elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
-                where = self._first(execution)
-                raise self._failed(*where, RunError(f"nothing came for {silent:.0f} s (schedule.timeout)"))
+                raise self._too_late(execution, f"nothing came for {silent:.0f} s (schedule.timeout)")
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait
@@ -274,6 +274,14 @@ class Driver:
         for (execution, step), report in zip(asked.steps, reports, strict=True):
             for name, maker in execution.reported(step, asked.place, report):
                 self.over.setdefault(maker, []).append(name)
+
+    def _too_late(self, execution: Execution, law: str) -> RunError:
+        """Return the error of an execution that stands still: of a worker that can't answer, if any."""
+        waiting = {asked.place for asked in self.pending.values()}
+        for place, why in self.cluster.unresponsive().items():
+            at = self._at(place) if place in waiting else self._first(execution)[:2]
+            return self._failed(*at, place, AwayError(f"{law}: {why}"))
+        return self._failed(*self._first(execution), RunError(law))
 
     def _failed(self, execution: Execution, step: Step, place: Place, error: Exception) -> RunError:
         number = execution.entry.iteration + 1

@@ -9,7 +9,7 @@ from rlgraph.errors import RunError, shortened
 
 
 class AwayError(RunError):
-    """A worker's memory can't be read: that worker is gone."""
+    """A worker, or its memory, can't be reached: it is gone or has stopped."""
 
 
 class ServerLostError(RunError):

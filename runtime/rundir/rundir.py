@@ -2,6 +2,7 @@
 
 runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
+  lock                                   held by the process whose run this is
   environment.json                       by which versions, on which devices
   metrics.jsonl                          one object an iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
@@ -21,7 +22,7 @@ runs/demo/
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
+from rlgraph.files import ASIDE, DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_text import plan_text
@@ -37,20 +39,34 @@ from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.environment import environment
+from rlgraph.runtime.rundir.lock import LOCK, Lock
 from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
 
+STATE = "state.json"  # a checkpoint's file: where the run was
 WRITING = "writing"  # the name of a folder that is not complete
+FOLDERS = ("samples", "checkpoints", "logs")  # there from the start
+DESCRIBES = ("graph.yaml", "plan.txt", "plan.json")  # in the order in which they are written
+BEFORE_PLAN = {LOCK, *FOLDERS, *DESCRIBES[:-1], *(f"{name}{ASIDE}" for name in DESCRIBES)}
+CHECKPOINT = re.compile(r"(step|restart)-(\d+)")
 
 
 class RunDir:
     """Writes and reads the files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, lock: Lock | None = None) -> None:
+        """Open the directory of a run; who writes there holds its ``lock``."""
+        self.path, self.lock = path, lock
         self.graph = ""
         self.track: Sequence[str] = ()  # services that take the metrics too
         self.profile: frozenset[int] = frozenset()  # iterations, counted from 1, that workers trace
         self.trackers: list[Tracker] = []  # opened with the first metrics
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.lock:
+            self.lock.release()
 
     def close(self) -> None:
         """Close open files, and drop those left half-written."""
@@ -59,52 +75,53 @@ class RunDir:
             tracker.close(failed)
         self.trackers = []
         for inside in ("checkpoints", FOLDER, ""):
-            shutil.rmtree(self.path / inside / WRITING, ignore_errors=True)
+            for half in (self.path / inside / WRITING, *(self.path / inside).glob(f"*{DROPPED}")):
+                shutil.rmtree(half, ignore_errors=True)
 
     @staticmethod
     def fresh(path: Path | None, graph: str) -> RunDir:
         """Return a new run directory: ``path``, or the first of runs/GRAPH, runs/GRAPH-2, ... that is free.
 
         Raises:
-            RunError: ``path`` holds a run already.
+            RunError: ``path`` holds a run already, another process begins one there, or it can't be made.
         """
         if path is None:
             path, count = Path("runs") / graph, 1
             while path.exists():
                 count += 1
                 path = Path("runs") / f"{graph}-{count}"
-        elif path.exists() and any(path.iterdir()):
-            remedy = "continue that run with --resume, or name another --run-dir"
-            raise RunError(f"{path} holds files already\n  {remedy}")
-        for folder in ("samples", "checkpoints", "logs"):
-            (path / folder).mkdir(parents=True, exist_ok=True)
-        return RunDir(path)
+        path.mkdir(parents=True, exist_ok=True)
+        _check_free(path)  # before a lock is left there
+        folder = RunDir(path, Lock(path))
+        _check_free(path)
+        for name in FOLDERS:
+            (path / name).mkdir(exist_ok=True)
+        return folder
 
     @staticmethod
     def existing(path: Path) -> RunDir:
         """Return the directory of an earlier run.
 
         Raises:
-            RunError: it holds no run.
+            RunError: it holds no run, or another process runs it.
         """
         if not (path / "plan.json").is_file():
             law = f"{path} holds no run to resume (no plan.json)"
             raise RunError(f"{law}\n  leave out --resume to start one there")
-        return RunDir(path)
+        return RunDir(path, Lock(path))
 
     def describe(self, plan: Plan, graph: str) -> None:
-        """Write the graph and the plan that will run."""
+        """Write the graph and the plan that will run; with the plan, which is last, there is a run."""
         self.graph = plan.graph
-        (self.path / "graph.yaml").write_text(graph, encoding="utf-8")
-        (self.path / "plan.txt").write_text(plan_text(plan), encoding="utf-8")
-        (self.path / "plan.json").write_text(plan.json(), encoding="utf-8")
+        for name, text in zip(DESCRIBES, (graph, plan_text(plan), plan.json()), strict=True):
+            write(self.path / name, text)
 
     def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
         """Write the run's environment, with each worker's device; those of earlier starts stay under it."""
         path = self.path / "environment.json"
-        before = [json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+        before = [read_json(path)] if path.is_file() else []
         record = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write(path, json.dumps(record, indent=1) + "\n")
 
     def check_same(self, plan: Plan) -> None:
         """Check that a run was made from this graph.
@@ -112,7 +129,7 @@ class RunDir:
         Raises:
             RunError: it was not.
         """
-        saved = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        saved = read_json(self.path / "plan.json")
         if saved["digest"] == plan.digest:
             return
         law = f"{self.path} was made from another graph, or with other settings"
@@ -167,8 +184,8 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
-        states = (self.path / "checkpoints").glob("*-*/state.json")
-        return sorted((state.parent for state in states), key=iteration_of)
+        every = (self.path / "checkpoints").glob("*-*")
+        return sorted((path for path in every if CHECKPOINT.fullmatch(path.name)), key=iteration_of)
 
     def saved(self) -> int:
         """Return the iteration of the last checkpoint, -1 without one."""
@@ -182,30 +199,33 @@ class RunDir:
         folder.mkdir(parents=True)
         return folder
 
-    def commit_checkpoint(self, folder: Path, state: State, keep: int, lasting: bool) -> None:
-        """Make a written checkpoint the last one, in one rename.
+    def commit_checkpoint(
+        self, folder: Path, state: State, sums: Mapping[str, str], keep: int, lasting: bool
+    ) -> None:
+        """Make a written checkpoint the last one, in one rename; the metrics that led to it are on disk then.
 
         ``keep`` lasting ones stay. One that is not is there for a restart, until the next one comes.
+        ``sums`` are the digests of its files, which are on disk.
         """
         final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
-        with (folder / "state.json").open("w", encoding="utf-8") as file:
-            json.dump(state.record(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        _replace(final, folder)
+        write(folder / STATE, json.dumps(state.record()))
+        write_sums(folder, {**sums, STATE: sha256(folder / STATE)})
+        for path in filter(Path.is_file, map(self.path.joinpath, HISTORY)):
+            sync(path)
+        replace(final, folder)
         *before, _ = self.checkpoints()
         steps = [path for path in before if path.name.startswith("step-")]
         kept = steps[-keep:] if not lasting else steps[len(steps) - keep + 1 :]
         for old in set(before) - set(kept):
-            shutil.rmtree(old)
+            discard(old)
 
     def commit_recorded(self, folder: Path, iteration: int) -> None:
         """Commit written columns as those of an iteration."""
-        _replace(step_folder(self.path, iteration), folder)
+        replace(step_folder(self.path, iteration), folder)
 
     def commit_models(self, folder: Path) -> None:
         """Commit the exported models."""
-        _replace(self.path / "models", folder)
+        replace(self.path / "models", folder)
 
     def restarted(self, number: int, of: int, reason: str) -> None:
         """Note that the run begins anew, and why."""
@@ -213,33 +233,29 @@ class RunDir:
         with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "reason": reason}) + "\n")
 
-    def restore(self) -> tuple[dict[str, Any], Path | None]:
-        """Return the state of the last checkpoint, and its folder; without one, nothing.
-
-        Later metrics are dropped.
-        """
-        if not (complete := self.checkpoints()):
-            self._truncate(-1)
-            return {}, None
-        record = json.loads((complete[-1] / "state.json").read_text(encoding="utf-8"))
-        self._truncate(record["iteration"])
-        return record, complete[-1].resolve()
+    def restore(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Return the state that a checkpoint has, or none; what was written after it is dropped."""
+        record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
+        self._truncate(record.get("iteration", -1))
+        return record
 
     def _truncate(self, iteration: int) -> None:
         """Drop the lines of later iterations, which come again."""
-        for name, step in (("metrics.jsonl", _step), ("timeline.json", _traced)):
+        for name, step in HISTORY.items():
             path = self.path / name
             if path.is_file():
-                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-                kept = [line for line in lines if step(line) <= iteration]
-                path.write_text("".join(kept), encoding="utf-8")
+                lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                write(path, "".join(f"{line}\n" for line in lines if step(line) <= iteration))
         for later in (path for step, path in steps_of(self.path).items() if step > iteration):
-            shutil.rmtree(later)
+            discard(later)
 
 
-def _replace(folder: Path, written: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    written.rename(folder)
+def _check_free(path: Path) -> None:
+    """Check that a folder holds no more than what a run leaves that ended before it had a plan."""
+    held = {file.name for file in path.iterdir()}
+    if not held <= BEFORE_PLAN:
+        remedy = "continue that run with --resume, or name" if "plan.json" in held else "name"
+        raise RunError(f"{path} holds files already\n  {remedy} another --run-dir")
 
 
 def iteration_of(checkpoint: Path) -> int:
@@ -251,7 +267,7 @@ def _step(line: str) -> float:
     """Return the step of a metrics line; a line cut short by a crash is after everything."""
     try:
         return float(json.loads(line)["step"])
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         return float("inf")
 
 
@@ -259,5 +275,8 @@ def _traced(line: str) -> float:
     """Return the iteration of a line of the timeline; its opening bracket is before everything."""
     try:
         return float(json.loads(line.rstrip().rstrip(","))["args"]["iteration"])
-    except ValueError:
-        return -2 if line == "[\n" else float("inf")
+    except (ValueError, TypeError, KeyError):
+        return -2 if line == "[" else float("inf")
+
+
+HISTORY = {"metrics.jsonl": _step, "timeline.json": _traced}  # files of lines, and the iteration of a line

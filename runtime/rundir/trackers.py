@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlgraph.errors import RunError
+from rlgraph.files import read_json, write
 
 Values = Mapping[str, float]
 QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
@@ -142,8 +143,8 @@ TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {"wandb": Wandb, "mlflow":
 def _id(folder: Path, service: str, make: Callable[[], str]) -> str:
     """Return the id by which a service knows the run: made once, and kept in the run directory."""
     file = folder / IDS
-    ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    ids: dict[str, str] = read_json(file) if file.is_file() else {}
     if service not in ids:
         ids[service] = make()
-        file.write_text(json.dumps(ids), encoding="utf-8")
+        write(file, json.dumps(ids))
     return ids[service]

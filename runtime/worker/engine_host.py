@@ -160,10 +160,10 @@ class EngineHost:
         for name, engine in self._changing():
             engine.begin_save(f"{folder}/{name}")
 
-    def finish_save(self) -> None:
-        """Wait until they are written."""
-        for _, engine in self._changing():
-            engine.finish_save()
+    def finish_save(self) -> dict[str, str]:
+        """Wait until they are written; return the digests of this rank's files, by name in the folder."""
+        files = [(name, engine.finish_save()) for name, engine in self._changing()]
+        return {f"{name}/{file}": digest for name, sums in files for file, digest in sums.items()}
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""

@@ -47,6 +47,10 @@ class Process:
 
         return str(ray.get_runtime_context().get_node_id())
 
+    def pid(self) -> int:
+        """Return the number of this process on its host."""
+        return os.getpid()
+
     def free_port(self) -> int:
         """Return a port of this host that is free now."""
         with socket.socket() as probe:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.files import write
 from rlgraph.runtime.columns.part import Part, gathered, unpack
 from rlgraph.runtime.messages.tasks import Excerpt
 
@@ -22,9 +23,7 @@ def write_samples(path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: 
     picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
     lines = _lines(tokenizer, columns, gathered(picks, counts, parts))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
-    aside = Path(f"{path}.writing")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)  # a worker that is killed here leaves no half of it
+    write(Path(path), text)
 
 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.errors import RunError
+from rlgraph.files import damaged, read_sums, sha256, sync
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
@@ -27,7 +28,7 @@ from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.errors import AwayError, portable
 from rlgraph.runtime.messages.report import Report, Scope
-from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Task, TaskCounter
+from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Place, Task, TaskCounter
 from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.op_call import OpCall, rows_made
 from rlgraph.runtime.worker.process import Process, redirect, see_own_gpu
@@ -205,9 +206,11 @@ class Worker(Process):
         start, outputs = time.time(), gathered(picks, counts, parts)
         return _flat(Report(start, time.time()), outputs)
 
-    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> None:
-        """Write to a file the rows that ``repartition`` would return."""
+    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> str:
+        """Write a file of the rows that ``repartition`` would return, down to the disk; return its digest."""
         save(path, gathered(picks, counts, parts))
+        sync(Path(path))
+        return sha256(Path(path))
 
     def read_rows(self, path: str) -> Any:
         """Return the columns that ``write_rows`` wrote."""
@@ -233,9 +236,15 @@ class Worker(Process):
         """Copy this rank's shards of every trained model, and write them in the background."""
         self.engines.begin_save(folder)
 
-    def finish_save(self) -> None:
-        """Wait until they are written."""
-        self.engines.finish_save()
+    def finish_save(self) -> dict[str, str]:
+        """Wait until they are written; return the digests of this rank's files, by name in the folder."""
+        return self.engines.finish_save()
+
+    def damaged(
+        self, folder: str, shares: Mapping[Place, Sequence[str]], pool: str, device: int
+    ) -> list[str]:
+        """Return those of this worker's share of a checkpoint's files that are not what was written."""
+        return damaged(Path(folder), read_sums(Path(folder)), shares[pool, device])
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""

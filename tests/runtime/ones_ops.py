@@ -83,6 +83,7 @@ def trapped(
     traps: dict[str, int],
     first: bool = True,
     host: bool = False,
+    kill: str = "SIGKILL",
 ) -> float32[samples]:
     """Rewards as they are. From an iteration of ``traps`` on, its process ends where it enters that function.
 
@@ -91,6 +92,7 @@ def trapped(
         traps: name of a function as in a traceback, and iteration, from 1.
         first: whether it is set on the device that has the first row, or on the others.
         host: whether Ray's daemon on the host ends instead, and with it all of its workers.
+        kill: the signal that is sent.
     """
     import os
     import signal
@@ -105,7 +107,7 @@ def trapped(
         if event == "call" and name in due and "rlgraph" in frame.f_globals.get("__name__", ""):
             Path(folder, name).touch()
             time.sleep(0.5)  # what it did before is reported
-            os.kill(os.getppid() if host else os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid() if host else os.getpid(), signal.Signals[kill])
             time.sleep(600)  # until it is ended with its host
 
     if due and (0 in ctx.rows) == first:

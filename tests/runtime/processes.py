@@ -21,7 +21,8 @@ from ranks import imported
 
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import perform, threads_each
-from rlgraph.runtime.columns.shared_memory import Sweeper
+from rlgraph.runtime.cluster.liveness import STATES, state
+from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
 
@@ -154,7 +155,14 @@ class ProcessCluster:
         done, _ = wait(references, timeout, FIRST_COMPLETED)
         return [one for one in references if one in done], [one for one in references if one not in done]
 
+    def unresponsive(self) -> dict[Place, str]:
+        letters = {place: state(worker.process.pid or 0) for place, worker in self.workers.items()}
+        return {place: STATES[letter] for place, letter in letters.items() if letter in STATES}
+
     def close(self) -> None:
-        for process in (*self.workers.values(), *self.others.values()):
+        every = (*self.workers.values(), *self.others.values())
+        for process in every:  # all of them first: one may wait for what another returns
+            process.process.kill()
+        for process in every:
             process.end()
         self.sweeper.close()

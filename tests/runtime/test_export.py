@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlgraph.cli.main import main
 from rlgraph.errors import RunError
+from rlgraph.files import sha256, write_sums
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.export import export
@@ -66,6 +67,8 @@ def test_a_checkpoint_of_two_ranks_is_exported_by_one(run: Path, tmp_path: Path)
     source = run / "checkpoints/step-000002/policy"
     launch(__file__, tmp_path, model, str(source), str(checkpoint))
     assert len([*checkpoint.iterdir()]) > len([*source.iterdir()])
+    sums = {f"policy/{path.name}": sha256(path) for path in checkpoint.iterdir()}
+    write_sums(checkpoint.parent, {**sums, "state.json": sha256(checkpoint.parent / "state.json")})
     assert logits(export(two, tmp_path / "made")).equal(logits(run / "models/policy"))
 
 

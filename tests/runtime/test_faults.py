@@ -143,6 +143,18 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     assert not Path("a/models").exists()
 
 
+@pytest.mark.parametrize("where", ["Worker.repartition", "Worker.finish_save"])
+def test_a_worker_that_stops_is_named_and_replaced(run_on_devices: Callable[..., str], where: str) -> None:
+    graph, token = with_traps(ONE, main={where: 1}), uuid.uuid4().hex
+    schedule = "schedule={iterations: 2, restarts: 1, timeout: 5}"
+    settings = ("trap_main.first=false", "trap_main.kill=SIGSTOP", schedule, "--devices", "2")
+    run_on_devices(graph, *settings, "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
+    assert_gone(token)
+    (note,) = lines("a", "restarts.jsonl")
+    assert "main[1]" in note["reason"]
+    assert "its process is stopped (SIGSTOP, or a debugger)" in note["reason"]
+
+
 def not_finite(on_nan: str, loss: str = "infinite") -> tuple[str, ...]:
     return (
         f"update_policy.loss={{kind: '{OPS}:{loss}'}}",

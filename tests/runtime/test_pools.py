@@ -27,6 +27,7 @@ from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def carry_out(plan: Plan, run_dir: str, steps: int) -> list[dict[str, Any]]:
     plan, cluster = in_one_process(plan), InlineCluster(plan.pools)
     with Progress(plan, steps, folder.path) as progress:
         try:
-            TrainingRun(plan, cluster, folder, progress, steps).run(resume=False)
+            TrainingRun(plan, cluster, folder, progress, steps, StopSignals(print)).run(resume=False)
         finally:
             cluster.close()
             folder.close()

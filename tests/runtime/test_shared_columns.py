@@ -16,8 +16,9 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.runtime.cluster.cluster import RayCluster
+from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part, gather, unpack
-from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, Sweeper, read
+from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.messages.errors import AwayError
@@ -244,7 +245,7 @@ def test_workers_of_a_cluster_read_each_other_and_leave_nothing(tmp_path: Path, 
 DRIVER = f"""
 import os
 import signal
-from rlgraph.runtime.columns.shared_memory import Sweeper
+from rlgraph.runtime.cluster.sweeper import Sweeper
 sweeper = Sweeper("{SESSION}")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -14,7 +14,6 @@ read the rows that it owns out of what any other number wrote.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.weights.transfer import WIDE
@@ -40,7 +40,7 @@ class Saves:
         # page-locked copies of tensors on a GPU, for the next save too
         self._copies: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._pending: Future[dict[str, str]] | None = None
 
     def begin(self, directory: str, tensors: NamedTensors, state: Mapping[str, Any]) -> None:
         """Copy this rank's part to host memory, and return while it is written.
@@ -66,11 +66,10 @@ class Saves:
             torch.cuda.synchronize()
         return self._copies
 
-    def finish(self) -> None:
-        """Wait until this rank's part is on disk; raise what its writing raised."""
+    def finish(self) -> dict[str, str]:
+        """Wait until this rank's part is on disk; return its files' digests, or raise what writing raised."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        return {} if pending is None else pending.result()
 
 
 def training_state(
@@ -180,8 +179,10 @@ def _room(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
-def _write(directory: Path, rank: int, ranks: int, tensors: dict[str, torch.Tensor], state: str) -> None:
-    """Write a rank's part, down to the disk."""
+def _write(
+    directory: Path, rank: int, ranks: int, tensors: dict[str, torch.Tensor], state: str
+) -> dict[str, str]:
+    """Write a rank's part, down to the disk; return the digests of its files by name."""
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -191,9 +192,8 @@ def _write(directory: Path, rank: int, ranks: int, tensors: dict[str, torch.Tens
         written.append(directory / "state.json")
         written[1].write_text(state, encoding="utf-8")
     for path in (*written, directory):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        sync(path)
+    return {path.name: sha256(path) for path in written}
 
 
 def _read(directory: Path, ranks: int, tensors: NamedTensors) -> None:

@@ -243,13 +243,13 @@ class FsdpEngine:
             state = checkpoint.training_state(self.model, self.optimizer, self.scheduler)
             self.saves.begin(directory, *state)
 
-    def finish_save(self) -> None:
-        """Wait for what ``begin_save`` began, if anything.
+    def finish_save(self) -> dict[str, str]:
+        """Wait for what ``begin_save`` began, if anything; return the digests of this rank's files by name.
 
         Raises:
             OSError, safetensors.SafetensorError: it could not be written.
         """
-        self.saves.finish()
+        return self.saves.finish()
 
     def save(self, directory: str) -> None:
         """Save at once: any number of ranks can load it when this has returned on all."""

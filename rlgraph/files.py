@@ -1,0 +1,108 @@
+"""Files that are whole at any moment, a power cut included: written aside, synced to disk, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import RunError
+
+SUMS = "SHA256SUMS"  # a file in a folder: what `sha256sum --check` reads
+ASIDE = ".writing"  # the end of a name: the file or folder is not complete
+DROPPED = ".dropped"  # the end of a name: the folder is being removed
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file by one that is on disk as a whole; one that was there stays until then."""
+    aside = path.with_name(path.name + ASIDE)
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        RunError: it can't be read; the message names the file and why.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"{path} can't be read: {why}\n  bring it back from a copy, or start anew") from error
+
+
+def replace(folder: Path, written: Path) -> None:
+    """Put a folder that is written in the place of another, once all of it is on disk."""
+    for path in (*written.rglob("*"), written):
+        sync(path)
+    discard(folder)
+    written.rename(folder)
+    sync(folder.parent)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; a name that it loses first says that it is not whole any more."""
+    dropped = folder.with_name(folder.name + DROPPED)
+    shutil.rmtree(dropped, ignore_errors=True)
+    if folder.exists():
+        folder.rename(dropped)
+        shutil.rmtree(dropped)
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Write the digests of a folder's files, by their names in it."""
+    write(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the digests that ``write_sums`` wrote.
+
+    Raises:
+        RunError: they can't be read, or a file of the folder has none.
+    """
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / SUMS} can't be read: {error}") from error
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    if more := found - sums.keys() - {SUMS}:
+        raise RunError(f"{folder / SUMS} has no digest of {min(more)}")
+    return sums
+
+
+def damaged(folder: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return those of some of a folder's files that are missing, or are not what was written."""
+    return [name for name in names if not _is_whole(folder / name, sums[name])]
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    try:
+        return sha256(path) == digest
+    except OSError:
+        return False

@@ -1,0 +1,48 @@
+"""Finds out why workers do not answer: a process or a host that has stopped says nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlgraph.runtime.messages.tasks import Place
+
+ASKING_S = 20  # seconds in which a host has to say how its workers are
+STATES = {
+    "T": "its process is stopped (SIGSTOP, or a debugger)",
+    "Z": "its process has ended",
+    "": "it is gone",
+}
+
+
+def state(process: int) -> str:
+    """Return the letter that Linux has for the state of a process of this host, "" if there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:
+    """Return, of workers by node and process, those that can't answer, each with the reason.
+
+    Args:
+        ray: the module, joined to their cluster.
+        workers: the node of each worker as Ray names it, and its process there.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0, max_retries=0)(state)
+    asked = {}
+    for place, (node, process) in workers.items():
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked[ask.options(scheduling_strategy=there).remote(process)] = place
+    ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ASKING_S)
+    found = {asked[reference]: f"its host did not answer in {ASKING_S} s" for reference in late}
+    for reference in ready:
+        try:
+            found[asked[reference]] = STATES.get(ray.get(reference), "")
+        except Exception:  # of Ray: the host has left the cluster
+            found[asked[reference]] = "its host is gone"
+    return {place: why for place, why in found.items() if why}

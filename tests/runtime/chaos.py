@@ -1,0 +1,190 @@
+"""Kill a run's processes at random moments, resume it, and hold what comes out against an undisturbed twin.
+
+    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 DIR
+
+A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
+and a random while after them; what is killed is the driver, a worker, Ray's raylet or control store, or all
+at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
+the bit: a prompt that is lost or repeated would be in other columns. What is still there LEFT_S after the end
+of its driver is a leak. The table says all that by moment and process; the script ends with 1 where anything
+differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo_files import make_demo_files
+from ran import holders, metrics, same_weights
+
+HERE = Path(__file__).parent
+SETTINGS = ("schedule={iterations: 8, save_every: 2, record_every: 1}", "eval.every=4", "prompts.batch=4")
+MOMENTS = {
+    "start": r"starting workers",
+    "load": r"loading models",
+    "iterate": r"after 0 iterations|resumed after",
+    "checkpoint": r"saving a checkpoint",
+    "evaluate": r"after 4 iterations",
+    "export": r"writing the models",
+}
+PROCESSES = ("driver", "worker", "raylet", "gcs_server", "all")
+CHAIN = 4  # kills of a run
+WITHIN_S = 1.0  # after a moment
+LEFT_S, LIMIT_S = 20, 300
+
+
+@dataclass
+class Counts:
+    """What came of the kills, by (moment, process), and of the chains."""
+
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    resumed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    leaked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    chains: int = 0
+    equal: int = 0
+    trouble: list[str] = field(default_factory=list)
+
+
+def command(run_dir: Path) -> list[str]:
+    go_on = ["--resume"] if (run_dir / "plan.json").exists() else []
+    graph = str(HERE / "ones.yaml")
+    run = [sys.executable, "-u", "-m", "rlgraph", "run", graph, *SETTINGS, "--devices", "2"]
+    return [*run, "--run-dir", str(run_dir), *go_on]
+
+
+def begun(run_dir: Path, token: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"RLGRAPH_TEST_TOKEN": token},
+        start_new_session=True,
+    )
+
+
+def targets(process: str, driver: int, token: str) -> list[int]:
+    """Return the processes to kill, those of Ray by their names."""
+    if process == "driver":
+        return [driver]
+    names = holders(token)
+    if process == "all":
+        return [driver, *names]
+    wanted = "ray::Worker" if process == "worker" else process
+    return [pid for pid, name in names.items() if wanted in name][:1]
+
+
+def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
+    """Begin or resume a run, and kill a process of it at a moment; it may have ended before."""
+    token, said = uuid.uuid4().hex, []
+    with begun(run_dir, token) as run:
+        assert run.stdout
+        for line in run.stdout:
+            said.append(line)
+            if re.search(MOMENTS[moment], line):
+                time.sleep(random.uniform(0, WITHIN_S))
+                struck = targets(process, run.pid, token)
+                end(struck)
+                counts.kills[moment, process] += bool(struck)
+                break
+        try:
+            said.append(run.communicate(timeout=LIMIT_S)[0])
+        except subprocess.TimeoutExpired:
+            counts.trouble.append(f"{process} killed at {moment}: nothing for {LIMIT_S} s\n{''.join(said)}")
+            os.killpg(run.pid, signal.SIGKILL)
+    if "Traceback" in "".join(said) and process != "all":
+        counts.trouble.append(f"{process} killed at {moment}:\n{''.join(said)}")
+    limit = time.monotonic() + LEFT_S
+    while (left := holders(token)) and time.monotonic() < limit:
+        time.sleep(0.5)
+    if left:
+        counts.leaked[moment, process] += 1
+        end(left)
+
+
+def end(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def chain(run_dir: Path, twin: Path, kills: int, counts: Counts) -> None:
+    """Kill a run several times, let it end, and compare it with its twin."""
+    struck = []
+    for _ in range(kills):
+        struck.append((random.choice([*MOMENTS]), random.choice(PROCESSES)))
+        killed(run_dir, *struck[-1], counts)
+    done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
+    counts.chains += 1
+    if done.returncode:
+        counts.trouble.append(f"{struck}: the last resume failed\n{done.stdout}{done.stderr}")
+        return
+    counts.resumed.update(struck)
+    columns = [path.relative_to(twin) for path in sorted(twin.glob("recorded/*/*.parquet"))]
+    same = [(run_dir / path).read_bytes() == (twin / path).read_bytes() for path in columns]
+    equal = (
+        all(same) and metrics(str(run_dir)) == metrics(str(twin)) and same_weights(str(run_dir), str(twin))
+    )
+    counts.equal += equal
+    if not equal:
+        counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
+    else:
+        shutil.rmtree(run_dir)
+
+
+def chaos(folder: Path, kills: int, seed: int) -> Counts:
+    """Kill as often as that, in chains; print the table."""
+    random.seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["RLGRAPH_TEST_FILES"] = str(folder / "demo_files")
+    if not (folder / "demo_files").exists():
+        make_demo_files(folder / "demo_files")
+    counts, twin = Counts(), folder / "twin"
+    if not (twin / "models").exists():
+        shutil.rmtree(twin, ignore_errors=True)
+        subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
+    for number in range(-(-kills // CHAIN)):
+        chain(folder / f"chain-{number}", twin, min(CHAIN, kills - number * CHAIN), counts)
+        done = f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal"
+        print(done, flush=True)
+    print(table(counts))
+    return counts
+
+
+def table(counts: Counts) -> str:
+    """Return kills, leaks and chains as text."""
+    lines = [f"{'moment':<12}" + "".join(f"{process:>12}" for process in PROCESSES)]
+    for moment in MOMENTS:
+        cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in PROCESSES]
+        lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
+    lines.append(f"kills, and in brackets after how many of them a process was left after {LEFT_S} s")
+    lines.append(f"{counts.chains} chains, {counts.equal} equal to the bit: nothing lost, nothing doubled")
+    return "\n".join([*lines, *counts.trouble])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    counts = chaos(options.folder, options.kills, options.seed)
+    sys.exit(bool(counts.trouble or counts.leaked.total()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A run that is killed at any of its writes goes on to the same weights and metrics; nothing half is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from chaos import chaos
+from kills import attempt
+from ran import metrics, same_weights
+from ranks import LIMIT, imported
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.export import export
+from rlgraph.runtime.run import run_graph
+
+ONE = str(Path(__file__).parent / "ones.yaml")
+SETTINGS = (
+    "schedule={iterations: 3, save_every: 1, keep: 1, record_every: 2}",
+    "prompts.batch=2",
+    "eval.every=2",
+)
+PARTS = 8  # of the kills, so that two workers share them
+pytestmark = pytest.mark.usefixtures("in_demo")
+HALF = re.compile(r"writing|dropped")
+
+
+def train(run_dir: str, resume: bool = False, steps: int | None = None) -> None:
+    run_graph(ONE, SETTINGS, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
+
+
+def go_on(run_dir: str) -> None:
+    """As a user would who follows what the errors say."""
+    try:
+        train(run_dir, resume=True)
+    except RunError as error:
+        if "leave out --resume" not in str(error):
+            raise
+        train(run_dir)
+
+
+def ended(root: str, at: int | None, work: Callable[[], object], power: bool = False) -> str:
+    """Do work in a process of its own that is killed at one of its events; return what it said."""
+    process = imported().Process(
+        target=in_folder, args=(os.getcwd(), dict(os.environ), root, at, power, work)
+    )
+    process.start()
+    process.join(LIMIT)
+    said = Path("said").read_text(errors="replace")
+    assert process.exitcode == (0 if at is None else -9), said
+    return said
+
+
+def in_folder(
+    folder: str,
+    environment: dict[str, str],
+    root: str,
+    at: int | None,
+    power: bool,
+    work: Callable[[], object],
+) -> None:
+    os.chdir(folder)
+    os.environ.update(environment)
+    attempt(root, at, power, "said", work)
+
+
+def events(said: str) -> int:
+    return int(said.rpartition("events ")[2])
+
+
+def assert_same(run: str, whole: str) -> None:
+    assert metrics(run) == metrics(whole)
+    assert same_weights(run, whole)
+    assert sorted(os.listdir(f"{run}/checkpoints")) == sorted(os.listdir(f"{whole}/checkpoints"))
+    left = [str(path) for path in Path(run).rglob("*") if HALF.search(path.name)]
+    assert not left, left
+
+
+def kills(total: int, part: int | None) -> list[int]:
+    """Return the events to end at: every PARTS-th at night, a few by day."""
+    return [*range(1 + part, total + 1, PARTS)] if part is not None else [total // 7, total // 2, total]
+
+
+NIGHT = [pytest.param(part, marks=pytest.mark.nightly) for part in range(PARTS)]
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+@pytest.mark.parametrize("part", [None, *NIGHT])
+def test_a_run_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool) -> None:
+    total = events(ended("whole", None, partial(train, "whole")))
+    for at in kills(total, part):
+        ended("a", at, partial(train, "a"), power)
+        ended("a", None, partial(go_on, "a"))
+        assert_same("a", "whole")
+        shutil.rmtree("a")
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+@pytest.mark.parametrize("part", NIGHT)
+def test_a_resume_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool) -> None:
+    ended("whole", None, partial(train, "whole"))
+    ended("begun", None, partial(train, "begun", steps=2))
+    shutil.copytree("begun", "a")
+    total = events(ended("a", None, partial(train, "a", resume=True)))
+    for at in kills(total, part):
+        shutil.rmtree("a")
+        shutil.copytree("begun", "a")
+        ended("a", at, partial(train, "a", resume=True), power)
+        ended("a", None, partial(train, "a", resume=True))
+        assert_same("a", "whole")
+
+
+@pytest.mark.nightly
+def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none() -> None:
+    ended("whole", None, partial(train, "whole"))
+    total = events(ended("out", None, partial(export, Path("whole"), Path("out/model"))))
+    assert total > 5
+    for at in range(1, total + 1):
+        shutil.rmtree("out")
+        ended("out", at, partial(export, Path("whole"), Path("out/model")))
+        if not Path("out/model").exists():
+            ended("out", None, partial(export, Path("whole"), Path("out/model")))
+        Path("out/models").mkdir()
+        Path("out/model").rename("out/models/policy")
+        assert same_weights("out", "whole")
+        assert not HALF.search(str(os.listdir("out")))
+
+
+@pytest.mark.nightly
+def test_processes_killed_at_random_moments_lose_and_leave_nothing(tmp_path: Path) -> None:
+    counts = chaos(tmp_path, kills=12, seed=int(time.time()))
+    assert not counts.trouble
+    assert counts.equal == counts.chains == 3
+    assert not counts.leaked
