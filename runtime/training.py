@@ -230,7 +230,7 @@ class TrainingRun:
 
     def _restore(self) -> None:
         folder = self._last_whole()
-        record = self.folder.restore(folder)
+        record = self.folder.restore(folder, self.plan.schedule.keep)
         if folder:
             waiting = record.pop("waiting", {})
             self.state = State(**record)

@@ -213,10 +213,13 @@ class RunDir:
         for path in filter(Path.is_file, map(self.path.joinpath, HISTORY)):
             sync(path)
         replace(final, folder)
-        *before, _ = self.checkpoints()
-        steps = [path for path in before if path.name.startswith("step-")]
-        kept = steps[-keep:] if not lasting else steps[len(steps) - keep + 1 :]
-        for old in set(before) - set(kept):
+        self._drop_old(keep)
+
+    def _drop_old(self, keep: int) -> None:
+        """Remove checkpoints but the last one, and the last ``keep`` of those that are lasting."""
+        complete = self.checkpoints()
+        steps = [path for path in complete if path.name.startswith("step-")]
+        for old in {*complete} - {*complete[-1:], *steps[-keep:]}:
             discard(old)
 
     def commit_recorded(self, folder: Path, iteration: int) -> None:
@@ -233,9 +236,18 @@ class RunDir:
         with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "reason": reason}) + "\n")
 
-    def restore(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Return the state that a checkpoint has, or none; what was written after it is dropped."""
+    def restore(self, checkpoint: Path | None, keep: int) -> dict[str, Any]:
+        """Return the state that a checkpoint has, or none; what was written after it is dropped.
+
+        Later checkpoints are damaged, and stay by another name. Of the others ``keep`` stay, as ever.
+        """
         record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
+        for later in self.checkpoints() if checkpoint else ():
+            if iteration_of(later) > record["iteration"]:
+                aside = later.with_name(f"{later.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                later.rename(aside)
+        self._drop_old(keep)
         self._truncate(record.get("iteration", -1))
         return record
 

@@ -76,6 +76,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert "resumed after iteration 1" in said
     assert metrics("a") == metrics("whole")
     assert same_weights("a", "whole")
+    assert sorted(os.listdir("a/checkpoints")) == ["step-000002", "step-000002.damaged", "step-000003"]
 
 
 def test_where_every_checkpoint_is_damaged_all_are_named(
@@ -150,10 +151,10 @@ def test_lines_that_are_none_are_dropped_at_a_resume(run: Callable[[str], None],
     with RunDir.existing(Path("a")) as folder:
         path, whole = Path("a/metrics.jsonl"), Path("a/metrics.jsonl").read_bytes()
         path.write_bytes(whole + end.encode(errors="surrogateescape"))
-        folder.restore(folder.checkpoints()[-1])
+        folder.restore(folder.checkpoints()[-1], keep=2)
         assert path.read_bytes() == whole
         path.write_bytes(whole.removesuffix(b"\n"))  # the next line would be glued to it
-        folder.restore(folder.checkpoints()[-1])
+        folder.restore(folder.checkpoints()[-1], keep=2)
         assert path.read_bytes() == whole
 
 
