@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
-from rlgraph.runtime.cluster.liveness import unresponsive
+from rlgraph.runtime.cluster.liveness import STATES, daemons, state, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
@@ -25,6 +26,7 @@ from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
 
+LOOK_S = 1.0  # seconds between two looks at Ray's own processes
 SPLIT = re.compile(r"(\d+)")
 
 
@@ -147,7 +149,7 @@ class RayCluster:
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
-        self.sweeper = Sweeper(self.session)
+        self.sweeper = Sweeper(self.session, f"continue with --resume --run-dir {logs.parent}")
         self.planned: tuple[Plan, Any] | None = None  # the plan that tasks beside workers get
         self._start_ray(address)
         try:
@@ -163,13 +165,12 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
         options |= {"num_gpus": devices} if self.gpus else {}
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
-        if not address:
-            self.sweeper.of_ray(self.ray.get_runtime_context().get_session_name())
+        self.daemons = {} if address else daemons()
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
         """Start a worker for each place; within a pool in the order of (host, device)."""
-        group = reserved(self.ray, parts, self.gpus, min(timeout, 120))
+        group = reserved(self.ray, parts, self.gpus, min(timeout, 120), self.check)
         bundles = [bundle for bundle, (_, size) in enumerate(parts) for _ in range(size)]
         started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
         spots = self._answers([worker.place.remote() for worker in started], timeout)
@@ -200,7 +201,7 @@ class RayCluster:
 
     def _answers(self, pending: Sequence[Any], timeout: float) -> list[Any]:
         """Return the answers of workers that have just been started, within ``timeout`` seconds in all."""
-        _, late = self.ray.wait(pending, num_returns=len(pending), timeout=timeout)
+        _, late = self._wait(pending, len(pending), timeout)
         if late:
             law = f"{len(late)} of the workers did not start in {timeout:.0f} s (schedule.timeout)"
             raise RunError(law)
@@ -232,8 +233,29 @@ class RayCluster:
         return list(self.ray.get(list(references)))
 
     def wait(self, references: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
-        ready, rest = self.ray.wait(list(references), num_returns=1, timeout=timeout, fetch_local=False)
-        return ready, rest
+        return self._wait(references, 1, timeout)
+
+    def _wait(self, references: Sequence[Any], count: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        """Return those that are ready, at least ``count`` unless ``timeout`` seconds pass, and the rest."""
+        end = time.monotonic() + timeout
+        while True:
+            left = max(end - time.monotonic(), 0)
+            ready, rest = self.ray.wait(
+                list(references), num_returns=count, timeout=min(left, LOOK_S), fetch_local=False
+            )
+            if len(ready) >= count or not left:
+                return ready, rest
+            self.check()
+
+    def check(self) -> None:
+        """Check that the processes of a Ray that was started here run; ``LostError`` where one does not.
+
+        Ray itself ends this process a minute after it has lost its control store.
+        """
+        for process, name in self.daemons.items():
+            if (letter := state(process)) in STATES:
+                law = f"Ray's {name} on this machine (process {process}): {STATES[letter]}"
+                raise LostError(law, law)
 
     def unresponsive(self) -> dict[Place, str]:
         return unresponsive(self.ray, {place: (self.nodes[place], self.pids[place]) for place in self.places})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from rlgraph.runtime.messages.tasks import Place
 
 ASKING_S = 20  # seconds in which a host has to say how its workers are
+DAEMONS = ("gcs_server", "raylet")
 STATES = {
     "T": "its process is stopped (SIGSTOP, or a debugger)",
     "Z": "its process has ended",
@@ -22,6 +24,16 @@ def state(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def daemons() -> dict[int, str]:
+    """Return Ray's control store and raylet by process, where this process has started them."""
+    found = {}
+    for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for process in map(int, child.read_text().split()):
+            program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
+            found |= {process: name for name in (Path(program).name,) if name in DAEMONS}
+    return found
 
 
 def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:

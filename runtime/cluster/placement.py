@@ -8,8 +8,9 @@ Here two hosts have 8 GPUs, and the servers of pool gen span 4 devices, so that 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlgraph.errors import RunError
@@ -69,8 +70,12 @@ def filled(sizes: Sequence[int], room: Mapping[Any, int]) -> list[Any] | None:
     return None
 
 
-def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: float) -> Any:
+def reserved(
+    ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: float, check: Callable[[], None]
+) -> Any:
     """Return a placement group over all pools, with a bundle for each unit; a device is a GPU or a CPU.
+
+    ``check`` is called while it waits, and raises where there is nothing to wait for any more.
 
     Raises:
         RunError: the cluster that the module ``ray`` is joined to has no room in ``timeout`` seconds.
@@ -79,8 +84,10 @@ def reserved(ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: floa
 
     kinds = ("CPU", "GPU") if gpus else ("CPU",)
     group = placement_group([dict.fromkeys(kinds, float(size)) for _, size in parts], strategy="PACK")
-    if group.wait(timeout):
-        return group
+    for _ in range(math.ceil(timeout)):
+        if group.wait(1):
+            return group
+        check()
     remove_placement_group(group)
     pools = Counter[str]()
     for pool, size in parts:

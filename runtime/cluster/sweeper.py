@@ -18,40 +18,42 @@ from pathlib import Path
 
 SEGMENTS = "/dev/shm"  # Linux has POSIX shared memory there
 AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
-CLOSED = "closed\n"
+CLOSED = b"closed"
+VARIABLE = "RLGRAPH_SESSION"
 
 
 class Sweeper:
     """Clears away when it is closed, or when this process has ended, however it did."""
 
-    def __init__(self, session: str) -> None:
-        """Start its process; names of the shared memory that it unlinks begin with ``session``."""
-        command = [sys.executable, "-S", __file__, session]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, text=True, bufsize=1, start_new_session=True
-        )
+    def __init__(self, session: str, advice: str) -> None:
+        """Start its process.
 
-    def of_ray(self, session: str) -> None:
-        """End processes of a session of Ray too, by its name, should this process be killed."""
-        assert self.process.stdin
-        self.process.stdin.write(f"{session}\n")
+        Args:
+            session: what names of the shared memory begin with that it unlinks; processes that are started
+                from now on have it in their environment, and end with this one.
+            advice: a line for the user, should this process be killed.
+        """
+        command = [sys.executable, "-S", __file__, session, advice]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        os.environ[VARIABLE] = session
 
     def close(self) -> None:
         """Unlink what workers have left behind; they have ended."""
+        os.environ.pop(VARIABLE, None)
         if self.process.poll() is None:
             self.process.communicate(CLOSED)
 
 
-def main(session: str) -> None:
+def main(session: str, advice: str) -> None:
     """Wait for the end of what is written to this process, which is that of the driver; then clear away."""
-    lines = sys.stdin.readlines()
+    said = sys.stdin.buffer.read()
     unlink(session)
-    if lines[-1:] == [CLOSED]:
+    if said == CLOSED:
         return
+    print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
     time.sleep(AGAIN_S)
     unlink(session)
-    for line in lines:
-        end(line.strip())
+    end(session)
 
 
 def unlink(session: str) -> None:
@@ -61,14 +63,14 @@ def unlink(session: str) -> None:
             os.unlink(path)
 
 
-def end(ray: str) -> None:
-    """Kill the processes of Ray's own that have the name of a session in their arguments."""
+def end(session: str) -> None:
+    """Kill the processes of this machine that a run has started: Ray's, and those that they have started."""
+    mark = f"{VARIABLE}={session}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            arguments = (folder / "cmdline").read_text(errors="replace")
-            if ray in arguments and "/ray/" in arguments.partition("\0--")[0]:
+            if mark in (folder / "environ").read_bytes():
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -126,7 +126,7 @@ class ProcessCluster:
         assert not gpus and address is None
         self.places = [(pool, device) for pool, devices in pools.items() for device in range(devices)]
         self.logs, self.session = str(logs.resolve()), f"rlgraph-{uuid4().hex[:8]}"
-        self.sweeper = Sweeper(self.session)
+        self.sweeper = Sweeper(self.session, "")
         options = {"device": "cpu", "session": self.session}
         threads = threads_each(len(self.places))
         self.workers = {

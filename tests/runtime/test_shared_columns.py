@@ -246,13 +246,13 @@ DRIVER = f"""
 import os
 import signal
 from rlgraph.runtime.cluster.sweeper import Sweeper
-sweeper = Sweeper("{SESSION}")
+sweeper = Sweeper("{SESSION}", "")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_the_driver_unlinks_what_is_left() -> None:
-    columns, sweeper = SharedColumns(SESSION), Sweeper(SESSION)
+    columns, sweeper = SharedColumns(SESSION), Sweeper(SESSION, "")
     assert columns.put("column", np.arange(5), np.array([0, 5])) and left()
     sweeper.close()
     assert not left()
