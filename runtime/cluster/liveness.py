@@ -32,8 +32,8 @@ def daemons() -> dict[int, str]:
     for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         for process in map(int, child.read_text().split()):
             program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
-            found |= {process: name for name in (Path(program).name,) if name in DAEMONS}
-    return found
+            found[process] = Path(program).name
+    return {process: name for process, name in found.items() if name in DAEMONS}
 
 
 def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:

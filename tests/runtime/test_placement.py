@@ -115,7 +115,7 @@ def test_a_cluster_without_room_is_refused_with_both(
     driver: Any, pools: dict[str, int], together: dict[str, int], said: str
 ) -> None:
     with pytest.raises(RunError, match=f"no room for .*{said}") as caught:
-        reserved(driver, units(pools, together), True, 1.0)
+        reserved(driver, units(pools, together), True, 1.0, lambda: None)
     text = str(caught.value)
     assert "waited 1 s" in text and "free of all are 8 GPU, 8 CPU" in text
     assert all(f"127.0.0.{host}: 4 GPU, 4 CPU" in text for host in (1, 2))
@@ -126,11 +126,11 @@ def test_groups_go_where_others_leave_room_for_whole_ones(driver: Any) -> None:
 
     taken = placement_group([{"GPU": 1.0}] * 2, strategy="STRICT_SPREAD")
     assert taken.wait(60)
-    group = reserved(driver, units({"a": 2, "gen": 4}, {"gen": 2}), True, 60)
+    group = reserved(driver, units({"a": 2, "gen": 4}, {"gen": 2}), True, 60, lambda: None)
     nodes = placement_group_table(group)["bundles_to_node_id"]
     assert len({nodes[2], nodes[3]}) == 2, "3 GPUs are free on either host: a group of 2 on each"
     with pytest.raises(RunError, match="those of gen by 2 on one host"):
-        reserved(driver, units({"gen": 2}, {"gen": 2}), True, 1.0)  # none is left
+        reserved(driver, units({"gen": 2}, {"gen": 2}), True, 1.0, lambda: None)  # none is left
 
 
 def spots(order: Sequence[str]) -> list[tuple[str, int]]:
