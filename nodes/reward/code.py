@@ -1,19 +1,18 @@
-"""A reward for a program that passes a test, run in a process of its own (``nodes/support/sandbox.py``)."""
+"""A reward for a program that passes a test, run in a sandbox (``nodes/support/sandbox.py``)."""
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import select
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
+from rlgraph.nodes.reward.judging import judge
 from rlgraph.nodes.reward.per_sample import record_late
+from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.sandbox import MIB, Limits, check_network, confined
+from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox
 from rlgraph.ops import Context, float32, op, samples, text
 
 
@@ -27,35 +26,65 @@ def code(
     memory_mib: Annotated[int, Field(ge=64)] = 1024,
     file_mib: Annotated[int, Field(ge=1)] = 16,
     network: bool = False,
+    allow_unsandboxed: bool = False,
     parallel: Annotated[int, Field(ge=1)] = 4,
 ) -> float32[samples]:
     """1.0 where the response's Python passes the test in ``answer``, else 0.0 (arXiv 2107.03374).
 
-    The program is the last fenced block of the response, or all of it where there is none. ``answer`` is
-    Python that runs behind it, with its names, and raises where it is wrong. Each runs in a process of its
-    own, in an empty folder, with no environment, under limits of time, address space, file size and open
-    files, and without network; then its process group is killed. This is no sandbox: it can read what the
-    run's user can read, write where that user can write, start processes that leave its group, and look for
-    the secret by which it is judged. Run hostile code in a container or on another machine (reward.remote).
-    Records ``reward/mean`` and ``reward/late``, the fraction that ran out of time; the first is logged.
+    The program is the last fenced block of the response, or all of it where there is none. It runs in a
+    sandbox without network, environment or files of the run (``nodes/support/sandbox.py`` says what holds),
+    and is judged from outside of it. There are two kinds of tests.
+
+    JSON ``{"inputs": [...], "outputs": [...]}``, as APPS, TACO and LiveCodeBench have it: each input is the
+    standard input of a new process, which must end without an error and print the output. Lines are
+    compared word by word, without empty last lines, and a number that is expected with a decimal point may be
+    off by 1e-6. With ``fn_name``, each input is the list of arguments (or text: one JSON value per line) of a
+    call of that function, or method of the class ``Solution``; its value as JSON must be the output, or the
+    output's only element. No program passes a test without inputs. The outputs never enter the sandbox.
+
+    Anything else is Python that raises where the program is wrong (HumanEval, MBPP). It runs in an
+    interpreter in a sandbox of its own, where the names that it uses and does not define stand for the
+    program's. What a call gives arrives as plain data: None, bool, int, float, complex, str, bytes, list,
+    tuple, set, frozenset and dict, of exactly these types (a namedtuple is a tuple). Any other object stays
+    in the program's process: its calls, attributes, items, iteration, length, truth and text are asked there;
+    it equals itself alone, and has no order and no arithmetic. A list, dict or set that is passed becomes
+    what the call made of it. Constants are read once, before the test begins. An exception arrives as the
+    built-in one that it extends. A module of the standard library that the test forgot to import is Python's
+    own. A test can't pass functions of its own, compare the program's objects by value, or await.
+
+    A program can still guess, and recognise the inputs of the test and give what it remembers of them. It can
+    answer as it likes where a test passes it the expected value (``shape.equals(6)``), uses more of its
+    functions than the one that is tested (``encode`` to test ``decode``), or works the expected value out of
+    a list after it has passed it.
+
+    Records ``reward/mean``, ``reward/late``, the fraction that ran out of time, whose first is logged, and
+    ``reward/suspicious``, the fraction that reached for what a solution does not need, such as frames,
+    processes or signals (``nodes/reward/suspicious.py``), or whose process broke the protocol of its calls.
+    It changes no reward; where it rises, read the samples.
 
     Attributes:
         timeout: seconds that a program and its test may take together, above 0.
-        memory_mib: address space of the process, in MiB, at least 64; libraries such as NumPy want 1024.
-        file_mib: size of any file that it writes, in MiB, at least 1.
-        network: whether it may use the network; without, Linux must let users make namespaces (unshare).
+        memory_mib: address space of each of its processes and memory of all of them, in MiB, at least 64;
+            libraries such as NumPy want 1024.
+        file_mib: size of all that it writes, in MiB, at least 1; it lies in memory.
+        network: whether it may use the network, this host's loopback too; all else stays closed.
+        allow_unsandboxed: whether to go on where Linux gives no sandbox; programs then run under limits alone
+            and can read and write what the run's user can, its API keys too, and reach the network.
         parallel: programs at a time, at least 1.
 
     Example:
         rewards: {op: reward.code, timeout: 10}
     """
-    check_network("reward.code", network)
+    check_sandbox("reward.code", allow_unsandboxed)
     limits = Limits(timeout, memory_mib * MIB, file_mib * MIB, network)
+    programs = [program(response) for response in responses]
     with ThreadPoolExecutor(parallel) as pool:
-        verdicts = list(pool.map(lambda r, a: passes(program(r), a, limits), responses, answer))
-    scores = [float(verdict is True) for verdict in verdicts]
+        verdicts = list(pool.map(lambda source, test: judge(source, test, limits), programs, answer))
+    scores = [float(verdict.passed is True) for verdict in verdicts]
+    suspicious = [v.malformed or is_suspicious(source) for v, source in zip(verdicts, programs, strict=True)]
     ctx.record("reward/mean", scores)
-    record_late(ctx, [verdict is None for verdict in verdicts], responses)
+    ctx.record("reward/suspicious", list(map(float, suspicious)))
+    record_late(ctx, [verdict.passed is None for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)
 
 
@@ -68,12 +97,3 @@ def program(response: str) -> str:
     """
     blocks = re.findall(r"```[^\n`]*\n(.*?)```", response, re.DOTALL)
     return blocks[-1] if blocks else response
-
-
-def passes(source: str, test: str, limits: Limits) -> bool | None:
-    """Return whether a program and then its test run to their end; None if they run out of time."""
-    token = secrets.token_hex(16)
-    with confined({"program": source, "test": test, "token": token}, limits) as verdict:
-        in_time = bool(select.select([verdict], [], [], limits.timeout)[0])
-        output = os.read(verdict, len(token)) if in_time else b""
-    return output == token.encode() if in_time else None

@@ -1,91 +1,230 @@
-"""A sandbox: a Python program in its own process, under limits, for reward.code and the tool python.
+"""A sandbox for programs that nobody has read: reward.code, the tool python.
 
-parent   a process group of its own, in an empty folder, without network ──> reward/sandbox_child.py
-         reads its output, or gives up after ``timeout``; then kills the group
+    parent   a socket ──> unshare: namespaces of its own ──> nodes/sandboxed: a new root, no capabilities
+             looks 20 times a second at time, memory and processes; kills all of it at a bound, and in the end
+
+What holds in it, by Linux namespaces and as any user:
+
+- It sees Python, its packages and the system's programs and libraries, read-only; no home, no data, no run
+  directory, no socket of Ray, no other process. Its environment is PATH, HOME and OMP_NUM_THREADS.
+- It writes to /tmp alone, its working folder and home, which lies in memory and is gone with it. All its
+  files together take no more than ``file``.
+- It has no network, unless ``network``; then it has this host's, loopback too.
+- A process has at most ``memory`` of address space. All of them together are killed when they are seen to
+  hold more, or to be more than 64 processes and threads. Between two looks they may pass that, at worst to
+  64 times ``memory``. What no process holds, files in memory (memfd), is bounded by ``file`` for each of 64
+  files of a process. The kernel, out of memory, ends what runs here first.
+- It can't gain rights, make namespaces, signal or trace what is outside, and nothing of it outlives it.
+
+What does not hold: it shares the host's kernel, CPUs and memory bandwidth. Against faults of the kernel only
+another machine helps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import site
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlgraph.errors import RunError
+from rlgraph.nodes.sandboxed.confine import TASKS
 
-CHILD = str(Path(__file__).parents[1] / "reward" / "sandbox_child.py")
-NO_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+SANDBOXED = str(Path(__file__).parents[1] / "sandboxed")
+NAMESPACES = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--ipc")
+# what of the system is visible in a sandbox, read-only; with network also how it is reached
+SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix"]
+SYSTEM += [f"/etc/{name}" for name in ("ld.so.cache", "alternatives", "localtime")]
+CERTIFICATES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+NETWORK = [f"/etc/{name}" for name in ("resolv.conf", "hosts", "nsswitch.conf", *CERTIFICATES)]
+HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # KiB, in /proc/PID/status
+TICK = 0.05  # seconds between two looks at what a sandbox takes
 MIB = 2**20
 
 
-class NoNetworkError(RunError):
-    """A process without network can't be had here; the message says what to change."""
+class NoSandboxError(RunError):
+    """A sandbox can't be had here; the message says why, and what to change."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one program."""
+    """Limits of one sandbox."""
 
     timeout: float  # seconds
-    memory: int  # bytes of address space
-    file: int  # bytes of any one file that it writes
-    network: bool
+    memory: int  # bytes: address space of a process, and what all of them hold
+    file: int  # bytes of what it writes
+    network: bool = False
+
+
+TRIAL = Limits(timeout=60.0, memory=1024 * MIB, file=MIB)
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A process in a sandbox; ``socket`` is its standard input and output."""
+
+    socket: socket.socket
+    end: float  # when it is killed, on the clock time.monotonic
+
+    def is_late(self) -> bool:
+        """Return whether its time is over."""
+        return time.monotonic() >= self.end
+
+    def read(self, most: int) -> bytes:
+        """Return the start of what it says, up to its end."""
+        said = b""
+        with suppress(OSError):
+            while len(said) < most and (part := self.socket.recv(most)):
+                said += part
+        return said[:most]
 
 
 @contextmanager
-def confined(job: Mapping[str, str], limits: Limits) -> Iterator[int]:
-    """Start a process for a job; yield the file descriptor of its output, and kill it after the block.
+def confined(
+    role: str,
+    job: Mapping[str, object],
+    limits: Limits,
+    peer: Sandbox | None = None,
+    sandboxed: bool | None = None,
+) -> Iterator[Sandbox]:
+    """Run a role of ``nodes/sandboxed`` in a sandbox; kill all of it after the block.
 
-    A job has a ``program``; with ``test`` and ``token`` the child says the token once both have run to their
-    end, else it says what the program prints.
+    Without namespaces (``check_sandbox``) it is a process group in an empty folder, under the limits alone.
+
+    Args:
+        role: a module of ``nodes/sandboxed``, and the function of that name in it.
+        job: what the role is told.
+        limits: of all that runs there.
+        peer: another sandbox, whose socket this one may use; its number is ``peer`` of the job.
+        sandboxed: whether it is a sandbox; None: where one can be had.
     """
-    bounds = {"seconds": math.ceil(limits.timeout) + 1, "memory": limits.memory, "file": limits.file}
-    command = [*(() if limits.network else NO_NETWORK), sys.executable, "-I", CHILD]
-    with tempfile.TemporaryFile("w+") as job_file, tempfile.TemporaryDirectory() as folder:
-        json.dump({**job, **bounds}, job_file)
-        job_file.seek(0)
-        environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "OMP_NUM_THREADS": "1"}
-        child = subprocess.Popen(
-            command,
-            stdin=job_file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
-        assert child.stdout
+    sandboxed = not trouble() if sandboxed is None else sandboxed
+    ours, theirs = socket.socketpair()
+    with ours, contextlib.nullcontext("/") if sandboxed else _folder() as folder:
+        with theirs:
+            child = _start(role, theirs, limits, folder, sandboxed, peer)
+        sandbox, ended = Sandbox(ours, time.monotonic() + limits.timeout), threading.Event()
+        watch = threading.Thread(target=_watch, args=(child.pid, sandbox, limits, ended), daemon=True)
+        watch.start()
         try:
-            with child.stdout as output:
-                yield output.fileno()
+            with suppress(OSError):  # it has ended already, and whoever reads finds that out
+                ours.sendall(_first_line(job, limits, sandboxed, peer))
+            yield sandbox
         finally:
+            ended.set()
+            watch.join()
             os.killpg(child.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
             child.wait()
 
 
-def check_network(what: str, network: bool) -> None:
-    """Check that programs can be run without network, unless they may use it.
+def check_sandbox(what: str, allow_unsandboxed: bool) -> None:
+    """Check that programs can be run in a sandbox, unless they may run without.
 
     Raises:
-        NoNetworkError: they can't be here; ``what`` wants it.
+        NoSandboxError: they can't be here; ``what`` wants it.
     """
-    if not network and not isolates():
-        law = f"{what}: no network can't be had here: `{' '.join(NO_NETWORK)} true` fails"
-        raise NoNetworkError(f"{law}; allow user namespaces, or set network: true")
+    if not allow_unsandboxed and (reason := trouble()):
+        law = f"{what}: no sandbox can be had here: {reason}"
+        remedy = "allow user namespaces (Linux 5.14, util-linux), or set allow_unsandboxed: true"
+        meaning = "programs can then read, write, kill and reach over the network what the run's user can"
+        raise NoSandboxError(f"{law}; {remedy}: {meaning}, the run's memory and API keys included")
 
 
 @functools.cache
-def isolates() -> bool:
-    """Return whether a process without network can be started here."""
-    if shutil.which(NO_NETWORK[0]) is None:
-        return False
-    return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
+def trouble() -> str:
+    """Return why no sandbox can be had here, by trying one; empty where it can."""
+    if shutil.which(NAMESPACES[0]) is None:
+        return f"there is no `{NAMESPACES[0]}`"
+    with confined("show", {"program": "print('fine')"}, TRIAL, sandboxed=True) as sandbox:
+        said = sandbox.read(MIB).decode("utf-8", "replace").strip()
+    reasons = [line for line in said.splitlines() if ":" in line] or ["it did not start"]
+    return "" if said == "fine" else reasons[-1]
+
+
+def _start(
+    role: str,
+    theirs: socket.socket,
+    limits: Limits,
+    folder: str,
+    sandboxed: bool,
+    peer: Sandbox | None,
+) -> subprocess.Popen[bytes]:
+    namespaces = (*NAMESPACES, *(() if limits.network else ("--net",))) if sandboxed else ()
+    home = "/tmp" if sandboxed else folder
+    return subprocess.Popen(
+        [*namespaces, sys.executable, "-I", "-S", SANDBOXED, role],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": home, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        pass_fds=[peer.socket.fileno()] if peer else [],
+    )
+
+
+def _first_line(job: Mapping[str, object], limits: Limits, sandboxed: bool, peer: Sandbox | None) -> bytes:
+    """Return what ``nodes/sandboxed`` is told."""
+    packages = site.getsitepackages()
+    told = {
+        **job,
+        "sandboxed": sandboxed,
+        "path": packages,
+        "visible": [*SYSTEM, *(NETWORK if limits.network else ()), sys.base_prefix, sys.prefix, *packages],
+        "seconds": math.ceil(limits.timeout) + 1,
+        "memory": limits.memory,
+        "file": limits.file,
+        "peer": peer and peer.socket.fileno(),
+    }
+    return json.dumps(told).encode() + b"\n"
+
+
+def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -> None:
+    """Kill a process group, and so its sandbox, when its time is over or it takes too much."""
+    while not ended.wait(TICK):
+        if sandbox.is_late() or not _fits(pid, limits.memory):
+            os.killpg(pid, signal.SIGKILL)
+            with suppress(OSError):
+                sandbox.socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes who reads, even if an escaped process writes
+            return
+
+
+def _fits(pid: int, memory: int) -> bool:
+    """Return whether a process and its descendants are few enough and hold at most ``memory`` bytes."""
+    tasks, held, processes = 0, 0, [pid]
+    while processes and tasks <= TASKS + 2:  # unshare and process 1 are not the program's
+        about = Path(f"/proc/{processes.pop()}")
+        with suppress(OSError):  # it has ended
+            held += sum(map(int, HELD.findall((about / "status").read_bytes())))
+            for task in (about / "task").iterdir():
+                tasks += 1
+                processes += map(int, (task / "children").read_text().split())
+    return tasks <= TASKS + 2 and held * 1024 <= memory
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Make a folder and remove it, whatever a program made of it; what can't be removed stays."""
+    folder = tempfile.mkdtemp()
+    try:
+        yield folder
+    finally:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, timeout=60, check=False)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from simpleeval import InvalidExpression
 
+from rlgraph.nodes.support import sandbox
 from rlgraph.nodes.support.data_file import DataError
-from rlgraph.nodes.support.sandbox import isolates
+from rlgraph.nodes.support.sandbox import NoSandboxError, trouble
 from rlgraph.nodes.tools.calculator import calculator
 from rlgraph.nodes.tools.python import python
 from rlgraph.nodes.tools.search import search
@@ -132,22 +133,30 @@ def test_search_gives_the_nearest_first(tmp_path: Path) -> None:
 
 
 def test_python_answers_with_what_is_printed() -> None:
-    said = python(
-        "print(6 * 7)\nimport sys\nprint('aside', file=sys.stderr)\n1 / 0", network=True, timeout=60.0
-    )
+    source = "print(6 * 7)\nimport sys\nprint('aside', file=sys.stderr)\n1 / 0"
+    said = python(source, allow_unsandboxed=True, timeout=60.0)
     assert said.startswith("42\naside\n")
     assert said.endswith("ZeroDivisionError: division by zero")
     assert "program.py" in said and str(Path(__file__).parent.parent) not in said
 
 
 def test_python_is_held_to_its_limits() -> None:
-    late = python("print('so far', flush=True)\nwhile True: pass", network=True, timeout=6.0)
-    assert late == "so far\n(ended: it ran over 6 s)"
-    assert "MemoryError" in python("x = ' ' * 2**40", network=True, timeout=60.0)
-    assert len(python("while True: print('x' * 999)", network=True, timeout=60.0)) <= 2**16
+    late = python("print('so far', flush=True)\nwhile True: pass", allow_unsandboxed=True, timeout=3.0)
+    assert late == "so far\n(ended: it ran over 3 s)"
+    assert "MemoryError" in python("x = ' ' * 2**40", allow_unsandboxed=True, timeout=60.0)
+    assert len(python("while True: print('x' * 999)", allow_unsandboxed=True, timeout=60.0)) <= 2**16
 
 
-@pytest.mark.skipif(not isolates(), reason="needs user namespaces")
-def test_python_has_no_network() -> None:
+@pytest.mark.skipif(bool(trouble()), reason=f"needs a sandbox: {trouble()}")
+def test_python_finds_no_data_and_no_network(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text("42")
+    said = python(f"print(open({str(tmp_path / 'answers.jsonl')!r}).read())", timeout=60.0)
+    assert said.endswith("No such file or directory: " + repr(str(tmp_path / "answers.jsonl")))
     said = python("import socket\nsocket.create_connection(('127.0.0.1', 9))", timeout=60.0)
-    assert "Error" in said
+    assert "unreachable" in said
+
+
+def test_python_asks_before_it_runs_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "trouble", lambda: "none here")
+    with pytest.raises(NoSandboxError, match=r"the tool python: .* none here; .* allow_unsandboxed: true"):
+        python("print(1)")

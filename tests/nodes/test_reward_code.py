@@ -1,35 +1,33 @@
-"""Programs that are run against a test: which pass, and what stops those that would not end."""
+"""Programs that are run against a test: which pass, and what a test of either kind may say."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
+import json
 
 import pytest
 
-from rlgraph.nodes.reward.code import MIB, Limits, code, passes, program
+from rlgraph.nodes.reward import judging
+from rlgraph.nodes.reward.code import code, program
+from rlgraph.nodes.reward.judging import Judgement, judge, same_output
+from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support import sandbox
-from rlgraph.nodes.support.sandbox import CHILD, NoNetworkError, isolates
+from rlgraph.nodes.support.sandbox import MIB, Limits, NoSandboxError
 from rlgraph.ops import Context
 
-LIMITS = Limits(timeout=60.0, memory=1024 * MIB, file=1 * MIB, network=True)
+LIMITS = Limits(timeout=60.0, memory=1024 * MIB, file=MIB)
 TEST = "assert double(3) == 6"
-
-
-def state(pid: int) -> str:
-    """A process's state as Linux names it: Z is a zombie, X one that is gone."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "X"
-    return status.rpartition(")")[2].split()[0]
 
 
 def context() -> Context:
     return Context(node="rewards", seed=0, iteration=0)
+
+
+def cases(inputs: list[object], outputs: list[object], **name: str) -> str:
+    return json.dumps({"inputs": inputs, "outputs": outputs, **name})
+
+
+def passes(source: str, answer: str) -> bool | None:
+    return judge(source, answer, LIMITS).passed
 
 
 def test_the_last_block_of_a_response_is_its_program() -> None:
@@ -41,85 +39,167 @@ def test_the_last_block_of_a_response_is_its_program() -> None:
         "```python\ndef double(x): return x\n```",
         "no program at all",
         "",
+        "import gc\ndef double(x): return 6",
     ]
-    out = code(ctx, responses, [TEST] * 6, network=True, timeout=60.0)
-    assert out.tolist() == [1, 1, 1, 0, 0, 0]
-    assert ctx.metrics == {"reward/mean": (3.0, 6), "reward/late": (0.0, 6)}
+    out = code(ctx, responses, [TEST] * 7, allow_unsandboxed=True, timeout=60.0)
+    assert out.tolist() == [1, 1, 1, 0, 0, 0, 1]
+    assert ctx.metrics == {"reward/mean": (4.0, 7), "reward/late": (0.0, 7), "reward/suspicious": (1.0, 7)}
 
 
 def test_a_block_that_is_not_closed_is_no_block() -> None:
     assert program("```python\nx = 1") == "```python\nx = 1"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import sys; sys.exit(0)",
-        "import os; os._exit(0)",
-        "print('x' * 32)",
-        "import os; os.write(1, b'0' * 32)",
-        "import os; os.kill(os.getpid(), 9)",
-        "import os; os.execv('/bin/true', ['true'])",
-    ],
-)
-def test_ending_early_is_not_passing(source: str) -> None:
-    assert passes(source, "assert False", LIMITS) is False
-
-
 def test_what_does_not_end_is_stopped() -> None:
-    assert passes("while True: pass", "", Limits(1.0, 1024 * MIB, MIB, True)) is None
     ctx = context()
-    assert code(ctx, ["import time; time.sleep(600)"], [""], network=True, timeout=1.0).tolist() == [0.0]
-    assert ctx.metrics["reward/late"] == (1.0, 1)
+    responses = ["import time; time.sleep(600)", "def f():\n    while True: pass"]
+    assert code(ctx, responses, ["", "f()"], allow_unsandboxed=True, timeout=1.0).tolist() == [0.0, 0.0]
+    assert ctx.metrics["reward/late"] == (2.0, 2)
 
 
-def test_what_it_starts_is_stopped_with_it(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    source = f"""
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({str(note)!r}, "w").write(str(child.pid))
-"""
-    assert passes(source, "", LIMITS) is True
-    pid, waits = int(note.read_text()), 0
-    while state(pid) not in "ZX":  # a killed process takes a moment to end
-        time.sleep(0.05)
-        waits += 1
-        assert waits < 400
-
-
-def test_memory_and_files_are_limited() -> None:
-    assert passes("x = bytearray(600 * 2**20)", "", LIMITS) is True
-    assert passes("x = bytearray(2000 * 2**20)", "", LIMITS) is False
-    write = "open('out', 'wb').write(bytes({}))"
-    assert passes(write.format(2**19), "import os; assert os.path.getsize('out') == 2**19", LIMITS) is True
-    assert passes(write.format(2**21), "", LIMITS) is False
-    assert passes("files = [open('/dev/null') for _ in range(100)]", "", LIMITS) is False
-
-
-def test_it_runs_in_an_empty_folder_without_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_SECRET", "1")
-    before = os.listdir()
-    look = "import os; assert os.listdir() == [] and 'A_SECRET' not in os.environ; open('left', 'w')"
-    assert passes(look, "", LIMITS) is True
-    assert os.listdir() == before
-
-
-def test_without_network_nothing_is_reached_or_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # an address of this machine that is always there, but in a network of its own
-    connect = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))"
-    assert code(context(), [connect], [""], network=True, timeout=60.0).tolist() == [1.0]
-    if isolates():
-        assert code(context(), [connect, "x = 1"], [""] * 2, timeout=60.0).tolist() == [0.0, 1.0]
-    monkeypatch.setattr(sandbox, "isolates", lambda: False)
-    with pytest.raises(NoNetworkError, match="set network: true"):
-        code(context(), ["x = 1"], [""])
-
-
-def test_the_child_runs_without_the_package() -> None:
-    script = f"import runpy, sys; runpy.run_path({CHILD!r}); assert 'rlgraph' not in sys.modules"
-    subprocess.run([sys.executable, "-I", "-c", script], check=True)
+@pytest.mark.parametrize("name", [{}, {"fn_name": "f"}])
+def test_a_program_that_does_not_read_holds_up_nothing(name: dict[str, str]) -> None:
+    big = cases([["x" * 2**22]], ["x"], **name)
+    verdict = judge("import time; time.sleep(600)", big, Limits(1.0, 1024 * MIB, MIB))
+    assert verdict in (Judgement(None), Judgement(False))  # late; or its input is more than it may write
 
 
 def test_of_no_samples() -> None:
-    assert code(context(), [], [], network=True).tolist() == []
+    assert code(context(), [], [], allow_unsandboxed=True).tolist() == []
+
+
+def test_without_a_sandbox_nothing_runs_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "trouble", lambda: "unshare failed")
+    with pytest.raises(NoSandboxError, match=r"unshare failed; .* set allow_unsandboxed: true: .* API keys"):
+        code(context(), ["x = 1"], [""])
+    assert code(context(), ["x = 1", "x = 2"], ["assert x == 1"] * 2, allow_unsandboxed=True).tolist() == [
+        1,
+        0,
+    ]
+
+
+def test_inputs_and_outputs() -> None:
+    double = "print(2 * int(input()))"
+    assert passes(double, cases(["3\n", "4"], ["6", "8\n"])) is True
+    assert passes(double, cases([["3", "x"]], [["6"]])) is True  # as APPS has some: a list of lines
+    assert passes(double, cases(["3", "4"], ["6", "9"])) is False
+    assert passes(double, cases(["3", "x"], ["6", "6"])) is False  # it raises
+    assert passes(f"{double}; import sys; sys.exit(1)", cases(["3"], ["6"])) is False
+    assert passes(double, cases([], [])) is False
+    assert passes(double, cases(["3"], [])) is False
+
+
+def test_calls_with_json() -> None:
+    pair = "def pair(x, y=2): return x, {y: [x / 2]}"
+    assert passes(pair, cases([[1], [3, 4]], [[1, {"2": [0.5]}], [3, {"4": [1.5]}]], fn_name="pair")) is True
+    assert passes(pair, cases(["1\n4"], ['[1, {"4": [0.5]}]'], fn_name="pair")) is True  # LiveCodeBench
+    method = "class Solution:\n    def add(self, x, y): return x + y"
+    assert passes(method, cases([[1, 2], [[1], [2]]], [[3], [1, 2]], fn_name="add")) is True
+    assert passes(method, cases([[1, 2]], [4], fn_name="add")) is False
+    for value in ("{1}", "b''", "object()", "float('nan')", "1 / 0", "print", "None"):
+        assert passes(f"def f(): return {value}", cases([[]], [1], fn_name="f")) is False
+    assert passes("x = 1", cases([[]], [1], fn_name="f")) is False
+    assert passes(
+        "import numpy as np\ndef f(x): return np.cumsum(x)", cases([[[1, 2]]], [[1, 3]], fn_name="f")
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("a  \nb\n\n", "a\nb", True),
+        ("a\n\nb", "a\nb", False),
+        (" a b", "a  b", True),
+        ("a\nb", "a b", False),
+        ("ab", "a b", False),
+        ("1.0000001", "1.0", True),
+        ("1", "1.0", True),
+        ("1.0", "1", False),
+        ("1.001", "1.0", False),
+        ("nan", "1.0", False),
+        ("x", "1.0", False),
+        ("9007199254740993", "9007199254740992", False),
+        ("", "", True),
+    ],
+)
+def test_outputs_that_are_the_same(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(2",
+        "assert nothing(2) == 4",
+        "f(lambda x: x)",
+        "f(object())",
+        "raise SystemExit(0)",
+        "import sys; sys.exit(0)",
+        "assert f(2) == 5",
+        "assert not f(2)",
+        "f(2) + f",
+        "assert f < 3",
+    ],
+)
+def test_a_test_that_fails_is_not_passed(test: str) -> None:
+    assert passes("def f(x): return 4", test) is False
+
+
+@pytest.mark.parametrize(
+    ("source", "test"),
+    [
+        ("import time, os\ndef f(): os._exit(0)", "try:\n    f()\nexcept BaseException:\n    pass"),
+        ("def f(): return 3", "try:\n    assert f() == 4\nfinally:\n    pass"),
+        ("1 / 0", ""),
+        ("def f(:", ""),
+        ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 3, [1, 2]))"),
+        ("def f(): raise KeyError", "try:\n    f()\nexcept ValueError:\n    pass"),
+    ],
+)
+def test_a_test_can_not_forgive_a_program_its_end(source: str, test: str) -> None:
+    assert passes(source, test) is False
+
+
+def test_a_failure_of_the_judge_gives_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no process can be started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "confined", fails)
+        assert judge("x = 1", "", LIMITS) == Judgement(False)
+    assert judge("x = 1", "", LIMITS) == Judgement(True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import ctypes",
+        "from inspect import stack",
+        "import sys; sys._getframe()",
+        "import os; os.kill(1, 9)",
+        "open('/proc/self/mem')",
+        "import json; json.dumps = None",
+        "class A:\n    def __eq__(self, other): return True",
+        "class A:\n    __eq__ = lambda *given: True",
+    ],
+)
+def test_what_is_suspicious(source: str) -> None:
+    assert is_suspicious(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "def f(:",
+        "(" * 10_000,
+        "-" * 100_000 + "1",
+        "x = '\\d'",
+        "import sys, re, os.path\nsys.setrecursionlimit(10**6)\nread = sys.stdin.readline\nre.compile('a')",
+        "import sys, io\nsys.stdin = io.StringIO('a')",
+        "class A:\n    def __eq__(self, other): return self.x == other.x",
+        "class A:\n    kind = 3\n    def __init__(self): self.kind = type(self).__name__",
+    ],
+)
+def test_what_is_not(source: str) -> None:
+    assert not is_suspicious(source)

@@ -11,6 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from rlgraph.nodes.reward import code as code_module
+from rlgraph.nodes.reward import judging as judging_module
+from rlgraph.nodes.reward import suspicious as suspicious_module
 from rlgraph.nodes.reward import text as text_module
 from rlgraph.nodes.reward.model import behind_the_end, reward_model
 from rlgraph.nodes.reward.shaping import total
@@ -103,6 +105,9 @@ def test_behind_the_end_is_one_token_more() -> None:
     assert last.tolist() == [[False, False, True], [True], [False, True]]
 
 
-@pytest.mark.parametrize("module", [text_module, code_module])
+EXAMPLES = {text_module: 2, code_module: 1, judging_module: 4, suspicious_module: 2}
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
 def test_examples_in_docstrings(module: ModuleType) -> None:
-    assert doctest.testmod(module) == (0, {text_module: 2, code_module: 1}[module])
+    assert doctest.testmod(module) == (0, EXAMPLES[module])

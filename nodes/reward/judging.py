@@ -1,0 +1,140 @@
+"""Whether a program passes a test, judged outside of its process and its sandbox.
+
+inputs and outputs   parent ── calls, inputs ──> sandbox: program; the parent compares
+Python asserts       sandbox: test ── calls ──> sandbox: program; the test's interpreter gives the verdict
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rlgraph.nodes.sandboxed.wire import Broken, RemoteProgram
+from rlgraph.nodes.support.sandbox import MIB, Limits, confined
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-6  # of a number that is expected with a decimal point
+
+
+class Judgement(NamedTuple):
+    """What came of a program and its test."""
+
+    passed: bool | None  # None: it ran out of time
+    malformed: bool = False  # whether its process sent what is no reply
+
+
+def judge(source: str, answer: str, limits: Limits) -> Judgement:
+    """Return the verdict on a program; of what fails here and is not the program's fault, a log says why."""
+    try:
+        cases = in_out(answer)
+        return _by_asserts(source, answer, limits) if cases is None else _by_cases(source, cases, limits)
+    except Exception as error:  # one response ends no run
+        log.warning(f"a program could not be judged, so it gets no reward: {type(error).__name__}: {error}")
+        return Judgement(False)
+
+
+def in_out(answer: str) -> dict[str, Any] | None:
+    """Return the test's inputs and outputs; None where it is Python.
+
+    Example:
+        >>> in_out('{"inputs": ["1 2"], "outputs": ["3"]}')
+        {'inputs': ['1 2'], 'outputs': ['3']}
+        >>> in_out("assert add(1, 2) == 3")
+    """
+    try:
+        cases = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    return cases if isinstance(cases, dict) and {"inputs", "outputs"} <= cases.keys() else None
+
+
+def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
+    with (
+        confined("serve", {"program": source}, limits) as program,
+        confined("check", {"test": test}, limits, peer=program) as tester,
+    ):
+        said = json.loads(tester.read(MIB) or '{"passed": false, "malformed": false}')
+        passed = said["passed"] or (None if tester.is_late() else False)
+    return Judgement(passed, said["malformed"])
+
+
+def _by_cases(source: str, cases: dict[str, Any], limits: Limits) -> Judgement:
+    name = cases.get("fn_name")
+    with confined("serve" if name else "run", {"program": source}, limits) as sandbox:
+        stream: Any = sandbox.socket.makefile("rwb")
+        program = RemoteProgram(stream, stream, str, _text)
+        inputs, outputs = cases["inputs"], cases["outputs"]
+        try:
+            passed = bool(inputs) and all(
+                gives(program, name, given, expected) if name else prints(program, given, expected)
+                for given, expected in zip(inputs, outputs, strict=True)
+            )
+        except Broken as broken:
+            return Judgement(None if sandbox.is_late() else False, broken.malformed)
+        return Judgement(passed)
+
+
+def gives(program: RemoteProgram, name: str, given: Any, expected: Any) -> bool:
+    """Return whether a function of a program gives the JSON value that is expected of its arguments."""
+    if isinstance(given, str):  # as LiveCodeBench has them: one JSON value per line
+        given, expected = [json.loads(line) for line in given.splitlines()], json.loads(expected)
+    try:
+        value = json.loads(program.ask("solve", name, json.dumps(given)))
+    except Broken:
+        raise
+    except Exception:  # the program's, or of what is no JSON
+        return False
+    return bool(value == expected or [value] == expected)
+
+
+def prints(program: RemoteProgram, given: Any, expected: Any) -> bool:
+    """Return whether a program prints what is expected of its standard input."""
+    try:
+        return same_output(program.ask("run", _lines(given)), _lines(expected))
+    except Broken:
+        raise
+    except Exception:  # it ended with an error
+        return False
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Return whether two outputs have the same words in each line, but for empty last lines.
+
+    A number that is expected with a decimal point may be off by ``TOLERANCE``, relative or not.
+
+    Example:
+        >>> same_output("1 \\n0.3333333", "1\\n0.33333330000001\\n")
+        True
+        >>> same_output("1000000", "1000001")
+        False
+    """
+    lines, expected_lines = printed.rstrip().splitlines(), expected.rstrip().splitlines()
+    return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
+
+
+def _same_line(printed: str, expected: str) -> bool:
+    words, expected_words = printed.split(), expected.split()
+    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+
+
+def _same_word(printed: str, expected: str) -> bool:
+    if printed == expected or "." not in expected:
+        return printed == expected
+    try:
+        return math.isclose(float(printed), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except ValueError:
+        return False
+
+
+def _text(message: Any) -> str:
+    """Return what a program answered; nothing but text, so that it makes this process build nothing else."""
+    return message if isinstance(message, str) else ""
+
+
+def _lines(given: str | Iterable[str]) -> str:
+    """Return standard input or output as text; APPS has some as a list of lines."""
+    return given if isinstance(given, str) else "\n".join(given)

@@ -1,0 +1,121 @@
+"""The role ``check``: asserts in an interpreter of their own, where a program's names are stand-ins for it.
+
+A stand-in is fetched before the test begins: plain data (a constant of the program) by its value, anything
+else as a ``StandIn``, which sends what is done with it to the program's process (``wire.py``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import symtable
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from main import run_main
+from wire import Broken, RemoteProgram, decode, encode
+
+
+def check(job, _reader, writer):  # type: ignore[no-untyped-def]
+    """Run a test; say whether it came to its end, and whether the program sent what is no reply."""
+
+    def end(passed: bool, malformed: bool = False) -> None:
+        writer.write(json.dumps({"passed": passed, "malformed": malformed}).encode() + b"\n")
+        writer.flush()
+        os._exit(0)
+
+    try:
+        ask = asking(job["peer"], lambda broken: end(False, broken.malformed))
+        run_main(job["test"], "test.py", stand_ins(job["test"], ask))
+    except BaseException:
+        end(False)
+    end(True)
+
+
+def asking(peer: int, fail: Callable[[Broken], None]) -> Callable[..., Any]:
+    """Return what asks the program at a socket; a program that does not answer fails the test at once."""
+    known: dict[int, StandIn] = {}
+
+    def ask(verb: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return program.ask(verb, *arguments, **named)
+        except Broken as broken:
+            return fail(broken)  # and not the test's `except`
+
+    def object_of(number: int) -> StandIn:
+        assert type(number) is int
+        return known.setdefault(number, StandIn(ask, number))
+
+    program = RemoteProgram(
+        open(peer, "rb"),  # noqa: SIM115
+        open(os.dup(peer), "wb"),  # noqa: SIM115
+        lambda value: encode(value, number_of),
+        lambda message: decode(message, object_of),
+    )
+    return ask
+
+
+def number_of(value: Any) -> int:
+    """Return the number of a stand-in; raise TypeError of what a program can't be sent."""
+    if type(value) is not StandIn:
+        raise TypeError(f"a program takes plain data and its own objects, not a {type(value).__name__}")
+    return value._StandIn__number  # type: ignore[no-any-return]
+
+
+def _sends(verb: str) -> Any:
+    return lambda self, *arguments, **named: self._StandIn__ask(verb, self, *arguments, **named)
+
+
+class StandIn:
+    """An object of the program; it is equal to itself alone, and takes part in no sum or order."""
+
+    __slots__ = ("__ask", "__number")
+
+    def __init__(self, ask: Callable[..., Any], number: int) -> None:
+        object.__setattr__(self, "_StandIn__ask", ask)
+        object.__setattr__(self, "_StandIn__number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # by which NumPy, for one, would take an address of memory
+            raise AttributeError(name)
+        return self.__ask("getattr", self, name)
+
+    __call__, __setattr__ = _sends("call"), _sends("setattr")
+    __getitem__, __setitem__, __len__ = _sends("getitem"), _sends("setitem"), _sends("len")
+    __iter__, __next__, __bool__ = _sends("iter"), _sends("next"), _sends("bool")
+    __str__, __repr__ = _sends("str"), _sends("repr")
+
+
+def stand_ins(source: str, ask: Callable[..., Any]) -> dict[str, Any]:
+    """Return the program's value of each name that a test uses and does not define.
+
+    Built-ins stay the interpreter's, but for a test that uses one of them and no other such name: it tests
+    the program's function of that name. A module of the standard library that the test forgot to import is
+    Python's.
+    """
+    ask("len", "")  # answered once the program has run to its end
+    used = set(undefined(symtable.symtable(source, "test.py", "exec")))
+    own = {name for name in used if not hasattr(builtins, name)}
+    values = {}
+    for name in own or (used if len(used) == 1 else ()):
+        if name in sys.stdlib_module_names and f"{name}." in source:
+            values[name] = __import__(name)
+            continue
+        try:
+            values[name] = ask("look", name)
+        except KeyError:  # the test will find that out
+            continue
+    return values
+
+
+def undefined(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the global names that a module and what is in it use and do not define."""
+    defined = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
+    tables = [table]
+    for inner in tables:
+        tables += inner.get_children()
+        for symbol in inner.get_symbols():
+            if symbol.is_referenced() and symbol.is_global() and symbol.get_name() not in defined:
+                yield symbol.get_name()

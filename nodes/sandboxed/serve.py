@@ -1,0 +1,64 @@
+"""The role ``serve``: a program whose functions another process calls (``wire.py``).
+
+Nothing here is kept from the program: it may answer what it likes, for it is not told what is right.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from main import run_main
+from wire import decode, encode
+
+
+def serve(job, reader, writer):  # type: ignore[no-untyped-def]
+    """Run a program, then answer requests about its names and objects to the end."""
+    names = run_main(job["program"], "program.py")
+    objects = Objects()
+    verbs = {verb.__name__: verb for verb in (getattr, setattr, iter, next, len, bool, str, repr)}
+    verbs |= {"getitem": operator.getitem, "setitem": operator.setitem, "call": operator.call}
+    verbs |= {"look": names.__getitem__, "solve": lambda name, given: solve(names, name, given)}
+    for line in reader:
+        nonce, verb, arguments, named = json.loads(line)
+        writer.write(json.dumps([nonce, *answer(verbs[verb], arguments, named, objects)]).encode() + b"\n")
+        writer.flush()
+
+
+class Objects:
+    """Numbers objects that go over the wire by number; they live on, so that none gets another's number."""
+
+    def __init__(self) -> None:
+        self.of: list[object] = []
+        self.numbers: dict[int, int] = {}
+
+    def number(self, value: object) -> int:
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.of)
+            self.of.append(value)
+        return self.numbers[id(value)]
+
+
+def solve(names: dict[str, Any], name: str, given: str) -> str:
+    """Call a function, or a method of ``Solution`` where there is that class, with arguments as JSON."""
+    function = getattr(names["Solution"](), name) if "Solution" in names else names[name]
+    return json.dumps(function(*json.loads(given)), default=lambda value: value.tolist())  # NumPy's
+
+
+def answer(
+    verb: Callable[..., Any], sent: list[Any], sent_named: dict[str, Any], objects: Objects
+) -> list[Any]:
+    """Return what a verb gives or raises, and which of its arguments it has changed."""
+    arguments = [decode(argument, objects.of.__getitem__) for argument in sent]
+    named = {name: decode(argument, objects.of.__getitem__) for name, argument in sent_named.items()}
+    try:
+        reply = ["value", encode(verb(*arguments, **named), objects.number)]
+    except BaseException as error:
+        name = next(kind.__name__ for kind in type(error).__mro__ if hasattr(builtins, kind.__name__))
+        reply = ["error", [name, [encode(argument, objects.number) for argument in error.args]]]
+    now = [encode(argument, objects.number) for argument in (*arguments, *named.values())]
+    before = [*sent, *sent_named.values()]
+    return [*reply, {place: new for place, new in enumerate(now) if new != before[place]}]
