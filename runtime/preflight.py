@@ -18,6 +18,7 @@ from rlgraph.nodes.data.prompts import shown
 from rlgraph.nodes.data.recorded import check
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import pick_mixed
+from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.syntax.source import Tree
@@ -38,7 +39,7 @@ def preflight(plan: Plan, tree: Tree) -> None:
         GraphError: with every problem found, each at the place in the graph that named the file.
     """
     checks = Preflight(plan, tree)
-    for look in (checks.open_values, checks.models, checks.data):
+    for look in (checks.open_values, checks.sandboxes, checks.models, checks.data):
         look()
         if checks.problems:
             raise GraphError(checks.problems)
@@ -78,6 +79,16 @@ class Preflight:
                 remedy = f"give a Hugging Face model folder: models.{name}.path=DIR"
                 law = f"models.{name}.path: {model.path} {reason}"
                 self.problem("no-model", law, mark, remedy + _how_to_make(model.path))
+
+    def sandboxes(self) -> None:
+        """Check that programs of a policy can be run in a sandbox, on this host."""
+        for phase, functions in self.plan.functions.items():
+            for node, function in functions.items():
+                for user in (function, *function.hooks.values()):
+                    try:
+                        check_sandbox(f"node `{node}`", user.attributes.get("allow_unsandboxed", True))
+                    except RlgraphError as error:
+                        self.problem("sandbox", str(error), self._mark(phase, node))
 
     def _engines(self) -> None:
         for name, model in self.plan.models.items():

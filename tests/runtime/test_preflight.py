@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import GraphError
+from rlgraph.nodes.support import sandbox
 from rlgraph.runtime.run import run_graph
 
 GRAPH = """graph: small
@@ -91,3 +92,15 @@ def test_inline_is_one_device() -> None:
     text = refused(GRAPH + "  - set: {pools.main.devices: 2}\n")
     assert "small.yaml:7:" in text
     assert "--inline runs on one device" in text
+
+
+AGENT = "{op: rollout.agent, model: policy, n: 2, max_new_tokens: 4, tools: {py: {kind: python}}}"
+
+
+@pytest.mark.parametrize(("node", "there"), [("rewards", "{op: reward.code}"), ("rollout", AGENT)])
+def test_programs_of_a_policy_need_a_sandbox(node: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "trouble", lambda: "no namespaces")
+    edit = f"  - replace: {{{node}: {there}}}\n"
+    text = refused(GRAPH.replace("  - set: {rollout.max_new_tokens: 4}\n", "") + edit)
+    assert "small.yaml:6:" in text and f"node `{node}`: no sandbox can be had here: no namespaces" in text
+    assert "set allow_unsandboxed: true" in text
