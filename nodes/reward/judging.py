@@ -58,7 +58,7 @@ def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
         confined("check", {"test": test}, limits, peer=program) as tester,
     ):
         said = json.loads(tester.read(MIB) or '{"passed": false, "malformed": false}')
-        passed = said["passed"] or (None if tester.is_late() else False)
+        passed = said["passed"] or (None if program.is_late() else False)
     return Judgement(passed, said["malformed"])
 
 

@@ -17,7 +17,7 @@ ATTRIBUTES = set(
     """.split()  # noqa: SIM905
 )
 COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
-PATHS = ("/proc", "/dev/", "/sys/", "/etc/", "/root", "/home")
+PATHS = ("/proc/", "/dev/", "/sys/")
 
 
 def is_suspicious(source: str) -> bool:

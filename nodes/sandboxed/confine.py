@@ -8,6 +8,7 @@ program    process 2: no capabilities, no new ones, limits
 import ctypes
 import os
 import resource
+import signal
 import struct
 from contextlib import suppress
 
@@ -46,7 +47,7 @@ def shut(job: dict) -> None:
         _mount("proc", f"{ROOT}/proc", "proc", READ_ONLY | NOSUID | NODEV)  # root could write sysctls
     os.chroot(ROOT)  # also forbids new user namespaces
     os.chdir("/tmp")
-    _become_process_2()
+    _become_process_2(job["seconds"])
     _drop_capabilities()
     resource.setrlimit(resource.RLIMIT_NPROC, (TASKS, TASKS))  # counted in this user namespace
 
@@ -77,10 +78,12 @@ def _show(path: str) -> None:
     _mount(path, shown, "", BIND_ALL)
 
 
-def _become_process_2() -> None:
-    """Fork; the parent, process 1, waits for the child and then ends all."""
+def _become_process_2(seconds: int) -> None:
+    """Fork; the parent, process 1, waits for the child or the end of its time, and then ends all."""
     child = os.fork()
     if child:
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+        signal.alarm(seconds)  # where whoever started this is gone, and with it who would have killed it
         while os.wait()[0] != child:
             pass
         os._exit(0)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 
 from main import run_main
 
@@ -16,4 +15,4 @@ def show(job, _reader, writer):  # type: ignore[no-untyped-def]
         run_main(job["program"], "program.py")
     except Exception as error:
         own = error.__traceback__.tb_next.tb_next  # without what is here and in run_main
-        traceback.print_exception(error.with_traceback(own))
+        sys.__excepthook__(type(error), error.with_traceback(own), own)

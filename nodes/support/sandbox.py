@@ -11,10 +11,11 @@ What holds in it, by Linux namespaces and as any user:
   files together take no more than ``file``.
 - It has no network, unless ``network``; then it has this host's, loopback too.
 - A process has at most ``memory`` of address space. All of them together are killed when they are seen to
-  hold more, or to be more than 64 processes and threads. Between two looks they may pass that, at worst to
-  64 times ``memory``. What no process holds, files in memory (memfd), is bounded by ``file`` for each of 64
-  files of a process. The kernel, out of memory, ends what runs here first.
-- It can't gain rights, make namespaces, signal or trace what is outside, and nothing of it outlives it.
+  hold more, or to be more than 64 processes and threads. Between two looks they may pass that; the kernel
+  refuses the 65th, but not where the run's user is root. What no process holds, files in memory (memfd), is
+  bounded by ``file`` for each of 64 files of a process. The kernel, out of memory, ends what runs here first.
+- It can't gain rights, make namespaces, signal or trace what is outside. Nothing of it outlives it, and it
+  ends by itself after its time, should the run be killed.
 
 What does not hold: it shares the host's kernel, CPUs and memory bandwidth. Against faults of the kernel only
 another machine helps.

@@ -126,6 +126,10 @@ def f():
         "    try:\n        f(x)\n    except kind as error:\n        assert error.args == given\n"
         "    else:\n        assert False",
     ),
+    "NumPy's numbers": (
+        "import numpy as np\ndef f(xs): return np.mean(xs), np.int64(3), np.bool_(True), np.array(xs)",
+        "assert f([1, 2])[:3] == (1.5, 3, True) and f([1, 2])[3].tolist() == [1, 2]",
+    ),
     "a class with state": (
         """
 class Stack:

@@ -1,6 +1,8 @@
 """Programs that want a reward without a solution, or harm the host.
 
 The task is ``add``: of two values, by a call or from standard input. Every hack is followed by ``WRONG``.
+
+One file: it is a list, and each entry a program that is read on its own.
 """
 
 from __future__ import annotations

@@ -183,6 +183,22 @@ print("left")
 
 
 @needs_sandbox
+def test_it_ends_by_itself_where_the_run_is_killed() -> None:
+    script = """
+from rlgraph.nodes.support.sandbox import Limits, MIB, confined
+program = "import time; print('begun', flush=True); time.sleep(600)"
+with confined("show", {"program": program}, Limits(3.0, 1024 * MIB, MIB)) as running:
+    print(running.read(5).decode(), flush=True)
+    running.read(1)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout and run.stdout.readline() == "begun\n"
+        run.kill()
+    assert processes()
+    until(lambda: not processes())
+
+
+@needs_sandbox
 def test_why_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "NAMESPACES", (*sandbox.NAMESPACES, "--no-such"))
     assert "--no-such" in trouble.__wrapped__()
