@@ -66,7 +66,7 @@ def code(
         timeout: seconds that a program and its test may take together, above 0.
         memory_mib: address space of each of its processes and memory of all of them, in MiB, at least 64;
             libraries such as NumPy want 1024.
-        file_mib: size of all that it writes, in MiB, at least 1; it lies in memory.
+        file_mib: size of all that it writes and of one input, in MiB, at least 1; these lie in memory.
         network: whether it may use the network, this host's loopback too; all else stays closed.
         allow_unsandboxed: whether to go on where Linux gives no sandbox; programs then run under limits alone
             and can read and write what the run's user can, its API keys too, and reach the network.

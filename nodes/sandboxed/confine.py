@@ -19,7 +19,16 @@ DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urando
 LINKS = {"/dev/fd": "/proc/self/fd", "/dev/shm": "/tmp"}
 NOSUID, NODEV, BIND_ALL = 2, 4, 0x1000 | 0x4000
 MOUNT_SETATTR, HERE, RECURSIVE, READ_ONLY = 442, -100, 0x8000, 1
-DROP_BOUNDING, NO_NEW_PRIVILEGES = 24, 38
+DROP_BOUNDING, NO_NEW_PRIVILEGES, SECCOMP, FILTER = 24, 38, 22, 2
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter of system calls
+ARCHITECTURE, NUMBER = 4, 0  # where they read a call's
+FOREIGN, ALLOW, REFUSE = 0x40000000, 0x7FFF0000, 0x50001  # calls of another ABI; what becomes of a call
+# refused: memory that belongs to no process (memfd_create, shmget, msgget), and parts of the kernel that no
+# program needs (io_uring_setup, userfaultfd, bpf, keyctl, add_key, perf_event_open)
+REFUSED = {
+    "x86_64": (0xC000003E, (319, 29, 68, 425, 323, 321, 250, 248, 298)),
+    "aarch64": (0xC00000B7, (279, 194, 186, 425, 282, 280, 219, 217, 241)),
+}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,8 +40,6 @@ def shut(job: dict) -> None:
     """
     with open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory ends, the kernel takes it from here
-    with suppress(OSError), open("/proc/sys/kernel/shmmni", "w") as segments:
-        segments.write("0")  # no System V shared memory, which no process is charged for; from Linux 6.9 on
     _mount("tmpfs", ROOT, "tmpfs", NOSUID, "size=1m,mode=755")
     for path in [*sorted(job["visible"], key=len), *DEVICES]:
         _show(path)
@@ -49,6 +56,7 @@ def shut(job: dict) -> None:
     os.chdir("/tmp")
     _become_process_2(job["seconds"])
     _drop_capabilities()
+    _refuse_calls(*REFUSED.get(os.uname().machine, (0, ())))
     resource.setrlimit(resource.RLIMIT_NPROC, (TASKS, TASKS))  # counted in this user namespace
 
 
@@ -95,6 +103,19 @@ def _drop_capabilities() -> None:
         LIBC.prctl(DROP_BOUNDING, capability, 0, 0, 0)  # refused past the kernel's last one
     _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+
+
+def _refuse_calls(architecture: int, numbers: tuple[int, ...]) -> None:
+    """Refuse system calls by their numbers, and all of another ABI, which has other numbers."""
+    if not numbers:
+        return
+    end = len(numbers) + 5  # the place of the line that refuses
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, end - 2, architecture)]
+    lines += [(LOAD, 0, 0, NUMBER), (AT_LEAST, end - 4, 0, FOREIGN)]
+    lines += [(EQUAL, end - place - 1, 0, number) for place, number in enumerate(numbers, len(lines))]
+    lines += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    _call("prctl", SECCOMP, FILTER, struct.pack("HP", len(lines), ctypes.addressof(code)), 0, 0)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:

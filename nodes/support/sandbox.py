@@ -11,9 +11,9 @@ What holds in it, by Linux namespaces and as any user:
   files together take no more than ``file``.
 - It has no network, unless ``network``; then it has this host's, loopback too.
 - A process has at most ``memory`` of address space. All of them together are killed when they are seen to
-  hold more, or to be more than 64 processes and threads. Between two looks they may pass that; the kernel
-  refuses the 65th, but not where the run's user is root. What no process holds, files in memory (memfd), is
-  bounded by ``file`` for each of 64 files of a process. The kernel, out of memory, ends what runs here first.
+  hold more than that, to span more than four times that, or to be more than 64 processes and threads.
+  Between two looks they may pass that; the kernel refuses the 65th, but not where the run's user is root.
+  Memory that belongs to no process is refused. The kernel, out of memory, ends what runs here first.
 - It can't gain rights, make namespaces, signal or trace what is outside. Nothing of it outlives it, and it
   ends by itself after its time, should the run be killed.
 
@@ -53,7 +53,10 @@ SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix"]
 SYSTEM += [f"/etc/{name}" for name in ("ld.so.cache", "alternatives", "localtime")]
 CERTIFICATES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 NETWORK = [f"/etc/{name}" for name in ("resolv.conf", "hosts", "nsswitch.conf", *CERTIFICATES)]
-HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # KiB, in /proc/PID/status
+# in /proc/PID/status, KiB; what is shared and was touched by a process that has ended is in the second alone
+HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
+SPANNED = re.compile(rb"^VmSize:\s+(\d+)", re.MULTILINE)
+SPANS = 4  # times ``memory`` that all address spaces may be together
 TICK = 0.05  # seconds between two looks at what a sandbox takes
 MIB = 2**20
 
@@ -209,15 +212,18 @@ def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -
 
 def _fits(pid: int, memory: int) -> bool:
     """Return whether a process and its descendants are few enough and hold at most ``memory`` bytes."""
-    tasks, held, processes = 0, 0, [pid]
+    tasks, processes = 0, [pid]
+    held, spanned = 0, 0  # KiB of memory, and of address space
     while processes and tasks <= TASKS + 2:  # unshare and process 1 are not the program's
         about = Path(f"/proc/{processes.pop()}")
         with suppress(OSError):  # it has ended
-            held += sum(map(int, HELD.findall((about / "status").read_bytes())))
+            status = (about / "status").read_bytes()
+            held += sum(map(int, HELD.findall(status)))
+            spanned += sum(map(int, SPANNED.findall(status)))
             for task in (about / "task").iterdir():
                 tasks += 1
                 processes += map(int, (task / "children").read_text().split())
-    return tasks <= TASKS + 2 and held * 1024 <= memory
+    return tasks <= TASKS + 2 and held * 1024 <= memory and spanned * 1024 <= memory * SPANS
 
 
 @contextmanager
