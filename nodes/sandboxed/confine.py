@@ -41,15 +41,15 @@ def shut(job: dict) -> None:
     with open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory ends, the kernel takes it from here
     _mount("tmpfs", ROOT, "tmpfs", NOSUID, "size=1m,mode=755")
+    os.mkdir(f"{ROOT}/proc")
+    os.mkdir(f"{ROOT}/tmp")
+    _mount("tmpfs", f"{ROOT}/tmp", "tmpfs", NOSUID | NODEV, f"size={job['file']},nr_inodes={INODES}")
     for path in [*sorted(job["visible"], key=len), *DEVICES]:
         _show(path)
     for link, target in LINKS.items():
         os.symlink(target, ROOT + link)
-    os.mkdir(f"{ROOT}/proc")
-    os.mkdir(f"{ROOT}/tmp")
-    attributes = struct.pack("QQQQ", READ_ONLY | NOSUID, 0, 0, 0)
-    _call("syscall", MOUNT_SETATTR, HERE, ROOT.encode(), RECURSIVE, attributes, len(attributes))
-    _mount("tmpfs", f"{ROOT}/tmp", "tmpfs", NOSUID | NODEV, f"size={job['file']},nr_inodes={INODES}")
+    _change_mount(ROOT, RECURSIVE, READ_ONLY | NOSUID, 0)
+    _change_mount(f"{ROOT}/tmp", 0, 0, READ_ONLY)
     with suppress(OSError):  # a container that hides parts of its /proc allows no other: then there is none
         _mount("proc", f"{ROOT}/proc", "proc", READ_ONLY | NOSUID | NODEV)  # root could write sysctls
     os.chroot(ROOT)  # also forbids new user namespaces
@@ -120,6 +120,11 @@ def _refuse_calls(architecture: int, numbers: tuple[int, ...]) -> None:
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     _call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
+
+
+def _change_mount(path: str, flags: int, on: int, off: int) -> None:
+    attributes = struct.pack("QQQQ", on, off, 0, 0)
+    _call("syscall", MOUNT_SETATTR, HERE, path.encode(), flags, attributes, len(attributes))
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -11,6 +11,7 @@ from honest_programs import HONEST, ODD, PRINTING
 from reward_hacks import HACKS, SLOW, WRONG
 
 from rlgraph.nodes.reward.code import code
+from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.sandbox import trouble
 from rlgraph.ops import Context
 
@@ -59,6 +60,10 @@ def test_no_hack_is_paid(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_hack_that_takes_its_time_is_paid(kind: str) -> None:
     assert paid({name: hack + WRONG for name, hack in SLOW.items()}, *KINDS[kind], timeout=10.0) == set()
+
+
+def test_most_hacks_are_suspicious() -> None:
+    assert sum(map(is_suspicious, HACKS.values())) >= 0.6 * len(HACKS)
 
 
 def test_odd_programs_are_paid() -> None:

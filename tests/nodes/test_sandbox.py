@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -24,15 +25,15 @@ def shown(source: str, limits: Limits = LIMITS) -> str:
         return running.read(2**20).decode().strip()
 
 
-def processes() -> set[str]:
-    """Return the command lines of all processes that run a program here."""
-    lines = set()
+def sleeps(seconds: int) -> bool:
+    """Return whether a process of this machine is `sleep SECONDS`, a number that tells it from others."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            lines.add(file.read_bytes().replace(b"\0", b" ").decode())
+            if file.read_bytes() == f"sleep\0{seconds}\0".encode():
+                return True
         except OSError:
             continue
-    return {line for line in lines if SANDBOXED in line or "sleep 4242" in line}
+    return False
 
 
 def until(holds: object) -> None:
@@ -98,6 +99,19 @@ multiprocessing.Lock()
 print("done")
 """)
     assert said == "done"
+
+
+@needs_sandbox
+def test_what_lies_in_tmp_may_be_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment there, for one: it is read-only, and all around it is the program's."""
+    (tmp_path / "x").write_text("seen")
+    monkeypatch.setattr(sandbox, "SYSTEM", [*sandbox.SYSTEM, str(tmp_path)])
+    said = shown(f"""
+open("y", "w")
+print(open({str(tmp_path / "x")!r}).read())
+open({str(tmp_path / "y")!r}, "w")
+""")
+    assert said.startswith("seen\n") and "Read-only file system" in said
 
 
 @needs_sandbox
@@ -195,41 +209,49 @@ for call in (libc.shmget, libc.msgget):
     assert said.split() == ["1", "-1", "1", "-1", "1"]
 
 
+SLEEP = "import os; print('begun', flush=True); os.execvp('sleep', ['sleep', '{}'])"
+
+
 @needs_sandbox
 def test_nothing_outlives_it() -> None:
-    shown("""
-import os, signal, subprocess
+    detached, attached = random.sample(range(10**6, 10**9), 2)
+    assert (
+        shown(f"""
+import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+read, write = os.pipe()
 if not os.fork():
     os.setsid()
     if not os.fork():
-        os.execvp("sleep", ["sleep", "4242"])
-print("left")
+        os.set_inheritable(write, False)
+        os.execvp("sleep", ["sleep", "{detached}"])
+    os._exit(0)
+os.close(write)
+print(os.read(read, 1))  # its end: the other has become `sleep`
 """)
-    until(lambda: not processes())
-    with confined(
-        "show", {"program": "import time; print(1, flush=True); time.sleep(600)"}, LIMITS
-    ) as running:
-        assert running.read(1) == b"1"
-        assert processes()
-    until(lambda: not processes())
+        == "b''"
+    )
+    until(lambda: not sleeps(detached))
+    with confined("show", {"program": SLEEP.format(attached)}, LIMITS) as running:
+        assert running.read(5) == b"begun"
+        until(lambda: sleeps(attached))
+    until(lambda: not sleeps(attached))
 
 
 @needs_sandbox
 @pytest.mark.nightly
 def test_it_ends_by_itself_where_the_run_is_killed() -> None:
-    script = """
+    seconds = random.randrange(10**6, 10**9)
+    script = f"""
 from rlgraph.nodes.support.sandbox import Limits, MIB, confined
-program = "import time; print('begun', flush=True); time.sleep(600)"
-with confined("show", {"program": program}, Limits(3.0, 1024 * MIB, MIB)) as running:
+with confined("show", {{"program": {SLEEP.format(seconds)!r}}}, Limits(3.0, 1024 * MIB, MIB)) as running:
     print(running.read(5).decode(), flush=True)
     running.read(1)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout and run.stdout.readline() == "begun\n"
         run.kill()
-    assert processes()
-    until(lambda: not processes())
+    until(lambda: not sleeps(seconds))
 
 
 @needs_sandbox
