@@ -21,11 +21,15 @@ import torch.distributed as dist
 
 LIMIT = 400  # seconds that only what hangs takes, also where machines are slow and shared
 IMPORTS = [
+    "rlgraph.runtime.run",
     "rlgraph.runtime.worker.worker",
     "rlgraph.runtime.cluster.cluster",
     "transformers.models.qwen2.modeling_qwen2",
     "rlgraph.runtime.engines.fsdp.engine",
     "rlgraph.runtime.engines.transformers.engine",
+    "peft",
+    "pyarrow.parquet",
+    "tensorboardX",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,11 +25,18 @@ ONE = str(Path(__file__).parent / "ones.yaml")
 SETTINGS = (
     "schedule={iterations: 3, save_every: 1, keep: 1, record_every: 2}",
     "prompts.batch=2",
+    "prompts.files=[ten.jsonl]",
+    "eval.nodes.prompts.files=[ten.jsonl]",
     "eval.every=2",
 )
 PARTS = 8  # of the kills, so that two workers share them
-pytestmark = pytest.mark.usefixtures("in_demo")
 HALF = re.compile(r"writing|dropped")
+
+
+@pytest.fixture(autouse=True)
+def _data(in_demo: None) -> None:
+    rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
+    Path("ten.jsonl").write_text("\n".join(rows) + "\n")
 
 
 def train(run_dir: str, resume: bool = False, steps: int | None = None) -> None:
