@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -301,6 +303,19 @@ def test_nothing_is_left_behind(path: str, tmp_path: Path) -> None:
             return
         signal.sigtimedwait([], 0.1)
     raise AssertionError(f"processes of the server are left: {members(group)}")
+
+
+def test_no_process_names_its_key_and_no_file_is_left_that_holds_it(awake: SglangEngine) -> None:
+    server = awake.supervisor.server
+    key = server.client.key
+    for process in members(server.process.pid):
+        assert key.encode() not in named(process)
+    assert b"--config" in named(server.process.pid)
+    assert not server.configuration.exists()
+    assert key not in server.log.read_text()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{server.client.url}/server_info", timeout=60)
+    assert server.client.look("server_info")
 
 
 def named(process: int) -> bytes:

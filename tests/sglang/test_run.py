@@ -59,7 +59,8 @@ def servers(model: Path) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"sglang.launch_server" in words and str(model).encode() in words:
+            own = str(model.parent).encode() in (folder / "environ").read_bytes()
+            if b"sglang.launch_server" in words and own:
                 found.append(int(folder.name))
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +115,23 @@ def test_a_servers_memory_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_running", lambda group: left.pop(0))
     server.close()
     assert not left
+
+
+def test_a_command_line_names_a_file_and_flags_alone() -> None:
+    flags = ["--enable-memory-saver", "--sleep-on-idle", "--skip-server-warmup"]
+    words = CUDA.arguments(Path("a.yaml"))
+    assert words[:2] == ["-m", "sglang.launch_server"] and words[-2:] == ["--config", "a.yaml"]
+    assert sorted(words[2:-2]) == sorted(flags)
+    settings = json.loads(CUDA.configuration("127.0.0.1", 30000, "a key"))
+    assert (settings["api-key"], settings["model-path"], settings["ep-size"]) == ("a key", "some/model", 8)
+
+
+def test_a_key_is_in_a_file_of_this_user_while_the_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Launch, "arguments", lambda *_: ["-c", "input()"])
+    server = Server(Launch("some/model", "cpu", "float32", 1, 1, 1), tmp_path, ["0"], "127.0.0.1")
+    assert stat.S_IMODE(server.configuration.stat().st_mode) == 0o600
+    assert server.client.key in server.configuration.read_text()
+    server.close()
+    assert not server.configuration.exists()

@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,14 +25,17 @@ PR_SET_PDEATHSIG = 1
 
 
 class Program(Protocol):
-    """The settings of a server's process: the model's path, the command line, the environment."""
+    """The settings of a server's process: the model's path, a file, the command line, the environment."""
 
     name: str  # its logs have this name
     path: str
     kind: type[Endpoint]
 
-    def arguments(self, host: str, port: int, key: str) -> list[str]:
-        """Return the command line after ``python``."""
+    def configuration(self, host: str, port: int, key: str) -> str:
+        """Return the content of a file that the server reads as it starts: its API key is nowhere else."""
+
+    def arguments(self, configuration: Path) -> list[str]:
+        """Return the command line after ``python``, which names that file."""
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment, from that of this process."""
@@ -58,9 +62,10 @@ class Server:
         self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)
+        self.configuration = _private(launch.configuration(host, self.port.number, self.client.key))
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, *launch.arguments(host, self.port.number, self.client.key)],
+                [sys.executable, *launch.arguments(self.configuration)],
                 env=launch.environment(os.environ, devices),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -81,6 +86,7 @@ class Server:
                 self.close()
                 raise RunError(f"{self.obituary()}{self.last_lines()}")
             if self.client.is_healthy():
+                self.configuration.unlink(missing_ok=True)
                 return
             time.sleep(0.2)
         self.close()
@@ -103,6 +109,7 @@ class Server:
 
     def close(self) -> None:
         """End it and all that it started, and wait until that is gone: until then it holds its memory."""
+        self.configuration.unlink(missing_ok=True)
         if not self.closed:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -120,6 +127,14 @@ class Server:
         except subprocess.TimeoutExpired:
             return f"{law} does not answer any more"
         return f"{law} ended ({f'exit code {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'})"
+
+
+def _private(content: str) -> Path:
+    """Return a new file that this user alone can read."""
+    descriptor, name = tempfile.mkstemp(prefix="rlgraph-", suffix=".yaml")  # SGLang takes no other suffix
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+    return Path(name)
 
 
 def _die_with_parent() -> None:

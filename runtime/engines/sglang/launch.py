@@ -1,7 +1,8 @@
-"""The command line and the environment by which an SGLang server is started."""
+"""The configuration, the command line and the environment by which an SGLang server is started."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,10 +75,17 @@ class Launch:
         }
         return shared | own | self.options
 
-    def arguments(self, host: str, port: int, key: str) -> list[str]:
-        """Return the command line after ``python``."""
-        settings = self.settings() | {"host": host, "port": port, "api_key": key, "skip_server_warmup": True}
-        return ["-m", "sglang.launch_server", *words(settings)]
+    def configuration(self, host: str, port: int, key: str) -> str:
+        """Return the content of SGLang's ``--config``, with all values: any user can read a command line."""
+        settings = self.settings() | {"host": host, "port": port, "api_key": key}
+        valued = {name: value for name, value in settings.items() if not isinstance(value, bool)}
+        return json.dumps({name.replace("_", "-"): value for name, value in valued.items()})
+
+    def arguments(self, configuration: Path) -> list[str]:
+        """Return the command line after ``python``: the file with the configuration, and flags."""
+        settings = self.settings() | {"skip_server_warmup": True, "config": configuration}
+        flags = {name: value for name, value in settings.items() if isinstance(value, bool | Path)}
+        return ["-m", "sglang.launch_server", *words(flags)]
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment: its devices, and what a memory saver and a CPU need."""

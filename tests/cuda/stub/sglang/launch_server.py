@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import sys
 from contextlib import nullcontext
@@ -127,9 +128,9 @@ def _preload() -> None:
 def main() -> None:
     """Answer until the process is ended."""
     parser = argparse.ArgumentParser()
-    for name in ("host", "port", "api-key", "device", "max-total-tokens"):
-        parser.add_argument(f"--{name}")
-    options, _ = parser.parse_known_args()
+    parser.add_argument("--config", type=Path)
+    settings = json.loads(parser.parse_known_args()[0].config.read_text())
+    options = argparse.Namespace(**{name.replace("-", "_"): value for name, value in settings.items()})
     saved = options.device == "cuda" and find_spec("torch_memory_saver") is not None
     if saved and "torch_memory_saver" not in os.environ.get("LD_PRELOAD", ""):
         _preload()
