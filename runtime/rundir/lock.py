@@ -23,7 +23,7 @@ class Lock:
         Raises:
             RunError: another process holds it.
         """
-        self.handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        self.handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -22,6 +22,7 @@ runs/demo/
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -82,6 +83,8 @@ class RunDir:
     def fresh(path: Path | None, graph: str) -> RunDir:
         """Return a new run directory: ``path``, or the first of runs/GRAPH, runs/GRAPH-2, ... that is free.
 
+        It is for this user alone; the mode of an empty folder that is there already stays as it is.
+
         Raises:
             RunError: ``path`` holds a run already, another process begins one there, or it can't be made.
         """
@@ -90,7 +93,7 @@ class RunDir:
             while path.exists():
                 count += 1
                 path = Path("runs") / f"{graph}-{count}"
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_free(path)  # before a lock is left there
         folder = RunDir(path, Lock(path))
         _check_free(path)
@@ -103,11 +106,13 @@ class RunDir:
         """Return the directory of an earlier run.
 
         Raises:
-            RunError: it holds no run, or another process runs it.
+            RunError: it holds no run, another process runs it, or it holds a link, through which the run
+                would write elsewhere.
         """
         if not (path / "plan.json").is_file():
             law = f"{path} holds no run to resume (no plan.json)"
             raise RunError(f"{law}\n  leave out --resume to start one there")
+        _check_links(path)
         return RunDir(path, Lock(path))
 
     def describe(self, plan: Plan, graph: str) -> None:
@@ -268,6 +273,16 @@ def _check_free(path: Path) -> None:
     if not held <= BEFORE_PLAN:
         remedy = "continue that run with --resume, or name" if "plan.json" in held else "name"
         raise RunError(f"{path} holds files already\n  {remedy} another --run-dir")
+
+
+def _check_links(path: Path) -> None:
+    """Refuse a run directory with links; those of Weights & Biases lead to files of its own."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if os.path.islink(place := os.path.join(folder, name)):
+                law = f"{place} is a link, and a run writes to its own files alone"
+                raise RunError(f"{law}\n  put what it leads to in its place")
+        folders[:] = {*folders} - {"wandb"}
 
 
 def iteration_of(checkpoint: Path) -> int:
