@@ -141,7 +141,10 @@ class Attempt:
         if self.devices is None:
             return InlineCluster(self.plan.pools)
         plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
-        return RayCluster(plan.pools, gpus, self.address, logs, plan.schedule.timeout, together(plan))
+        cluster = RayCluster(plan.pools, gpus, self.address, logs, plan.schedule.timeout, together(plan))
+        for note in cluster.notes:
+            self.progress.note(note)
+        return cluster
 
 
 def _train(attempt: Attempt, resume: bool) -> None:

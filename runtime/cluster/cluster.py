@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,7 @@ class RayCluster:
             parts = units(pools, together or {})
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
+            self.notes = [*self._open(address, timeout)]
         except BaseException:
             self.close()
             raise
@@ -167,6 +168,13 @@ class RayCluster:
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
         self.daemons = {} if address else daemons()
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
+
+    def _open(self, address: str | None, timeout: float) -> Iterator[str]:
+        """Yield what it means where Ray asks for no token."""
+        if not all(self._answers([w.asks_for_token.remote() for w in self.workers.values()], timeout)):
+            law = f"the Ray cluster {f'at {address}' if address else 'of this run'} asks for no token"
+            means = "whoever reaches its ports can run code as this user, and read what the run holds"
+            yield f"{law}: {means} (docs/clusters.md says how it gets one)"
 
     def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
         """Start a worker for each place; within a pool in the order of (host, device)."""

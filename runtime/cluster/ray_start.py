@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
 
+GUARDED = (2, 52)  # the first version of Ray that asks for a token
+MODE, TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that Ray reads
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -23,13 +29,20 @@ def join(**options: Any) -> Any:
     """Return the module ``ray``, joined to the cluster at ``address``, or to one that starts here.
 
     Raises:
-        RunError: there is none, or it can't be started.
+        RunError: there is none, or it can't be started, or Ray is of a version that asks for no token.
     """
-    for name, value in SETTINGS.items():
+    address = options.setdefault("address", "local")
+    for name, value in (SETTINGS | ({MODE: "token"} if address == "local" else {})).items():
         os.environ.setdefault(name, value)
     import ray
+    from ray._raylet import Config
 
-    address = options.setdefault("address", "local")
+    Config.initialize("")  # it reads the variables anew, where Ray was imported before
+    if tuple(map(int, ray.__version__.split(".")[:2])) < GUARDED:
+        law = f"Ray {ray.__version__} lets anyone who reaches its ports run code"
+        raise RunError(f"{law}\n  pip install --upgrade 'ray>={GUARDED[0]}.{GUARDED[1]}'")
+    if os.environ.get(MODE) == "token":
+        _make_token()
     try:
         ray.init(logging_level="ERROR", log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -38,3 +51,18 @@ def join(**options: Any) -> Any:
         where = "this machine" if local else address
         raise RunError(f"no Ray cluster at {where}: {error}\n  {remedy}") from error
     return ray
+
+
+def _make_token() -> None:
+    """Make sure that there is a token, in a file for this user alone; all could read one that Ray makes."""
+    if any(map(os.environ.get, TOKENS)):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        with suppress(FileExistsError):
+            os.link(file.name, path)  # whole at once: another run may read it now
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)

@@ -41,6 +41,10 @@ class Process:
         """Return the free bytes of the device, and all that it has; None on a CPU."""
         return torch.cuda.mem_get_info() if self.device == "cuda" else None
 
+    def asks_for_token(self) -> bool:
+        """Return whether Ray, which started this process, lets only those in who have its token."""
+        return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
     def node(self) -> str:
         """Return the host, as Ray knows it."""
         import ray

@@ -113,6 +113,7 @@ class ProcessCluster:
     inline = False
     shares = True
 
+    notes = ()
     def __init__(
         self,
         pools: Mapping[str, int],

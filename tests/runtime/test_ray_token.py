@@ -1,0 +1,88 @@
+"""A Ray that a run starts asks for a token which its user alone can read; one that asks for none is named."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+from ran import ray_nodes, rlgraph
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.cluster import ray_start
+
+ONES = str(Path(__file__).parent / "ones.yaml")
+STRANGER = """
+import sys, ray
+ray.init(address=sys.argv[1], logging_level="ERROR")
+print("in with", ray.get(ray.remote(lambda: "code").remote()))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ray_start.TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_token_is_made_once_and_for_its_user_alone(home: Path) -> None:
+    ray_start._make_token()
+    (path,) = (home / ".ray").iterdir()
+    token = path.read_text()
+    assert path.name == "auth_token" and len(token) == 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)  # as Ray itself would have left it
+    ray_start._make_token()
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (token, 0o600)
+
+
+@pytest.mark.parametrize("name", ray_start.TOKENS)
+def test_a_token_that_is_given_stays(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "given")
+    ray_start._make_token()
+    assert not (home / ".ray").exists()
+
+
+def test_a_ray_that_knows_no_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "__version__", "2.51.1")
+    with pytest.raises(RunError, match=r"pip install --upgrade 'ray>=2.52'"):
+        ray_start.join(num_cpus=1)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.nightly
+def test_a_stranger_is_refused_by_a_cluster_that_a_run_starts(home: Path) -> None:
+    code = (
+        "import subprocess, sys; from rlgraph.runtime.cluster.ray_start import join; ray = join(num_cpus=1)\n"
+        "address = ray.get_runtime_context().gcs_address\n"
+        f"stranger = [sys.executable, '-c', {STRANGER!r}, address]\n"
+        "for env in ({'RAY_AUTH_MODE': 'disabled'}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'guess'}):\n"
+        "    import os; given = {**os.environ, **env}\n"
+        "    done = subprocess.run(stranger, env=given, capture_output=True, text=True, timeout=200)\n"
+        "    assert done.returncode and 'in with' not in done.stdout, done\n"
+        "    print('refused')\n"
+    )
+    without = {name: value for name, value in os.environ.items() if name != ray_start.MODE}
+    done = subprocess.run([sys.executable, "-c", code], env=without, capture_output=True, text=True)
+    assert done.stdout.count("refused") == 2, done.stdout + done.stderr
+    assert stat.S_IMODE((home / ".ray/auth_token").stat().st_mode) == 0o600
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("in_demo")
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_a_cluster_that_asks_for_no_token_is_named(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ray_start.MODE, mode)
+    ray._raylet.Config.initialize("")
+    with ray_nodes({"num_cpus": 1}) as address:
+        said = rlgraph("run", ONES, "--steps", "0", "--address", address, "--run-dir", "run")
+    said_so = (
+        f"the Ray cluster at {address} asks for no token: whoever reaches its ports can run code" in said
+    )
+    assert said_so == (mode == "disabled"), said
