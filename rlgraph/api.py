@@ -161,7 +161,7 @@ class Algorithm:
         return Run(run_graph(self.graph, self.settings, count, target=target, **options))
 
     def __str__(self) -> str:
-        return show_text(self.tree())
+        return show_text(self.tree().written())
 
     def _repr_html_(self) -> str:
         return self.plan()._repr_html_()

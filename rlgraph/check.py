@@ -7,6 +7,7 @@ from typing import Any
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem
+from rlgraph.variables import hidden
 
 
 def check_report(graph: str, overrides: Sequence[str] = (), devices: int | None = None) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def problem_record(problem: Problem) -> dict[str, Any]:
     typed = mark is not None and mark.source.name == "command line"
     return {
         "kind": problem.kind,
-        "law": problem.law,
+        "law": hidden(problem.law),
         "file": mark.source.name if mark and not typed else None,
         "override": mark.source.text if mark and typed else None,
         "line": mark.line if mark else None,

@@ -91,7 +91,7 @@ def plan_composed(
         plan, target = _for_gpus(plan, here, count)
     else:
         plan = aligned(fixed(plan))
-    origin = Origin(graph, tuple(overrides), count, VERSION, tree.plain(), target)
+    origin = Origin(graph, tuple(overrides), count, VERSION, tree.written().plain(), target)
     return replace(plan, origin=origin)
 
 

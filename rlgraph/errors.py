@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlgraph.variables import hidden
+
 # what a terminal obeys (escapes, carriage returns, directions of writing), and what can't be encoded
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST = 4000  # characters of somebody else's error that are shown
@@ -60,14 +62,15 @@ class Problem:
 
     def render(self) -> str:
         """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
-        lines = [f"{self.mark}: {self.law}" if self.mark else self.law]
+        law, remedy = hidden(self.law), hidden(self.remedy)
+        lines = [f"{self.mark}: {law}" if self.mark else law]
         if self.mark:
             number, (line, column) = str(self.mark.line), self.mark.excerpt()
             lines += [f"  {number} | {line}", f"  {' ' * len(number)} | {' ' * column}^"]
         if self.accepted:
             lines.append(f"  accepted: {', '.join(self.accepted)}")
-        if self.remedy:
-            lines.append(f"  {self.remedy}")
+        if remedy:
+            lines.append(f"  {remedy}")
         lines += [f"    {line}" for line in self.drawing.splitlines()]
         return "\n".join(lines)
 
@@ -85,7 +88,10 @@ class GraphError(RlgraphError):
 
 
 class RunError(RlgraphError):
-    """A run could not start or did not finish."""
+    """A run could not start or did not finish. The message repeats no value of a variable."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(hidden(message))
 
 
 def visible(text: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
 from pydantic_core import CoreSchema, core_schema
+
+from rlgraph.variables import REFERENCE, with_values
 
 
 class TextValue(str):
@@ -29,3 +32,24 @@ class TextValue(str):
 
     def __reduce__(self) -> Any:
         return type(self).parse, (str(self),)
+
+
+class Referring(BaseModel):
+    """A record whose texts may refer to the environment, as ``${env:NAME}``.
+
+    A value is checked with what the variable holds. The reference stays where a text is asked for; where one
+    of several words is, the word takes its place.
+    """
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _refer(cls, value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        """Check a field; with a context, take what holds a reference or that text as it is."""
+        try:
+            return check(value)
+        except ValidationError as error:
+            text, kinds = repr(value), {item["type"] for item in error.errors(include_url=False)}
+        if info.context and (info.context in text or REFERENCE.search(text)):
+            return value
+        typed = check(with_values(value))
+        return value if all(kind.startswith("string_") for kind in kinds) else typed

@@ -16,6 +16,7 @@ from rlgraph.files import ASIDE, damaged, read_sums, replace
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.variables import REFERENCE, referred, with_values
 
 
 def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | None = None) -> Path:
@@ -56,13 +57,17 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
 
 
 def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
-    if not Path(model.path).exists() and model.path.count("/") != 1:
-        law = f"{model.path}, the model that training started from, is not there"
+    path = with_values(model.path, referred(model))
+    for name in REFERENCE.findall(path):
+        law = f"the environment has no `{name}`, and the model that training started from is at {path}"
+        raise RunError(f"{law}\n  export {name}=... before the command")
+    if not Path(path).exists() and path.count("/") != 1:
+        law = f"{path}, the model that training started from, is not there"
         raise RunError(f"{law}\n  run this where the run was started: paths are relative to that")
     assert model.train
     kind, optimizer = TRAINING[model.train.engine], model.optimizer and model.optimizer.model_dump()
     options = model.train.model_dump(include={*kind.options})
-    engine = resolve_name(kind.builder)(model.path, head=model.head, optimizer=optimizer, **options)
+    engine = resolve_name(kind.builder)(path, head=model.head, optimizer=optimizer, **options)
     engine.load(str(checkpoint))
     engine.export(str(to))
 

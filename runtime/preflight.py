@@ -22,6 +22,7 @@ from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.syntax.source import Tree
+from rlgraph.variables import with_values
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {
@@ -93,7 +94,7 @@ class Preflight:
     def _engines(self) -> None:
         for name, model in self.plan.models.items():
             check = serving(model.serve).preflight if model.serve else ""
-            for fault in resolve_name(check)(model.serve, self.plan.device) if check else ():
+            for fault in resolve_name(check)(with_values(model.serve), self.plan.device) if check else ():
                 path, mark = f"models.{name}.serve", self.tree.at(("models", name, "serve", *fault.key)).mark
                 law = f"{path}.{'.'.join(fault.key)}: {fault.law}"
                 self.problem(fault.kind, law, mark, fault.remedy.replace("SERVE", path))
@@ -102,6 +103,7 @@ class Preflight:
         """Return the problem with a model's path, or nothing."""
         from transformers import AutoConfig, AutoTokenizer
 
+        path = with_values(path)
         folder = Path(path)
         if folder.exists() and not (folder / "config.json").is_file():
             return "is no model folder: it has no config.json"
@@ -134,13 +136,13 @@ class Preflight:
         """Check that the files of tools are there, and that the chat template goes on behind them."""
         tokenizer, options = self.tokenizers[str(function.model)], function.attributes["template_options"]
         try:
-            check_tools(_tools(function), tokenizer, options)
+            check_tools(_tools(with_values(function)), tokenizer, options)
         except RlgraphError as error:
             self.problem("tools", f"node `{node}`: {error}", self._mark(phase, node))
 
     def _recorded(self, phase: str, node: str, function: Function) -> None:
         """Check that a recorded run has the columns that the graph takes from it, of its types."""
-        wanted = function.attributes
+        wanted = with_values(function.attributes)
         try:
             check(Path(wanted["run"]), wanted["columns"] or {}, wanted["temperature"])
         except RlgraphError as error:
@@ -148,6 +150,7 @@ class Preflight:
 
     def _source(self, phase: str, node: str, function: Function) -> None:
         mark, unused = self._mark(phase, node), (*NOT_LOADING, function.roles["rows"])
+        function = with_values(function)
         attributes = {name: value for name, value in function.attributes.items() if name not in unused}
         if tools := _tools(function):
             attributes["template_options"] = shown(attributes.get("template_options"), tools)

@@ -39,6 +39,7 @@ from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import ColumnRef
 from rlgraph.runtime.rundir.kept_columns import recorded_columns
 from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
+from rlgraph.variables import referred, with_values
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
     cluster = InlineCluster(plan.pools)
     try:
         calls = ControlCalls(plan, cluster)
-        calls.all("join", str(run_dir.resolve()))
-        calls.all("setup", plan, calls.meeting(), place=True)
+        calls.all("join", str(run_dir.resolve()), values := referred(plan))
+        calls.all("setup", with_values(plan, values), calls.meeting(), place=True)
         versions, positions = _restore(calls, plan, run_dir, iteration, again)
         past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
         execution = Execution(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)

@@ -80,7 +80,7 @@ def run_graph(
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
             if resume:
                 folder.check_same(plan)
-            folder.describe(plan, show_text(tree))
+            folder.describe(plan, show_text(tree.written()))
             folder.track, folder.profile = track, frozenset(profile)
             total = plan.iterations if steps is None else steps
             with (

@@ -30,6 +30,7 @@ from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.signals import StopSignals
+from rlgraph.variables import referred, with_values
 
 
 class TrainingRun:
@@ -124,8 +125,8 @@ class TrainingRun:
         return kept
 
     def _setup(self, again: bool) -> None:
-        meeting = self.calls.meeting()
-        self.calls.all("join", str(self.folder.path.resolve()))
+        meeting, values = self.calls.meeting(), referred(self.plan)
+        self.calls.all("join", str(self.folder.path.resolve()), values)
         self.progress.say("loading models")
         places, hosts = self.cluster.places, self.calls.all("environment")
         on = [{"pool": pool, "device": n, **host} for (pool, n), host in zip(places, hosts, strict=True)]
@@ -133,7 +134,7 @@ class TrainingRun:
         enough_memory(self.plan, on)
         if again:  # what was lost may be ending still
             wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
-        self._note(self.calls.all("setup", self.plan, meeting, place=True))
+        self._note(self.calls.all("setup", with_values(self.plan, values), meeting, place=True))
 
     def _note(self, reports: Iterable[Report]) -> None:
         """Tell the user once what workers noticed."""

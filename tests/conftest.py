@@ -53,6 +53,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line("\n".join(names))
 
 
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test reads from the environment is hidden in no other's errors."""
+    monkeypatch.setattr("rlgraph.variables._hidden", {})
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """``golden("plan/ppo-2.txt", text)``: the text must equal the file's."""

@@ -191,7 +191,7 @@ def show(
     if (column is not None) + origin + tree > 1:
         raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
     if not tree and column is None:
-        click.echo(show_text(compose(graph, overrides), origin), nl=False)
+        click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
     click.echo(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)

@@ -118,6 +118,7 @@ def _models(examined: str | None, overrides: Sequence[str]) -> list[str]:
     from rlgraph.compiler import compile_graph
     from rlgraph.frontend.shipped import shipped_graphs
     from rlgraph.syntax.source import OPEN
+    from rlgraph.variables import with_values
 
     if examined is None:
         return []
@@ -125,5 +126,5 @@ def _models(examined: str | None, overrides: Sequence[str]) -> list[str]:
         if overrides:
             raise click.UsageError(f"`{examined}` is no graph: KEY=VALUE is for graphs")
         return [examined]
-    paths = [model.path for model in compile_graph(examined, overrides).models.values()]
+    paths = [with_values(model.path) for model in compile_graph(examined, overrides).models.values()]
     return [path for path in dict.fromkeys(paths) if path != OPEN]

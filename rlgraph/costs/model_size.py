@@ -19,6 +19,7 @@ from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.syntax.settings import Count, Natural
 from rlgraph.syntax.source import OPEN, Tree, read
 from rlgraph.syntax.validate import read_record
+from rlgraph.variables import with_values
 
 CARDS = Path(__file__).parent / "cards.yaml"
 TWINS = re.compile(r"(-(Instruct|Base))?(-2507)?$")  # same shapes as the model without the suffix
@@ -253,8 +254,8 @@ def size_of(path: str, head: str = "lm") -> Size:
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
-    file = Path(path) / "config.json"
-    name = MATH.sub("2.5-", TWINS.sub("", path))
+    file = Path(with_values(path)) / "config.json"
+    name = MATH.sub("2.5-", TWINS.sub("", with_values(path)))
     if file.is_file():
         return Size(_checked(read(file), str(file)), head)
     if card := _cards().get(name):

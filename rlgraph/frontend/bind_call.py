@@ -21,6 +21,7 @@ from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.ops.registry import find_hook, find_op
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
+from rlgraph.variables import with_values
 
 KEYS = ("every", "from")  # these say in which iterations a node without columns runs
 
@@ -139,7 +140,8 @@ def resolved(path: str, mark: Mark) -> str:
     In a shipped graph and on the command line it is relative to the working directory. A URL and an absolute
     path stay as they are.
     """
-    if path == OPEN or "://" in path or Path(path).is_absolute():
+    value = with_values(path)
+    if path == OPEN or "://" in value or Path(value).is_absolute():
         return path
     origin = Path(mark.source.name)
     shipped = origin.parent == graphs_folder() or mark.source.name == "command line"

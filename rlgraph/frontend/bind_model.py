@@ -13,6 +13,7 @@ from rlgraph.ir.schedules import rate_course
 from rlgraph.syntax.settings import ModelSection, Serve
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
+from rlgraph.variables import with_values
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
@@ -31,7 +32,7 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
     _serves(name, spec, tree, binder)
     path = resolved(spec.path, tree.items["path"].mark)
-    if HUB_ID.match(spec.path) and not os.path.exists(path):
+    if HUB_ID.match(with_values(spec.path)) and not os.path.exists(with_values(path)):
         path = spec.path
     return Model(name, path, spec, tree.key or tree.mark, rate)
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, create_model
 
 from rlgraph.ops.column_types import ColumnType
+from rlgraph.text_value import Referring
 
 RowScope = Literal["each", "group", "all"]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
@@ -32,6 +33,7 @@ Role = Literal[
     "rows", "prompt_limit", "response_limit", "temperature", "nucleus", "minibatches", "epochs", "keep"
 ]
 STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs")  # the plan is made for one value of these
+STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 Body = TypeVar("Body", bound=Callable[..., Any])
 
 
@@ -173,9 +175,12 @@ class Op:
         return self.hooks[path.partition(".")[0]]
 
     def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return attributes of JSON in the types that the op declares, such as a tuple for a list."""
-        declared = self.attributes.model_fields
-        model = attributes_model(self.name, {n: (declared[n].rebuild_annotation(), ...) for n in attributes})
+        """Return attributes of JSON in the types that the op declares, such as a tuple for a list.
+
+        Their bounds were checked when they were planned, by what references to the environment stand for.
+        """
+        kinds: dict[str, Any] = {n: (self.attributes.model_fields[n].annotation, ...) for n in attributes}
+        model = create_model(self.name, __config__=STRICT, **kinds)
         return dict(model.model_validate_json(json.dumps(attributes)))
 
     @property
@@ -204,8 +209,13 @@ class OpError(Exception):
     """A function that can't be an op: says which part of its signature, and what to write instead."""
 
 
+class Attributes(Referring):
+    """The attributes of an op or a hook."""
+
+    model_config = STRICT
+
+
 def attributes_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
     """Return a strict record of attributes: name -> (type, default)."""
-    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
-    model: type[BaseModel] = create_model(name, __config__=config, **dict(fields))  # type: ignore[call-overload]
+    model: type[BaseModel] = create_model(name, __base__=Attributes, **dict(fields))  # type: ignore[call-overload]
     return model

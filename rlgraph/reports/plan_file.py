@@ -233,7 +233,7 @@ def _absent(read: Any, full: Any, path: str) -> Iterator[str]:
 
 def _same_graph(path: Path, origin: Origin) -> None:
     """Check that the graph of a plan is as it was, but for what it says about itself."""
-    trees = (Tree.of(origin.composed), compose(origin.graph, origin.overrides))
+    trees = (Tree.of(origin.composed), compose(origin.graph, origin.overrides).written())
     old, new = (tree.with_item("about", None) if tree.get("about") else tree for tree in trees)
     if edits := diff_text(old, new):
         law = f"the graph that it was made from, {origin.graph}, has changed"

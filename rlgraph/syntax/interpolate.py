@@ -1,6 +1,7 @@
-"""Interpolation: replaces ``${...}`` by the value of the graph or of the environment for which it stands.
+"""Interpolation: replaces ``${...}`` by the value of the graph for which it stands.
 
-``${models.policy.path}`` alone keeps the type of what it names; inside a text it becomes text.
+``${models.policy.path}`` alone keeps the type of what it names; inside a text it becomes text. A number of
+``${env:NAME}`` is taken at once; a text stays, and is filled in where it is used (``rlgraph.variables``).
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from rlgraph.errors import GraphError, Mark, Problem, nearest
+from rlgraph.errors import GraphError, Mark, Problem, fail, nearest
 from rlgraph.syntax import source
-from rlgraph.syntax.source import Tree
+from rlgraph.syntax.source import MAX_SIZE, Tree
+from rlgraph.variables import referred
 
 INTERPOLATION = re.compile(r"\$\{([^}]*)\}")
+TEXT = 100  # characters of a text that count as much as a value
 
 
 def interpolate(root: Tree) -> Tree:
     """Return a tree with every ``${...}`` filled in.
 
     Raises:
-        GraphError: a reference can't be resolved; the error lists every such reference.
+        GraphError: a reference can't be resolved, and the error lists every such reference; or they stand for
+            more than ``MAX_SIZE`` values.
     """
     tree, problems = filled(root)
     if problems:
@@ -32,48 +36,72 @@ def interpolate(root: Tree) -> Tree:
 
 def filled(root: Tree) -> tuple[Tree, tuple[Problem, ...]]:
     """Return a tree with its ``${...}`` filled in as far as possible, and the problems with the rest."""
-    problems: list[Problem] = []
-    tree = root.mapped(partial(_filled, root, problems, ()))
-    return tree, tuple(dict.fromkeys(problems))  # a reference repeats the problem of what it names
+    interpolation = Interpolation(root)
+    tree = root.mapped(partial(interpolation.filled, ()))
+    return tree, tuple(
+        dict.fromkeys(interpolation.problems)
+    )  # a reference repeats the problem of what it names
 
 
-def _filled(root: Tree, problems: list[Problem], chain: tuple[str, ...], tree: Tree) -> Tree:
-    if not isinstance(tree.value, str) or "${" not in tree.value:
-        return tree
-    names = INTERPOLATION.findall(tree.value)
-    if len(names) < tree.value.count("${"):
-        problems.append(Problem("open-interpolation", "`${` has no `}`", tree.mark))
-        return tree
-    values = [_lookup(name, tree.mark, root, problems, chain) for name in names]
-    if len(names) == 1 and INTERPOLATION.fullmatch(tree.value):
-        # a string keeps the mark of its origin: a path is relative to the file that it stands in
-        mark = values[0].mark if isinstance(values[0].value, str) else tree.mark
-        return replace(values[0], mark=mark, key=tree.key)
-    if any(value.value == source.OPEN for value in values):
-        return replace(tree, value=source.OPEN)
-    texts = []
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value.value, dict | list):
-            law = f"`${{{name}}}` is a mapping or a list, which can't stand inside a text"
-            problems.append(Problem("not-a-text", law, tree.mark))
-        texts.append(value.value if isinstance(value.value, str) else json.dumps(value.plain()))
-    return replace(tree, value=INTERPOLATION.sub(lambda _: texts.pop(0), tree.value))
+class Interpolation:
+    """Fills in the values of one tree, noting every problem and counting what it makes."""
 
+    def __init__(self, root: Tree) -> None:
+        self.root, self.size, self.problems = root, 0, list[Problem]()
 
-def _lookup(name: str, mark: Mark, root: Tree, problems: list[Problem], chain: tuple[str, ...]) -> Tree:
-    if name.startswith("env:"):
-        if name[4:] not in os.environ:
-            law = f"the environment has no `{name[4:]}`"
-            problems.append(Problem("no-env", law, mark, remedy=f"export {name[4:]}=... before the command"))
-        return Tree(source.scalar(os.environ.get(name[4:], "")), mark)
-    if name in chain:
-        problems.append(Problem("interpolation-cycle", f"`${{{name}}}` refers to itself", mark))
-        return Tree(None, mark)
-    tree = root
-    for part in name.split("."):
-        if part not in tree.items:
-            law = f"`${{{name}}}` refers to what is not there: no `{part}`"
-            problems.append(Problem("no-reference", law, mark, tuple(tree.items), nearest(part, tree.items)))
+    def filled(self, chain: tuple[str, ...], tree: Tree) -> Tree:
+        """Return a scalar with its references filled in; ``chain`` are those that led to it."""
+        if not isinstance(tree.value, str) or "${" not in tree.value:
+            return tree
+        names = INTERPOLATION.findall(tree.value)
+        if len(names) < tree.value.count("${"):
+            self.problems.append(Problem("open-interpolation", "`${` has no `}`", tree.mark))
+            return tree
+        values = [self._lookup(name, tree.mark, chain) for name in names]
+        if len(names) == 1 and INTERPOLATION.fullmatch(tree.value):
+            # a string keeps the mark of its origin: a path is relative to the file that it stands in
+            mark = values[0].mark if isinstance(values[0].value, str) else tree.mark
+            return replace(values[0], mark=mark, key=tree.key)
+        if any(value.value == source.OPEN for value in values):
+            return replace(tree, value=source.OPEN)
+        texts = []
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value.value, dict | list):
+                law = f"`${{{name}}}` is a mapping or a list, which can't stand inside a text"
+                self.problems.append(Problem("not-a-text", law, tree.mark))
+            plain = value.written().plain()
+            texts.append(plain if isinstance(plain, str) else json.dumps(plain))
+        self._count(sum(map(len, texts)) // TEXT, tree.mark)
+        return replace(tree, value=INTERPOLATION.sub(lambda _: texts.pop(0), tree.value))
+
+    def _lookup(self, name: str, mark: Mark, chain: tuple[str, ...]) -> Tree:
+        if name.startswith("env:"):
+            return self._variable(name, mark)
+        if name in chain:
+            self.problems.append(Problem("interpolation-cycle", f"`${{{name}}}` refers to itself", mark))
             return Tree(None, mark)
-        tree = tree.items[part]
-    return tree.mapped(partial(_filled, root, problems, (*chain, name)))
+        tree = self.root
+        for part in name.split("."):
+            if part not in tree.items:
+                law = f"`${{{name}}}` refers to what is not there: no `{part}`"
+                hint = nearest(part, tree.items)
+                self.problems.append(Problem("no-reference", law, mark, tuple(tree.items), hint))
+                return Tree(None, mark)
+            tree = tree.items[part]
+        self._count(sum(1 for _ in tree.walk()), mark)
+        return tree.mapped(partial(self.filled, (*chain, name)))
+
+    def _variable(self, name: str, mark: Mark) -> Tree:
+        """Return the reference to a variable, or the value beside it where that is a number, not a text."""
+        if name[4:] not in os.environ:
+            law, remedy = f"the environment has no `{name[4:]}`", f"export {name[4:]}=... before the command"
+            self.problems.append(Problem("no-env", law, mark, remedy=remedy))
+        value, reference = source.scalar(os.environ.get(name[4:], "text")), f"${{{name}}}"
+        referred(reference)  # errors show that from here on
+        return Tree(reference, mark) if isinstance(value, str) else Tree(value, mark, reference=reference)
+
+    def _count(self, more: int, mark: Mark) -> None:
+        self.size += more
+        if self.size > MAX_SIZE:
+            law = f"the references up to here stand for more than {MAX_SIZE} values"
+            raise fail("too-large", law, mark, remedy="refer to smaller parts, or write the values out")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field
 
 from rlgraph.engines.registry import SERVING, TRAINING
-from rlgraph.syntax.source import OPEN
+from rlgraph.text_value import Referring
 
+GRAPH_NAME = r"^\w[\w.-]*$"  # files are named after it
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -28,21 +28,10 @@ def option(default: Default, about: str) -> Default:
     return Field(default=default, description=about)
 
 
-class Section(BaseModel):
+class Section(Referring):
     """A strict record: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _may_be_open(cls, value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
-        """Take a value that is written ???, or holds one that is, as it is where the context is ``OPEN``."""
-        try:
-            return check(value)
-        except ValidationError:
-            if info.context != OPEN or OPEN not in repr(value):
-                raise
-            return value
 
 
 class Optimizer(Section):

@@ -34,7 +34,7 @@ NOWHERE = Mark(Source("diff", ""), 1, 1)  # the mark of values that no file has
 STAND_IN = "\ue000\ue000\ue000"
 # what PyYAML gives to values without a tag
 TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "map", "seq", "merge")
-MAX_DEPTH, MAX_SIZE = 100, 200_000
+MAX_DEPTH, MAX_SIZE, MAX_BYTES = 100, 200_000, 2**25
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Tree:
     value: Any  # a scalar, dict[str, Tree] or list[Tree]
     mark: Mark
     key: Mark | None = None
+    reference: str = ""  # of a number from the environment: the ``${env:NAME}`` that it stands for
 
     @property
     def is_map(self) -> bool:
@@ -81,6 +82,10 @@ class Tree:
             return [child.plain() for child in self.value]
         return self.value
 
+    def written(self) -> Tree:
+        """Return the tree as files have it: with references to the environment in place of its numbers."""
+        return self.mapped(lambda leaf: replace(leaf, value=leaf.reference or leaf.value))
+
     def mapped(self, change: Callable[[Tree], Tree]) -> Tree:
         """Return the tree with each scalar changed."""
         if isinstance(self.value, dict):
@@ -117,9 +122,11 @@ def read(path: Path) -> Tree:
     """Load a YAML file.
 
     Raises:
-        GraphError: it is not there, can't be read, is no YAML, or holds no mapping.
+        GraphError: it is not there, can't be read, is too large, is no YAML, or holds no mapping.
     """
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise fail("too-large", f"{path}: has {size:,} bytes; a graph has {MAX_BYTES:,} at most", None)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise fail("no-file", f"{path}: can't be read: {error.strerror}", None) from error
@@ -161,9 +168,12 @@ def parse(source: Source, start: int = 0) -> Tree:
 
 
 def _shallow(text: str, source: Source) -> None:
-    """Refuse deep nesting, on which composing would overflow the C stack."""
+    """Refuse deep nesting, on which composing would overflow the C stack, and too much to compose."""
     depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
+    for count, event in enumerate(yaml.parse(text, Loader=LOADER)):
+        if count > 3 * MAX_SIZE:  # a value in a mapping is two events, a mapping two of its own
+            law = f"the text up to here makes more than {MAX_SIZE} values"
+            raise fail("too-large", law, _mark(event.start_mark, source))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             law = f"the value is nested over {MAX_DEPTH} deep"

@@ -71,6 +71,8 @@ def validate(
     try:
         return section.model_validate(values)
     except ValidationError as error:
+        if (texts := _texts(error, tree)) is not tree:
+            return validate(section, texts, path, binder, what, keys)
         wrong: dict[Mark, list[Any]] = {}
         for item in error.errors(include_url=False):
             place = tree.at(item["loc"])
@@ -92,6 +94,15 @@ def read_record(section: type[StrictRecord], tree: Tree, path: str) -> StrictRec
     if record is None or binder.problems:
         raise GraphError(binder.problems)
     return record
+
+
+def _texts(error: ValidationError, tree: Tree) -> Tree:
+    """Return a tree with references where a text is asked for and the environment has a number."""
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0]) if item["loc"] else ""
+        if item["type"] == "string_type" and tree.at(item["loc"]).reference:
+            tree = tree.with_item(name, tree.items[name].written())
+    return tree
 
 
 def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
@@ -126,7 +137,7 @@ def _explain(
         place = tree.at(others[0]["loc"])
         where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
         wanted = " or ".join(dict.fromkeys(_wanted(item) for item in others))
-        yield Problem("wrong-value", f"`{where}` {wanted}; it is {place.plain()!r}", place.mark)
+        yield Problem("wrong-value", f"`{where}` {wanted}; it is {place.written().plain()!r}", place.mark)
 
 
 def _wanted(item: Any) -> str:

@@ -108,7 +108,7 @@ def _composed(plan: Plan) -> Tree | None:
     with suppress(GraphError):  # a saved plan may be looked at where its graph is not
         if plan.origin:
             tree = compose(plan.origin.graph, plan.origin.overrides)
-            return tree if tree.plain() == plan.origin.composed else None
+            return tree if tree.written().plain() == plan.origin.composed else None
     return None
 
 

@@ -25,6 +25,7 @@ from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
+from rlgraph.variables import hide, referred, with_values
 
 LOOK_S = 1.0  # seconds between two looks at Ray's own processes
 SPLIT = re.compile(r"(\d+)")
@@ -103,13 +104,21 @@ def _places(pools: Mapping[str, int]) -> list[Place]:
     return [(pool, device) for pool, devices in pools.items() for device in range(devices)]
 
 
-def perform(plan: Plan, place: Place, logs: str, tasks: Sequence[Task], *parts: Part | ColumnRef) -> Any:
+def perform(
+    plan: Plan,
+    values: Mapping[str, str],
+    place: Place,
+    logs: str,
+    tasks: Sequence[Task],
+    *parts: Part | ColumnRef,
+) -> Any:
     """Carry out tasks that need no engine, as ``Worker.perform`` of ``place``, in whichever process this is.
 
     In Ray that is a task on a CPU of the worker's host; what it prints goes to a file in the folder ``logs``.
     """
     worker = _worker_beside(logs)
     worker.plan, worker.at = plan, place
+    hide(values)
     return worker.perform(tasks, (), *parts)
 
 
@@ -150,7 +159,8 @@ class RayCluster:
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
         self.sweeper = Sweeper(self.session, f"continue with --resume --run-dir {logs.parent}")
-        self.planned: tuple[Plan, Any] | None = None  # the plan that tasks beside workers get
+        # the plan that tasks beside workers get, and the variables that it refers to
+        self.planned: tuple[Plan, Any, Any] | None = None
         self._start_ray(address)
         try:
             parts = units(pools, together or {})
@@ -227,11 +237,12 @@ class RayCluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self.planned is None or self.planned[0] is not plan:
-            self.planned = plan, self.put(plan)
+            values = referred(plan)
+            self.planned = plan, self.put(with_values(plan, values)), self.put(values)
         # it can read there what its worker shares; on one machine workers have all CPUs that Ray counts
         here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
         task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
-        results = task.remote(self.planned[1], place, self.logs, tasks, *parts)
+        results = task.remote(*self.planned[1:], place, self.logs, tasks, *parts)
         return [results] if returns == 1 else list(results)
 
     def put(self, value: Any) -> Any:

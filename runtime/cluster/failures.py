@@ -14,6 +14,7 @@ from rlgraph.errors import RlgraphError, RunError, shortened
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.errors import AwayError, ServerLostError
 from rlgraph.runtime.messages.tasks import Place, place_text
+from rlgraph.variables import hidden
 
 PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
 RAISED = ("RayError", "UnserializableException")  # in place of errors that Ray can't bring here
@@ -34,7 +35,7 @@ class LostError(RunError):
 
     def __init__(self, message: str, brief: str) -> None:
         super().__init__(message)
-        self.brief = brief
+        self.brief = hidden(brief)
 
 
 def failure(plan: str, law: str, error: Exception) -> RunError:

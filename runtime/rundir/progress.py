@@ -24,6 +24,7 @@ from rich.text import Text
 
 from rlgraph.errors import visible
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.variables import hidden
 
 QUIET_S = 10  # seconds between lines where there is no terminal
 LABEL, BAR = 16, 24  # most characters before a line, and of the bar
@@ -115,7 +116,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         """Print text as it is: brackets in names and errors are no markup, and escapes are spelled out."""
-        self.console.print(visible(text), soft_wrap=True, markup=False)
+        self.console.print(visible(hidden(text)), soft_wrap=True, markup=False)
 
     def _evaluated(self) -> list[tuple[str, str]]:
         """Return the first and the current value of each metric of the evaluations."""

@@ -35,6 +35,7 @@ from rlgraph.runtime.worker.process import Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
 from rlgraph.runtime.worker.usage import begin, begin_profile, end_profile, held, work
+from rlgraph.variables import hide
 
 
 class Worker(Process):
@@ -87,8 +88,8 @@ class Worker(Process):
         except AwayError:
             return False
 
-    def join(self, folder: str) -> None:
-        """Take a run's directory, which every worker writes to.
+    def join(self, folder: str, values: Mapping[str, str]) -> None:
+        """Take a run's directory, which every worker writes to, and the variables whose values it hides.
 
         Raises:
             RunError: this host does not see it.
@@ -97,6 +98,7 @@ class Worker(Process):
             law = f"{folder} is not there on host {socket.gethostname()}, and every worker writes to it"
             raise RunError(f"{law}\n  give a --run-dir on a disk that all hosts share")
         self.folder = folder
+        hide(values)
 
     def setup(self, plan: Plan, meeting: str, pool: str, device: int) -> Report:
         """Join the process groups at ``tcp://host:port``, and load the models of this worker's pool.

@@ -206,7 +206,10 @@ def test_interpolation_follows_chains_and_comes_after_overrides() -> None:
 
 def test_interpolated_values_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLGRAPH_TEST", "${graph}")
-    assert at(compose("grpo", ["about='${env:RLGRAPH_TEST} of ${graph}'"]), "about") == "${graph} of grpo"
+    assert (
+        at(compose("grpo", ["about='${env:RLGRAPH_TEST} of ${graph}'"]), "about")
+        == "${env:RLGRAPH_TEST} of grpo"
+    )
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +233,20 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_interpolation_is_strict(override: str, kind: str) -> None:
     assert kind_of("grpo", override) == kind
+
+
+@pytest.mark.parametrize("part", ["'${aN}', '${aN}'", "'${aN}${aN}'", "'x${aN}', '${aN}x'"])
+@pytest.mark.parametrize("first", ["[1, 1, 1, 1]", "'1111'"])
+def test_references_that_multiply(part: str, first: str, tmp_path: Path) -> None:
+    lines = [f"a0: {first}"] + [f"a{n}: [{part.replace('N', str(n - 1))}]" for n in range(1, 60)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    assert {"too-large", "not-a-text"} & {kind_of(str(tmp_path / "bomb.yaml"))}
+
+
+def test_texts_that_multiply(tmp_path: Path) -> None:
+    lines = ["a0: " + "x" * 1000] + [f"a{n}: '${{a{n - 1}}}${{a{n - 1}}}'" for n in range(1, 40)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    assert kind_of(str(tmp_path / "bomb.yaml")) == "too-large"
 
 
 def test_what_refers_to_an_open_value_is_open_with_it() -> None:

@@ -24,7 +24,8 @@ FILES = [
 ]
 PAGE = ROOT / "docs/architecture.md"
 OPEN, CLOSE = "```text\n", "```\n\n</details>"  # what stands around the list of arrows in it
-EVERYWHERE = {"rlgraph/errors.py", "rlgraph/units.py", "rlgraph/version.py"}  # which any file may import
+# which any file may import
+EVERYWHERE = {f"rlgraph/{name}.py" for name in ("errors", "units", "variables", "version")}
 
 
 def module_of(path: Path) -> str:

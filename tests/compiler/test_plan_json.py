@@ -208,12 +208,21 @@ def test_what_it_is_about_may_change(own: Path) -> None:
     compile_again(own)
 
 
-def test_what_it_took_from_the_environment_is_part_of_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("own.yaml").write_text(OWN.replace("rollout.n: 4", "models.policy.path: '${env:WEIGHTS}'"))
+def test_a_number_of_the_environment_is_part_of_it_and_a_text_is_not(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = "rollout.n: '${env:COUNT}', models.policy.path: '${env:WEIGHTS}'"
+    Path("own.yaml").write_text(OWN.replace("rollout.n: 4", more))
     monkeypatch.setenv("WEIGHTS", "a")
+    monkeypatch.setenv("COUNT", "4")
     call("plan", "own.yaml", "-o", "plan.json")
     monkeypatch.setenv("WEIGHTS", "b")
-    with pytest.raises(RunError, match=r"set      models.policy.path: a -> b"):
+    assert compile_again(own)[1].models["policy"].path == "${env:WEIGHTS}"
+    monkeypatch.setenv("COUNT", "8")
+    with pytest.raises(RunError, match=r"own.yaml gives another plan now"):
+        compile_again(own)
+    monkeypatch.delenv("WEIGHTS")
+    with pytest.raises(RunError, match=r"the environment has no `WEIGHTS`"):
         compile_again(own)
 
 

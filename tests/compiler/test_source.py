@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import GraphError, Source
-from rlgraph.syntax.source import parse, read
+from rlgraph.syntax.source import MAX_BYTES, parse, read
 
 
 def plain(text: str) -> object:
@@ -105,6 +105,20 @@ def test_aliases_that_multiply() -> None:
     lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 9)]
     assert kinds("\n".join(lines)) == ["too-large"]
+
+
+@pytest.mark.parametrize("text", ["[" + "1," * 700_000 + "]", "[" + "{a: 1}," * 200_000 + "]"])
+def test_more_than_can_be_composed_is_refused_before(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("yaml.compose", lambda *_, **__: pytest.fail("it was composed"))
+    assert kinds(f"x: {text}") == ["too-large"]
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # of zeros, which take no room
+    with pytest.raises(GraphError, match=r"large.yaml: has 33,554,433 bytes; a graph has 33,554,432 at most"):
+        read(path)
 
 
 @pytest.mark.parametrize("depth", [101, 1000, 100_000])

@@ -25,6 +25,7 @@ from rlgraph.runtime.cluster.liveness import STATES, state
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
+from rlgraph.variables import referred, with_values
 
 
 class RemoteError(Exception):
@@ -112,8 +113,8 @@ class ProcessCluster:
 
     inline = False
     shares = True
-
     notes = ()
+
     def __init__(
         self,
         pools: Mapping[str, int],
@@ -142,7 +143,9 @@ class ProcessCluster:
     def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
         if place not in self.others:
             self.others[place] = RemoteProcess(Beside)
-        return self.others[place].call("perform", (plan, place, self.logs, tasks, *parts), returns)
+        values = referred(plan)
+        plan = with_values(plan, values)
+        return self.others[place].call("perform", (plan, values, place, self.logs, tasks, *parts), returns)
 
     def put(self, value: Any) -> Any:
         result: Future[Any] = Future()

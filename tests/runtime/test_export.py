@@ -18,6 +18,7 @@ from rlgraph.reports.plan_file import load
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
+from rlgraph.variables import with_values
 
 ONES = str(Path(__file__).parent / "ones.yaml")
 SHORT = ("schedule.save_every=1", "schedule.keep=9", "schedule.iterations=2", "eval.nodes.prompts.batch=2")
@@ -30,6 +31,11 @@ def run(demo_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
         patch.chdir(tmp_path_factory.mktemp("export"))
         return run_graph(ONES, SHORT, 1, run_dir=Path("run"), inline=True).absolute()
+
+
+@pytest.fixture(autouse=True)
+def files(demo_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -62,7 +68,8 @@ def test_an_earlier_checkpoint_by_name_through_the_command_line(run: Path, tmp_p
 def test_a_checkpoint_of_two_ranks_is_exported_by_one(run: Path, tmp_path: Path) -> None:
     two = tmp_path / "two"
     shutil.copytree(run, two)
-    checkpoint, model = two / "checkpoints/step-000002/policy", load(run / "plan.json").models["policy"].path
+    checkpoint = two / "checkpoints/step-000002/policy"
+    model = with_values(load(run / "plan.json").models["policy"].path)
     shutil.rmtree(checkpoint)
     source = run / "checkpoints/step-000002/policy"
     launch(__file__, tmp_path, model, str(source), str(checkpoint))
@@ -92,6 +99,14 @@ def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
             export(*arguments)
         assert said in str(error.value)
     assert not (tmp_path / "to").exists()
+
+
+def test_a_variable_that_is_missing_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RLGRAPH_TEST_FILES")
+    with pytest.raises(RunError, match="the environment has no `RLGRAPH_TEST_FILES`"):
+        export(run, tmp_path / "made")
 
 
 def test_a_failure_on_the_way_leaves_nothing(

@@ -32,7 +32,7 @@ def test_workers_are_in_the_order_of_hosts(address: str) -> None:
     try:
         called = [cluster.call(place, "place")[0] for place in cluster.places]
         assert [at for _, at, _ in cluster.get(called)] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        (joined,) = cluster.call(("main", 2), "join", "/nowhere")
+        (joined,) = cluster.call(("main", 2), "join", "/nowhere", {})
         with pytest.raises(RunError, match="give a --run-dir on a disk that all hosts share"):
             cluster.get([joined])
     finally:

@@ -29,6 +29,7 @@ from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
+from rlgraph.variables import with_values
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
@@ -111,10 +112,10 @@ def test_a_resume_at_a_boundary_is_the_run_with_that_boundary() -> None:
 
 def test_an_interrupt_finishes_what_has_begun() -> None:
     plan = in_one_process(compile_graph(TWO, AHEAD, 1))
-    cluster, stop, done = InlineCluster(plan.pools), list[int](), []
+    cluster, stop, done, ready = InlineCluster(plan.pools), list[int](), [], with_values(plan)
     try:
         for place in cluster.places:
-            cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{free_port(cluster)}", *place))
+            cluster.get(cluster.call(place, "setup", ready, f"tcp://127.0.0.1:{free_port(cluster)}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
         for execution in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
             done.append(execution.entry.iteration)

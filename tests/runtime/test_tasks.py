@@ -16,6 +16,7 @@ from rlgraph.runtime.driver.iteration import Entry, Execution, staying
 from rlgraph.runtime.driver.segments import State, stretch
 from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, TaskCounter
 from rlgraph.runtime.worker.worker import Worker
+from rlgraph.variables import with_values
 
 ONE = str(Path(__file__).parent / "ones.yaml")
 
@@ -49,7 +50,7 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
     try:
         for place in cluster.places:
             (port,) = cluster.get(cluster.call(place, "free_port"))
-            cluster.get(cluster.call(place, "setup", plan, f"tcp://127.0.0.1:{port}", *place))
+            cluster.get(cluster.call(place, "setup", with_values(plan), f"tcp://127.0.0.1:{port}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
         executions = [*stretch(plan, driver, state, 2, [], lambda iteration: frozenset())]
     finally:

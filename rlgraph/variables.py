@@ -1,0 +1,82 @@
+"""Variables of the environment: ``${env:NAME}`` stays in what is written, and is filled in where it is used.
+
+A plan, and so every file and page that is made of it, holds the reference; the workers' copy of it has the
+values. What an error or a log would repeat of a value is written as the reference again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
+SHORT = 5  # characters of a value that is no secret: it stands in many a word, and is not hidden
+_hidden: dict[str, str] = {}  # text that errors and logs of this process don't repeat -> its reference
+
+
+def with_values(value: Any, values: Mapping[str, str] = os.environ) -> Any:
+    """Return a value, or a record of values, with those of variables in place of the references to them.
+
+    A reference to a variable that is not there stays.
+
+    Example:
+        >>> with_values({"url": "http://judge/?key=${env:KEY}", "batch": 8}, {"KEY": "k"})
+        {'url': 'http://judge/?key=k', 'batch': 8}
+    """
+    if not values:
+        return value
+    if isinstance(value, str):
+        return REFERENCE.sub(lambda match: values.get(match[1], match[0]), value) if "${" in value else value
+    if isinstance(value, Mapping):
+        return {name: with_values(child, values) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        children = (with_values(child, values) for child in value)
+        return getattr(type(value), "_make", type(value))(children)
+    if hasattr(value, "model_copy"):  # a record of pydantic's
+        return value.model_copy(update={name: with_values(child, values) for name, child in value})
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {each.name: with_values(getattr(value, each.name), values) for each in fields(value)}
+        return replace(value, **named)
+    return value
+
+
+def referred(record: object) -> dict[str, str]:
+    """Return the variables that a record refers to, as far as they are there; their values are hidden."""
+    names = dict.fromkeys(REFERENCE.findall(repr(record)))
+    values = {name: os.environ[name] for name in names if name in os.environ}
+    hide(values)
+    return values
+
+
+def hide(values: Mapping[str, str]) -> None:
+    """Have errors and logs of this process say ``${env:NAME}`` in place of these values."""
+    for name, value in values.items():
+        if len(value) > SHORT:
+            _hidden.update(dict.fromkeys((value, quote(value, safe="")), f"${{env:{name}}}"))
+    if _hidden:
+        logging.setLogRecordFactory(_record)
+
+
+def hidden(text: str) -> str:
+    """Return a text with references in place of the values that are hidden."""
+    for value in sorted(_hidden, key=len, reverse=True):
+        text = text.replace(value, _hidden[value])
+    return text
+
+
+def _record(*args: Any, **named: Any) -> logging.LogRecord:
+    """Return a log record whose message and traceback repeat no hidden value."""
+    record = logging.LogRecord(*args, **named)
+    with suppress(TypeError, ValueError):  # a wrong format, of which the log's handler complains
+        message = record.getMessage()
+        if (safe := hidden(message)) != message:
+            record.msg, record.args = safe, ()
+    if record.exc_info:
+        record.exc_text = hidden(logging.Formatter().formatException(record.exc_info))
+    return record
