@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
 from rlgraph.cli.run import doctor, export, replay, run
 from rlgraph.cli.view import report, view
-from rlgraph.errors import RlgraphError, visible
+from rlgraph.errors import RlgraphError
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
@@ -24,7 +25,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RlgraphError as error:
-            click.echo(visible(str(error)), err=True)
+            say(str(error), err=True)
             ctx.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlgraph.errors import visible
+
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
+
+
+def say(text: str, **options: Any) -> None:
+    """Print text that may come from a graph, a plan or a run, with no control over the terminal."""
+    click.echo(visible(text), **options)
+
 
 GRAPH = click.argument("graph")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -54,6 +63,24 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, target=Target(cluster, *details) if cluster else None, **options)
 
     return with_target
+
+
+def no_code_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --no-code."""
+
+    @click.option(
+        "--no-code",
+        is_flag=True,
+        help="Refuse Python files that the graph names, which run as they are loaded: for a graph of others.",
+    )
+    @functools.wraps(command)
+    def with_or_without_code(*args: Any, no_code: bool, **options: Any) -> Any:
+        from rlgraph.ops.registry import without_code
+
+        with without_code() if no_code else nullcontext():
+            return command(*args, **options)
+
+    return with_or_without_code
 
 
 def is_saved(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Commands about a graph and its plan, which start nothing."""
+"""Commands about a graph and its plan, which start no run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from rlgraph.cli.options import (
     TOO_MANY,
     form_option,
     is_saved,
+    no_code_option,
+    say,
     target_options,
 )
 
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
 @OVERRIDES
 @DEVICES
 @form_option("text", "json")
+@no_code_option
 @click.pass_context
 def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
-    """Find every error of a graph, starting nothing."""
+    """Find every error of a graph, without models, data or devices.
+
+    Python files that the graph names are loaded, which runs them; --no-code refuses them.
+    """
     from rlgraph.check import check_report
     from rlgraph.compiler import compile_graph
 
@@ -42,8 +48,8 @@ def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int
         ctx.exit(0 if report["ok"] else 1)
     plan = compile_graph(graph, overrides, devices)
     for name in plan.open_values:
-        click.echo(f"still open: {name} (give it as {name}=...)")
-    click.echo(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration")
+        say(f"still open: {name} (give it as {name}=...)")
+    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -90,6 +96,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     callback=_print_schema,
     help="Show the JSON Schema of a plan and exit.",
 )
+@no_code_option
 @OUTPUT
 @click.pass_context
 def plan(
@@ -103,7 +110,10 @@ def plan(
     target: Target | None,
     autoplace: bool,
 ) -> None:
-    """Show what will run, step by step; GRAPH may be a saved plan as well."""
+    """Show what will run, step by step; GRAPH may be a saved plan as well.
+
+    Python files that the graph names are loaded, which runs them; --no-code refuses them.
+    """
     from rlgraph.api import Planned
     from rlgraph.printing.plan_diff import against_text
     from rlgraph.reports.plan_file import load
@@ -121,7 +131,7 @@ def plan(
         shown = _asked(graph, overrides, devices, old, target)
     if old:
         text = against_text(old, shown)
-        click.echo(text, file=output, nl=False)
+        say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if form in ("svg", "png"):
         drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
@@ -142,7 +152,7 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     if target is None or devices is not None or is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    click.echo(contest_text(candidates), err=True)
+    say(contest_text(candidates), err=True)
     return best
 
 
@@ -178,6 +188,7 @@ def _asked(
 @click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
 @click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
 @DEVICES
+@no_code_option
 def show(
     graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
 ) -> None:
@@ -194,13 +205,14 @@ def show(
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
-    click.echo(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+    say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b")
 @form_option("text", "yaml")
+@no_code_option
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show what turns graph A into graph B, as edits.
@@ -211,5 +223,5 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     from rlgraph.frontend.graph_diff import diff_yaml
 
     difference = rlgraph.api.diff(a, b)
-    click.echo(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
+    say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
     ctx.exit(1 if difference else 0)

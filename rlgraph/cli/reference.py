@@ -7,7 +7,8 @@ from typing import TextIO
 
 import click
 
-from rlgraph.cli.options import OUTPUT, form_option
+from rlgraph.cli.options import OUTPUT, form_option, say
+from rlgraph.errors import visible
 
 
 @click.command()
@@ -27,7 +28,7 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
     elif form == "markdown":
         text = entry_markdown(entry_of(name)) + "\n" if name else reference()
     else:
-        text = describe(name) if name else catalog_text()
+        text = visible(describe(name)) if name else catalog_text()
     click.echo(text, file=output, nl=False)
 
 
@@ -46,4 +47,4 @@ def graphs(form: str, output: TextIO) -> None:
     width = max(len(name) for name in shipped_graphs())
     for name in shipped_graphs():
         about = compose(name).get("about")
-        click.echo(f"{name:<{width}}  {about.value if about else ''}", file=output)
+        say(f"{name:<{width}}  {about.value if about else ''}", file=output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, is_saved, target_options
+from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, is_saved, say, target_options
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
@@ -70,7 +70,7 @@ def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -
     """Write a model of a run's checkpoint as a directory that transformers loads."""
     from rlgraph.runtime.export import export
 
-    click.echo(f"wrote {export(run_dir, to, model, checkpoint)}")
+    say(f"wrote {export(run_dir, to, model, checkpoint)}")
 
 
 @click.command()
@@ -82,7 +82,7 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None) -> Non
     """Run an iteration again from recorded columns, in this process, and compare what comes of it."""
     from rlgraph.runtime.replay import replay
 
-    click.echo(str(replay(run_dir, iteration, node, export)), nl=False)
+    say(str(replay(run_dir, iteration, node, export)), nl=False)
 
 
 @click.command()

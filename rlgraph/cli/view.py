@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, OVERRIDES, TOKENS, TOO_MANY, form_option, target_options
+from rlgraph.cli.options import (
+    DEVICES,
+    OVERRIDES,
+    TOKENS,
+    TOO_MANY,
+    form_option,
+    no_code_option,
+    say,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
 @click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
+@no_code_option
 def view(
     shown: str,
     overrides: Sequence[str],
@@ -37,7 +47,10 @@ def view(
     follow: bool,
     port: int,
 ) -> None:
-    """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser."""
+    """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser.
+
+    Of a graph, Python files that it names are loaded, which runs them; --no-code refuses them.
+    """
     from rlgraph.view.contents import contents
     from rlgraph.view.page import page
     from rlgraph.view.recorded import metrics_so_far, read_timeline
@@ -62,7 +75,7 @@ def view(
         text = page(contents(new, old))
     path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
     path.write_text(text, encoding="utf-8")
-    click.echo(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
+    say(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
 
 
 def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
@@ -106,6 +119,6 @@ def report(
     if calibrate:
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
     shown = make_report(run_dir, cluster, prompt_tokens)
-    click.echo(report_text(shown) if form == "text" else shown.json() + "\n", nl=False)
+    say(report_text(shown) if form == "text" else shown.json() + "\n", nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

@@ -19,7 +19,7 @@ from rlgraph.frontend.infer import edge_problems
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model
-from rlgraph.syntax.settings import Eval, Pool, Schedule, Section
+from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule, Section
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
 
@@ -153,7 +153,7 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
 def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     """Return the name of a graph, what it is about, and its seed."""
     name, about, seed = (tree.get(key) for key in ("graph", "about", "seed"))
-    if name and not (isinstance(name.value, str) and re.fullmatch(r"[\w.-]+", name.value)):
+    if name and not (isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)):
         binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
     if about and not isinstance(about.value, str):
         binder.problem("wrong-type", "`about` is a text", about.mark)

@@ -12,7 +12,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ from rlgraph.ops.declare import Hook, Op, OpError
 from rlgraph.ops.signature import signature
 
 USER = "rlgraph_user_"  # how the names of modules of users' files begin
+_runs_code = True
+
+
+@contextmanager
+def without_code() -> Iterator[None]:
+    """Refuse users' files in this block, on all threads: loading one runs it."""
+    global _runs_code
+    before, _runs_code = _runs_code, False
+    try:
+        yield
+    finally:
+        _runs_code = before
 
 
 def find_op(name: str, mark: Mark) -> tuple[Op, str]:
@@ -49,6 +62,7 @@ def find_function(name: str, what: str, mark: Mark) -> str:
     if not place.endswith(".py") or not path.is_file():
         law = f"{what} `{name}` names no function in a file" + (f": there is no {path}" if place else "")
         raise fail("no-file", law, mark, remedy=f"as my_{what}.py:name, relative to the graph")
+    _check_code(what, name, mark)
     try:
         module = _load_file(str(path))
     except Exception as error:  # the file is the user's: loading it may raise anything
@@ -87,6 +101,7 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
     path = Path(mark.source.name).parent / place
     if not os.path.isfile(path):
         raise fail("no-file", f"{what} `{name}`: there is no file {path}", mark)
+    _check_code(what, name, mark)
     target = f"{path.resolve()}:{function}"
     try:
         module = _load_file(str(path.resolve()))
@@ -99,6 +114,12 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
         raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
     _declared_well(op, mark)
     return op, target
+
+
+def _check_code(what: str, name: str, mark: Mark) -> None:
+    if not _runs_code:
+        law = f"{what} `{name}` is in a Python file, which --no-code does not load: that would run it"
+        raise fail("no-code", law, mark, remedy="read the file, then leave out --no-code")
 
 
 def _said(error: Exception, name: str, path: Path) -> str:

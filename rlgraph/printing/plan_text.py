@@ -24,11 +24,11 @@ PATHS = {
 
 def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
     """Return the whole plan as text; ``failed`` is the (phase, step) to mark."""
-    return "\n".join(_lines(plan, failed)) + "\n"
+    return visible("\n".join(_lines(plan, failed)) + "\n")
 
 
 def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
-    yield f"plan of {plan.graph}: {visible(plan.about)}" if plan.about else f"plan of {plan.graph}"
+    yield f"plan of {plan.graph}: {plan.about}" if plan.about else f"plan of {plan.graph}"
     for pool, count in plan.pools.items():
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
     for name, model in plan.models.items():

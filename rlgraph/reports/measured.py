@@ -33,9 +33,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: the folder holds no metrics.
     """
-    text = _file(run_dir, "metrics.jsonl").read_text(encoding="utf-8")
-    lines = map(json.loads, text.splitlines())
+    lines = map(json.loads, whole_lines(_file(run_dir, "metrics.jsonl")))
     return [{name: value for name, value in line.items() if value is not None} for line in lines]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file, but for a last one that is still being written."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def _file(run_dir: Path, name: str) -> Path:

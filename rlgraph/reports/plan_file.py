@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.ir.plan import VERSION, Function, Origin, Plan, Target, checksum
 from rlgraph.ops import registry
 from rlgraph.printing.plan_diff import differences
+from rlgraph.syntax.settings import GRAPH_NAME
 from rlgraph.syntax.source import OPEN, Tree
 
 SHOWN = 3  # wrong fields that an error names
@@ -79,6 +81,8 @@ def parse(text: str, name: str = "plan") -> Plan:
         plan = _adapter().validate_json(json.dumps(rest), context=OPEN)
     except ValidationError as error:
         raise _bad(name, map(_said, error.errors())) from error
+    if not re.fullmatch(GRAPH_NAME, plan.graph):
+        raise _bad(name, ["`graph` is no name, and files are named after it"])
     absent = [f"`{path}` is missing" for path in _absent(rest, plan.fields, "")]
     if absent:
         raise _bad(name, absent)

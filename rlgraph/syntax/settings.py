@@ -236,7 +236,7 @@ class Eval(Section):
 class GraphFile(Section):
     """A graph of rlgraph: models, nodes and a schedule; or ``extends`` and ``edits``."""
 
-    graph: str = Field(default="", pattern=r"^[\w.-]+$", description="the graph's name: one word.")
+    graph: str = Field(default="", pattern=GRAPH_NAME, description="the graph's name: one word.")
     about: str = option("", "what it is, in a sentence.")
     extends: str = option("", "the parent: a shipped graph by name, or a file beside this one.")
     edits: list[dict[str, Any]] = option([], "what is changed in the parent, applied in order.")

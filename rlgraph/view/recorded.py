@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.ir.plan import Plan
-from rlgraph.reports.measured import counted, mean_of, read_metrics
+from rlgraph.reports.measured import counted, mean_of, read_metrics, whole_lines
 from rlgraph.reports.plan_file import load
 from rlgraph.units import middle
 
@@ -141,7 +141,7 @@ def _samples(run_dir: Path) -> dict[str, Any]:
 
 def _rows(path: Path) -> tuple[list[str], int]:
     """Return the first rows of a file that fit, in few digits, and how many it has."""
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    lines = [*filter(None, whole_lines(path))]
     rows: list[str] = []
     room = FILE_BYTES
     for line in lines:

@@ -7,9 +7,16 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from rlgraph.errors import RlgraphError
 from rlgraph.view.page import page
 
 CONTENTS = "/contents.json"
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # which the page itself can't say
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+}
 PageReply = tuple[int, str, str]  # status, type, text
 
 
@@ -24,12 +31,16 @@ def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> Threa
             # a page of another site may reach this address under a name of its own, and read what is here
             host = self.headers.get("Host", "").partition(":")[0]
             local = host in ("localhost", "127.0.0.1")
-            status, kind, text = _answer(self.path, make, follow) if local else (403, "text/plain", "")
+            try:
+                status, kind, text = _answer(self.path, make, follow) if local else (403, "text/plain", "")
+            except (RlgraphError, ValueError, KeyError) as error:  # a file that is being written, say
+                status, kind, text = 503, "text/plain", f"it can't be shown now: {error}"
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from rlgraph.errors import visible
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.planning.simulate import depth
 from rlgraph.printing.plan_text import plan_text
@@ -66,12 +67,12 @@ def _lanes(plan: Plan) -> Iterator[str]:
         colour = _colour(plan, pool)
         parts = BUSY.split("".join(cells[:room]))  # names of steps have no spaces
         lane = "".join(click.style(part, fg=colour, reverse=not part.isspace()) for part in parts if part)
-        yield f"  {pool[: LABEL - 3]:<{LABEL - 2}}{lane}"
+        yield f"  {visible(pool)[: LABEL - 3]:<{LABEL - 2}}{lane}"
 
 
 def _fitted(step: Step, width: int) -> str:
     """Return a step's name in so many characters, the last of which parts it from the next."""
-    return f"{step.node[: width - 1]:·<{width - 1}}|" if width > 0 else ""
+    return f"{visible(step.node)[: width - 1]:·<{width - 1}}|" if width > 0 else ""
 
 
 def _bars(plan: Plan) -> Iterator[str]:
@@ -82,7 +83,7 @@ def _bars(plan: Plan) -> Iterator[str]:
         full = round(room * min(peak.bytes / peak.capacity, 1))
         bar = click.style("█" * full, fg=_colour(plan, pool)) + "░" * (room - full)
         said = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
-        yield f"  {pool:<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
+        yield f"  {visible(pool):<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
 
 
 def _closing(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.frontend.shipped import shipped_graphs
-from rlgraph.ir.plan import Target
+from rlgraph.ir.plan import VERSION, Target, checksum
 from rlgraph.view.contents import contents
 from rlgraph.view.page import ASSETS, SCRIPTS, page
 from rlgraph.view.serve import CONTENTS, server
@@ -192,7 +192,10 @@ def test_a_server_makes_the_page_anew_and_answers_this_machine_alone() -> None:
             first = get("/")
             assert "connect-src 'self'" in first and data(first)["follow"] == CONTENTS
             assert json.loads(get(CONTENTS))["graph"] == "grpo"
-            assert len(made) == 2
+            with opener.open(f"http://127.0.0.1:{serving.server_port}/", timeout=30) as answer:
+                assert answer.headers["X-Frame-Options"] == "DENY"
+                assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+            assert len(made) == 3
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 get("/", Host="elsewhere.example")
             with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -200,3 +203,35 @@ def test_a_server_makes_the_page_anew_and_answers_this_machine_alone() -> None:
         finally:
             serving.shutdown()
             thread.join()
+
+
+def test_a_server_answers_while_its_files_are_written(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "samples").mkdir(parents=True)
+    (run / "plan.json").write_text(subject("grpo", devices=1).plan.json())
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    (run / "samples" / "step-000001.jsonl").write_text('{"responses": "a"}\n{"respo')
+    shown = contents(subject(str(run)))["run"]
+    assert shown["metrics"] == {"step": [1], "loss": [0.5]}
+    assert shown["samples"]["files"]["step-000001"]["of"] == 1
+    (run / "environment.json").write_text('{"pack')
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with server(lambda: contents(subject(str(run))), 0, follow=True) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(urllib.error.HTTPError, match="503") as caught:
+                opener.open(f"http://127.0.0.1:{serving.server_port}/", timeout=30)
+            assert "it can't be shown now" in caught.value.read().decode()
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "..", "a/b", "-o", "a\n"])
+def test_a_plan_from_elsewhere_writes_where_it_is_told_alone(name: str, tmp_path: Path) -> None:
+    fields = subject("grpo", devices=1).plan.fields
+    fields = {"version": VERSION, **fields, "graph": name}
+    (tmp_path / "plan.json").write_text(json.dumps({**fields, "checksum": checksum(fields)}))
+    result = CliRunner().invoke(main, ["view", str(tmp_path / "plan.json")])
+    assert result.exit_code == 1 and "`graph` is no name" in result.stderr
