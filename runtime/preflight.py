@@ -113,9 +113,9 @@ class Preflight:
         if weights and folder.exists() and not files:
             return "has no weights (*.safetensors)"
         try:
-            config = AutoConfig.from_pretrained(path)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             if tokenizer:
-                self.tokenizers[name] = AutoTokenizer.from_pretrained(path)
+                self.tokenizers[name] = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
         self.context[name] = getattr(config, "max_position_embeddings", None)

@@ -162,7 +162,7 @@ def model(path: str) -> ProbeFacts:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     folder = Path(path)
     weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     facts: ProbeFacts = {
@@ -173,7 +173,7 @@ def model(path: str) -> ProbeFacts:
         "bytes_per_weight": getattr(config.dtype, "itemsize", 4),
     }
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
     facts |= {"tokenizer": len(tokenizer), "end": tokenizer.eos_token}

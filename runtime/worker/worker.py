@@ -120,7 +120,8 @@ class Worker(Process):
         if model not in self.tokenizers:
             from transformers import AutoTokenizer
 
-            self.tokenizers[model] = AutoTokenizer.from_pretrained(self.plan.models[model].path)
+            path = self.plan.models[model].path
+            self.tokenizers[model] = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return self.tokenizers[model]
 
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:

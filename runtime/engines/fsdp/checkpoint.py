@@ -146,7 +146,7 @@ def stored_dtype(path: str) -> torch.dtype | None:
     """Return the data type that a Hugging Face directory states for its weights, if it does."""
     from transformers import AutoConfig
 
-    dtype: torch.dtype | None = AutoConfig.from_pretrained(path).dtype
+    dtype: torch.dtype | None = AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
     return dtype
 
 
@@ -169,7 +169,7 @@ def write_pretrained(
             fields = json.loads(config.read_text(encoding="utf-8"))
             fields["dtype"] = str(kinds.pop()).removeprefix("torch.")
             config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(directory)
+        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(directory)
 
 
 def _room(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:

@@ -118,7 +118,12 @@ def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(how.seed)
         model, report = auto.from_pretrained(
-            how.path, dtype=dtype, attn_implementation=attention, output_loading_info=True, **options
+            how.path,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **options,
         )
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(how.new)):
         raise ValueError(f"{how.path} holds no weights for {pretrained.listed(missing)} (head: {how.head})")

@@ -60,8 +60,8 @@ class OpenAIEngine:
         options: Mapping[str, Any] | None = None,
         pool: dist.ProcessGroup | None = None,
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        config = AutoConfig.from_pretrained(path).get_text_config()
+        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.stops = stop_ids(path, config, self.tokenizer)
         servers = Completions.at(addresses)

@@ -104,8 +104,8 @@ class SglangEngine:
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        config = AutoConfig.from_pretrained(path).get_text_config()
+        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
         self.stops = stop_ids(path, config, self.tokenizer)

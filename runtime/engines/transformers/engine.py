@@ -71,7 +71,7 @@ class TransformersEngine:
         self.path, self.device = path, torch.device(device)
         self.max_rows, self.max_cached_tokens = max_rows, max_cached_tokens
         self.prefill_tokens = prefill_tokens
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         self.model = empty_model(path, self.device, getattr(torch, dtype))
         self.pieces = pieces_of(self.model, weights_of(path))
         self.fused = fused(self.model)
@@ -136,7 +136,8 @@ class TransformersEngine:
         """Take the weights that lie at ``path``, as version 0."""
         self._need("load_pretrained")
         dtype = next(self.model.parameters()).dtype
-        held = named_weights(AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype))
+        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype, trust_remote_code=False)
+        held = named_weights(model)
         self.load_weights(in_pieces(held.items(), self.pieces), 0)
 
     def close(self) -> None:

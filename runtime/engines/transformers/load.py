@@ -16,8 +16,9 @@ ATTENTIONS = ("full_attention", "sliding_attention")
 
 def empty_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Return the model with uninitialised weights; buffers that no checkpoint holds are computed."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with device, no_init_weights():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     repeat_shared_heads(model, device, dtype)
     return model.eval().requires_grad_(False)

@@ -51,10 +51,11 @@ def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtyp
     from transformers.initialization import no_init_weights
     from transformers.utils import cached_file
 
-    config = AutoConfig.from_pretrained(path, **options)
+    config = AutoConfig.from_pretrained(path, **options, trust_remote_code=False)
     by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
     with torch.device("meta"), no_init_weights():
-        model = auto.from_config(config, dtype=dtype, attn_implementation="sdpa" if by_sdpa else "eager")
+        how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
+        model = auto.from_config(config, **how, trust_remote_code=False)
     model.tie_weights()
     if model.can_generate() and cached_file(path, "generation_config.json", **_OPTIONAL):
         model.generation_config = GenerationConfig.from_pretrained(path)
