@@ -3,16 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check bench browser pictures clean
+.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser pictures clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# torch first: where none is installed, what needs it would pull the CUDA build, gigabytes of it
-.venv/installed: pyproject.toml
+# What is installed has the hashes of requirements/, but for torch and what it brings: its builds differ from
+# index to index. --no-deps: whatever needs torch would pull the CUDA build, gigabytes of it.
+PIP_INSTALL = -m pip install -q --disable-pip-version-check
+PINNED = $(PIP_INSTALL) --no-deps --require-hashes -r requirements
+OWN = $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+.venv/installed: pyproject.toml requirements/dev.txt requirements/torch.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[run,dev]'
+	$(BIN)/python $(PINNED)/build.txt
+	$(BIN)/python $(OWN)
+	$(BIN)/python $(PINNED)/dev.txt
+	$(BIN)/python $(PIP_INSTALL) -r requirements/torch.txt
 	@touch $@
 
 install: .venv/installed  ## Make .venv with everything that running and testing needs
@@ -44,10 +50,12 @@ nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as 
 # SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/engines/sglang/cpu
 SGLANG := runtime/engines/sglang/cpu
 SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) tests/sglang
-.sglang/installed: $(SGLANG)/requirements.txt pyproject.toml
+.sglang/installed: $(SGLANG)/requirements.txt requirements/sglang-cpu.txt pyproject.toml
 	$(PYTHON) -m venv .sglang
-	.sglang/bin/pip install -q --disable-pip-version-check --no-deps -r $(SGLANG)/requirements.txt
-	.sglang/bin/pip install -q --disable-pip-version-check -e '.[run]' hypothesis pytest-timeout pytest-xdist
+	.sglang/bin/python $(PINNED)/build.txt
+	.sglang/bin/python $(OWN)
+	.sglang/bin/python $(PINNED)/sglang-cpu.txt
+	.sglang/bin/python $(PIP_INSTALL) --no-deps -r $(SGLANG)/requirements.txt
 	@touch $@
 
 sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 3 minutes)
@@ -85,8 +93,11 @@ lint: install
 check: lint  ## Lint, types, and the compiler's tests: less than a minute
 	$(BIN)/pytest -q -n 2 tests/compiler
 
-lock: install  ## Resolve anew what rlgraph-compiler[sglang] installs (requirements/)
+lock: install  ## Resolve anew what is installed for tests and into the container (requirements/)
 	$(BIN)/python requirements/resolve.py
+
+sbom: install  ## Write what is installed in .venv as a bill of materials, build/sbom.json (CycloneDX)
+	$(BIN)/python requirements/sbom.py
 
 lock-check: install  ## Check that requirements/ still fits pyproject.toml, as far as a registry can be reached
 	$(BIN)/python requirements/resolve.py --check
@@ -96,11 +107,13 @@ bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minu
 	@for file in $(filter-out %_model.py,$(wildcard benchmarks/sglang_*.py)); do echo "== $$file"; PYTHONPATH=$(SGLANG) .sglang/bin/python $$file || exit 1; done
 
 MERMAID := 11.17.2
+MERMAID_SHA512 := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106
 browser:  ## Install what the tests of pages and pictures use: on Debian, as root; else they are skipped
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver \
 	  fonts-dejavu-core graphviz $$(command -v npm > /dev/null || echo npm) > /dev/null
 	cd .venv && npm pack --silent mermaid@$(MERMAID) > /dev/null
+	cd .venv && echo '$(MERMAID_SHA512)  mermaid-$(MERMAID).tgz' | sha512sum --check --quiet
 	cd .venv && tar xzf mermaid-$(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz
 
 SHOT := chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,1180

@@ -1,30 +1,65 @@
-"""Resolve what `pip install 'rlgraph-compiler[sglang]'` installs, for Python 3.11 and 3.12.
+"""Resolve what the container (sglang-py311.txt, sglang-py312.txt) and, with hashes, the tests install.
 
-    python requirements/resolve.py           # write sglang-py311.txt and sglang-py312.txt anew
+    python requirements/resolve.py           # write all files anew
     python requirements/resolve.py --check   # exit 1 where a file is no longer a solution of pyproject.toml
 
 uv reads the metadata of packages alone: nothing is installed or built, and some 50 MB are fetched. A check
 resolves again with the versions of the file as constraints, so newer releases do not fail it. Where no
 package registry can be reached, the check says so and passes.
+
+torch, and what it brings for CUDA, are in no file with hashes: their builds differ from index to index. The
+version of torch stands in torch.txt.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 PROJECT = FOLDER.parent / "pyproject.toml"
-VERSIONS = ("3.11", "3.12")
+SGLANG_CPU = FOLDER.parent / "runtime/engines/sglang/cpu/requirements.txt"
 PLATFORM = "x86_64-manylinux_2_34"  # the oldest that SGLang 0.5.23 has wheels for
-HEADER = """\
-# What rlgraph-compiler[sglang] resolves to on Linux x86-64 (glibc 2.34 or newer), Python {version}, CUDA 13.
-# Made by `make lock`, checked by `make lock-check`.
-"""
+BUILDS = re.compile(r"(torch|torchvision|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")  # other on every index
+HASHED = ("--universal", "--python-version", "3.11", "--generate-hashes")
+Arguments = tuple[str, ...]
+
+
+def container(version: str) -> Arguments:
+    """The arguments of uv that resolve the container's set for a Python version."""
+    return (
+        *(str(PROJECT), "--extra", "sglang", "--only-binary", ":all:"),
+        *("--python-version", version, "--python-platform", PLATFORM),
+    )
+
+
+# file -> the first line of its heading, and the arguments of uv that resolve it
+SETS: dict[str, tuple[str, Arguments]] = {
+    **{
+        f"sglang-py{version.replace('.', '')}.txt": (
+            "What rlgraph-compiler[sglang] resolves to on Linux x86-64 (glibc 2.34 or newer), "
+            f"Python {version}, CUDA 13.",
+            container(version),
+        )
+        for version in ("3.11", "3.12")
+    },
+    "build.txt": ("What builds rlgraph-compiler, with hashes.", ("-", *HASHED)),
+    "dev.txt": (
+        "What rlgraph-compiler[run,dev] resolves to beside torch.txt: for make demo and make test.",
+        (str(PROJECT), *("--extra", "run", "--extra", "dev"), *HASHED, "-c", str(FOLDER / "torch.txt")),
+    ),
+    "sglang-cpu.txt": (
+        "What runtime/engines/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
+        (str(SGLANG_CPU), "--no-deps", *HASHED),
+    ),
+}
 UNREACHABLE = ("error sending request", "failed to fetch", "dns error", "timed out")
 
 
@@ -36,42 +71,48 @@ class OfflineError(Exception):
     """No package registry answers."""
 
 
-def file_of(version: str) -> Path:
-    """The file of a Python version, as ``sglang-py312.txt``."""
-    return FOLDER / f"sglang-py{version.replace('.', '')}.txt"
-
-
-def resolved(version: str, constraints: Path | None) -> str:
-    """The set for a Python version, one ``name==version`` per line, as the text of its file.
+def resolved(name: str, constraints: Path | None) -> str:
+    """The text of a file: a heading, and one ``name==version`` per line, in some with hashes below it.
 
     Raises:
         ResolveError: there is no such set.
         OfflineError: no package registry answers.
     """
-    command = [sys.executable, "-m", "uv", "pip", "compile", str(PROJECT), "--extra", "sglang", "--quiet"]
-    command += ["--python-version", version, "--python-platform", PLATFORM, "--only-binary", ":all:"]
-    command += ["--no-header", "--no-annotate"]
+    title, arguments = SETS[name]
+    build = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["build-system"]["requires"]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--constraints", str(constraints)] if constraints else ["--upgrade"]
     environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    options: dict[str, Any] = {"input": "\n".join(build), "capture_output": True, "text": True}
+    done = subprocess.run([*command, *arguments], **options, env=environment, check=False)
     if done.returncode == 0:
-        return HEADER.format(version=version) + done.stdout
+        text = without_builds(done.stdout) if "--generate-hashes" in arguments else done.stdout
+        return f"# {title}\n# Made by `make lock`, checked by `make lock-check`.\n{text}"
     if any(sign in done.stderr.lower() for sign in UNREACHABLE):
         raise OfflineError
     raise ResolveError(done.stderr.strip())
 
 
-def check(version: str) -> str:
-    """What is wrong with the file of a Python version, or nothing."""
-    path = file_of(version)
+def without_builds(text: str) -> str:
+    """A set without the packages whose builds differ from index to index."""
+    packages = re.split(r"(?m)^(?=\S)", text)  # hashes are indented
+    return "".join(package for package in packages if not BUILDS.match(package))
+
+
+def pinned(text: str) -> set[str]:
+    """The versions of a set: hashes come when a release gets further wheels, which is no change of ours."""
+    return {line.removesuffix(" \\") for line in text.splitlines() if "==" in line and line[0] != "#"}
+
+
+def check(name: str) -> str:
+    """What is wrong with a file, or nothing."""
+    path = FOLDER / name
     try:
-        text = resolved(version, path)
+        text = resolved(name, path)
     except ResolveError as error:
-        return f"{path.name} is no solution of pyproject.toml any more:\n{error}"
-    if text == path.read_text(encoding="utf-8"):
-        return ""
-    differing = set(text.splitlines()) ^ set(path.read_text(encoding="utf-8").splitlines())
-    return f"{path.name} differs from what it resolves to: {', '.join(sorted(differing))}"
+        return f"{name} is no solution of pyproject.toml any more:\n{error}"
+    differing = pinned(text) ^ pinned(path.read_text(encoding="utf-8"))
+    return f"{name} differs from what it resolves to: {', '.join(sorted(differing))}" if differing else ""
 
 
 def main() -> int:
@@ -83,10 +124,10 @@ def main() -> int:
         return 1
     try:
         if not checking:
-            for version in VERSIONS:
-                file_of(version).write_text(resolved(version, None), encoding="utf-8")
+            for name in SETS:
+                (FOLDER / name).write_text(resolved(name, None), encoding="utf-8")
             return 0
-        problems = [problem for version in VERSIONS if (problem := check(version))]
+        problems = [problem for name in SETS if (problem := check(name))]
     except OfflineError:
         print("requirements: not checked, no package registry can be reached", file=sys.stderr)
         return 0 if checking else 1

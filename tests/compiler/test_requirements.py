@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,8 +13,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -59,6 +62,90 @@ def test_sglang_is_tested_with_the_versions_of_the_set() -> None:
     assert {name for name in cpu.keys() & have.keys() if cpu[name] != have[name]} == OF_CPU
     run = PROJECT["project"]["optional-dependencies"]["run"]
     assert {canonicalize_name(Requirement(text).name) for text in run} <= cpu.keys()
+
+
+LOCKS = ("build.txt", "dev.txt", "sglang-cpu.txt")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Each package of a set with hashes, by its name, version and marker; and its hashes."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    packages = [block for block in re.split(r"(?m)^(?=\S)", text) if block[:1] not in ("", "#")]
+    heads = [block.partition(" \\\n") for block in packages]
+    return {head: rest.replace("\\", " ").split() for head, _, rest in heads}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_that_tests_install_has_its_hash_but_for_torchs_builds(name: str) -> None:
+    packages = locked(name)
+    assert packages
+    for package, hashes in packages.items():
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), package
+        assert Requirement(package).url is None
+        assert not re.match(r"torch(vision)?$|triton$|cuda-|nvidia-(?!ml-py)", Requirement(package).name)
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    assert "://" not in text and "file:" not in text and "index" not in text
+
+
+def test_the_set_of_tests_is_a_solution_of_the_project() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = map(Requirement, (*PROJECT["project"]["dependencies"], *extras["run"], *extras["dev"]))
+    have = [Requirement(package) for package in locked("dev.txt")]
+    (torch,) = pins(ROOT / "requirements/torch.txt").items()
+    for requirement in wanted:
+        versions = [one.specifier for one in have if canonicalize_name(one.name) == requirement.name.lower()]
+        if requirement.name == torch[0]:
+            assert requirement.specifier.contains(torch[1])
+            continue
+        assert versions, requirement
+        for exact in versions:
+            assert requirement.specifier.contains(str(exact).removeprefix("==")), requirement
+
+
+def test_the_set_of_sglangs_tests_is_what_is_listed_but_for_builds() -> None:
+    listed = pins(ROOT / "runtime/engines/sglang/cpu/requirements.txt")
+    have = {
+        canonicalize_name(r.name): str(r.specifier)[2:] for r in map(Requirement, locked("sglang-cpu.txt"))
+    }
+    assert have == {name: version for name, version in listed.items() if name not in OF_CPU}
+
+
+def test_make_installs_nothing_without_a_hash_but_torch() -> None:
+    sources = [line.split("$(PIP_INSTALL)")[1] for line in MAKEFILE.splitlines() if "$(PIP_INSTALL)" in line]
+    assert [source.strip() for source in sources] == [
+        "--no-deps --require-hashes -r requirements",
+        "--no-deps --no-build-isolation -e .",
+        "-r requirements/torch.txt",
+        "--no-deps -r $(SGLANG)/requirements.txt",
+    ]
+    assert MAKEFILE.count("pip install") + MAKEFILE.count("pip download") == 3  # two are of `make cuda`
+    assert re.search(r"^MERMAID_SHA512 := [0-9a-f]{128}$", MAKEFILE, re.MULTILINE)
+    assert "echo '$(MERMAID_SHA512)  mermaid-$(MERMAID).tgz' | sha512sum --check" in MAKEFILE
+
+
+def test_pip_refuses_a_package_with_another_hash(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "own-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("own-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+        wheel.writestr("own-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    (tmp_path / "lock.txt").write_text(f"own==1.0 --hash=sha256:{'0' * 64}\n")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "-r", "lock.txt"]
+    command += ["--no-index", "--find-links", ".", "--target", "to", "--disable-pip-version-check"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "requirements/sbom.py"), str(tmp_path / "sbom.json")]
+    subprocess.run(command, check=True, capture_output=True)
+    bill = json.loads((tmp_path / "sbom.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["name"] == "rlgraph-compiler"
+    names = {one["name"].lower(): one for one in bill["components"]}
+    assert len(names) == len(bill["components"]) and "rlgraph-compiler" not in names
+    for text in PROJECT["project"]["dependencies"]:
+        name = Requirement(text).name
+        assert names[name]["purl"] == f"pkg:pypi/{name}@{metadata.version(name)}"
 
 
 def copied() -> list[str]:
