@@ -40,6 +40,7 @@ from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.environment import environment
+from rlgraph.runtime.rundir.history import HISTORY, truncate
 from rlgraph.runtime.rundir.lock import LOCK, Lock
 from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
 
@@ -253,18 +254,10 @@ class RunDir:
                 shutil.rmtree(aside, ignore_errors=True)
                 later.rename(aside)
         self._drop_old(keep)
-        self._truncate(record.get("iteration", -1))
-        return record
-
-    def _truncate(self, iteration: int) -> None:
-        """Drop the lines of later iterations, which come again."""
-        for name, step in HISTORY.items():
-            path = self.path / name
-            if path.is_file():
-                lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-                write(path, "".join(f"{line}\n" for line in lines if step(line) <= iteration))
+        truncate(self.path, iteration := record.get("iteration", -1))
         for later in (path for step, path in steps_of(self.path).items() if step > iteration):
             discard(later)
+        return record
 
 
 def _check_free(path: Path) -> None:
@@ -288,22 +281,3 @@ def _check_links(path: Path) -> None:
 def iteration_of(checkpoint: Path) -> int:
     """Return the number of iterations after which a checkpoint was written."""
     return int(checkpoint.name.partition("-")[2])
-
-
-def _step(line: str) -> float:
-    """Return the step of a metrics line; a line cut short by a crash is after everything."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return float("inf")
-
-
-def _traced(line: str) -> float:
-    """Return the iteration of a line of the timeline; its opening bracket is before everything."""
-    try:
-        return float(json.loads(line.rstrip().rstrip(","))["args"]["iteration"])
-    except (ValueError, TypeError, KeyError):
-        return -2 if line == "[" else float("inf")
-
-
-HISTORY = {"metrics.jsonl": _step, "timeline.json": _traced}  # files of lines, and the iteration of a line

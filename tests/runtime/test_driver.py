@@ -81,7 +81,9 @@ def test_what_another_pool_waits_for_ends_a_call(
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
     plan = compile_graph(ONE, (), 2)
-    cluster = SimpleNamespace(inline=False, shares=False, places=[("main", 0), ("main", 1)])
+    cluster = SimpleNamespace(
+        inline=False, shares=False, places=[("main", 0), ("main", 1)], unresponsive=dict
+    )
     return Driver(plan, cluster, lambda step: None, tmp_path)  # type: ignore[arg-type]
 
 
