@@ -65,7 +65,7 @@ def discard(folder: Path) -> None:
     shutil.rmtree(dropped, ignore_errors=True)
     if folder.exists():
         folder.rename(dropped)
-        shutil.rmtree(dropped)
+        shutil.rmtree(dropped, ignore_errors=True)  # what others hold open there goes with the run's end
 
 
 def sha256(path: Path) -> str:
@@ -83,15 +83,15 @@ def read_sums(folder: Path) -> dict[str, str]:
     """Return the digests that ``write_sums`` wrote.
 
     Raises:
-        RunError: they can't be read, or a file of the folder has none.
+        RunError: they can't be read, or a file of the folder, but for hidden ones, has none.
     """
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise RunError(f"{folder / SUMS} can't be read: {error}") from error
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    if more := found - sums.keys() - {SUMS}:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if more := {str(path.relative_to(folder)) for path in files} - sums.keys() - {SUMS}:
         raise RunError(f"{folder / SUMS} has no digest of {min(more)}")
     return sums
 

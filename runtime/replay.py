@@ -198,6 +198,8 @@ def _restore(
     checkpoints = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
     changing = {step.updated for step in plan.steps} - {""}
     if folder := checkpoints.get(iteration - 1):
+        if problem := calls.damage(folder.resolve()):
+            raise RunError(f"the checkpoint {folder} is damaged: {problem}\n  choose another iteration")
         state = read_json(folder / "state.json")
         calls.all("load", str(folder.resolve()), state["versions"])
         return state["versions"], state["positions"]

@@ -78,6 +78,7 @@ def run_graph(
     path = run_dir or Path("runs") / plan.graph
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
+            path = folder.path
             if resume:
                 folder.check_same(plan)
             folder.describe(plan, show_text(tree.written()))
@@ -91,7 +92,7 @@ def run_graph(
             progress.farewell()
             return folder.path
     except OSError as error:
-        if law := of_files(error, run_dir or Path("runs")):
+        if law := of_files(error, path):
             raise RunError(law) from error
         raise
 
@@ -150,18 +151,19 @@ class Attempt:
 def _train(attempt: Attempt, resume: bool) -> None:
     """Train; where a worker is lost, again from the last checkpoint, as often as the schedule allows."""
     allowed = attempt.plan.schedule.restarts
-    for restart in count(1):
-        try:
-            attempt.run(resume)
-            return
-        except KeyboardInterrupt as stopped:
-            raise RunError(f"stopped at once\n{_advice(attempt, 0)}") from stopped
-        except LostError as error:
-            if restart > allowed:
-                raise RunError(f"{error}\n{_advice(attempt, allowed)}") from error
-            attempt.folder.restarted(restart, allowed, error.brief)
-            attempt.progress.restarting(restart, allowed, error.brief)
-        resume = True
+    try:
+        for restart in count(1):
+            try:
+                attempt.run(resume)
+                return
+            except LostError as error:
+                if restart > allowed or attempt.signals.came:
+                    raise RunError(f"{error}\n{_advice(attempt, min(restart - 1, allowed))}") from error
+                attempt.folder.restarted(restart, allowed, error.brief)
+                attempt.progress.restarting(restart, allowed, error.brief)
+            resume = True
+    except KeyboardInterrupt as stopped:
+        raise RunError(f"stopped at once\n{_advice(attempt, 0)}") from stopped
 
 
 def _advice(attempt: Attempt, restarts: int) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,7 +58,8 @@ class StopSignals:
         if self.came or not self.in_order:
             raise KeyboardInterrupt
         self.came.append(number)
-        self.say(ONCE)
+        with suppress(RuntimeError):  # it came while just that was being written
+            self.say(ONCE)
 
     def _leave_terminal(self) -> None:
         """Send output nowhere in place of a terminal that is gone: writing there is an error."""

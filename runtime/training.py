@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rlgraph.errors import RunError
-from rlgraph.files import read_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
@@ -135,6 +134,7 @@ class TrainingRun:
         if again:  # what was lost may be ending still
             wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
         self._note(self.calls.all("setup", with_values(self.plan, values), meeting, place=True))
+        self.folder.check_room(sum(self.calls.all("checkpoint_bytes")))
 
     def _note(self, reports: Iterable[Report]) -> None:
         """Tell the user once what workers noticed."""
@@ -240,6 +240,8 @@ class TrainingRun:
             for name, kinds in waiting.items():
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)
+            for values in self.folder.earlier():
+                self.skipped.add(values)
             self.progress.resumed(self.state.iteration)
 
     def _last_whole(self) -> Path | None:
@@ -250,25 +252,15 @@ class TrainingRun:
         """
         problems = []
         for folder in map(Path.resolve, reversed(self.folder.checkpoints())):
-            if not (problem := self._damage(folder)):
+            if not (problem := self.calls.damage(folder)):
+                for problem in problems:
+                    self.progress.note(f"{problem}; the run goes on from {folder.name}, which is before it")
                 return folder
             problems.append(f"the checkpoint {folder.name} is damaged: {problem}")
-            self.progress.note(f"{problems[-1]}; the run goes on from one before it")
         if problems:
             remedy = "bring one back from a copy, or start anew in another --run-dir"
             raise RunError("\n".join(problems) + f"\n  {remedy}")
         return None
-
-    def _damage(self, checkpoint: Path) -> str:
-        """Return the files of a checkpoint that are not what was written; each worker reads some of them."""
-        try:
-            names = [*read_sums(checkpoint)]
-        except RunError as error:
-            return str(error)
-        places = self.cluster.places
-        shares = {place: names[number :: len(places)] for number, place in enumerate(places)}
-        wrong = self.calls.all("damaged", str(checkpoint), shares, place=True)
-        return ", ".join(sorted(chain(*wrong)))
 
     def _buffered(self, path: str, record: Mapping[str, Any]) -> BufferedRows:
         """Return rows that wait, as a checkpoint has them."""

@@ -28,6 +28,7 @@ from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
 
 LOOK_S = 1.0  # seconds between two looks at Ray's own processes
+STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
 SPLIT = re.compile(r"(\d+)")
 
 
@@ -161,8 +162,8 @@ class RayCluster:
         self.sweeper = Sweeper(self.session, f"continue with --resume --run-dir {logs.parent}")
         # the plan that tasks beside workers get, and the variables that it refers to
         self.planned: tuple[Plan, Any, Any] | None = None
-        self._start_ray(address)
         try:
+            self._start_ray(address)
             parts = units(pools, together or {})
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
@@ -176,7 +177,7 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
         options |= {"num_gpus": devices} if self.gpus else {}
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
-        self.daemons = {} if address else daemons()
+        self.daemons, self.stops = {} if address else daemons(), 0
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _open(self, address: str | None, timeout: float) -> Iterator[str]:
@@ -222,7 +223,7 @@ class RayCluster:
         _, late = self._wait(pending, len(pending), timeout)
         if late:
             law = f"{len(late)} of the workers did not start in {timeout:.0f} s (schedule.timeout)"
-            raise RunError(law)
+            raise LostError(law, law)
         try:
             return list(self.ray.get(pending))
         except Exception as error:
@@ -271,9 +272,11 @@ class RayCluster:
 
         Ray itself ends this process a minute after it has lost its control store.
         """
-        for process, name in self.daemons.items():
-            if (letter := state(process)) in STATES:
-                law = f"Ray's {name} on this machine (process {process}): {STATES[letter]}"
+        states = {process: state(process) for process in self.daemons}
+        self.stops = self.stops + 1 if "T" in states.values() else 0
+        for process, letter in states.items():
+            if letter in STATES and (letter != "T" or self.stops > STOPPED):
+                law = f"Ray's {self.daemons[process]} on this machine (process {process}): {STATES[letter]}"
                 raise LostError(law, law)
 
     def unresponsive(self) -> dict[Place, str]:
@@ -281,5 +284,6 @@ class RayCluster:
 
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt
-        self.ray.shutdown()
+        if hasattr(self, "ray"):
+            self.ray.shutdown()
         self.sweeper.close()  # workers are ended, and close nothing

@@ -85,7 +85,8 @@ def reason(error: Exception) -> str:
     if is_gone(error):
         law = f"its worker is gone: {shortened(str(error).strip())}"
         return f"{law}\n  the run directory's logs/ has its last lines"
-    return of_disk(origin) + shortened(_said(error))
+    disk = of_disk(origin)
+    return f"{disk}, and continue with --resume\n" * bool(disk) + shortened(_said(error))
 
 
 def of_disk(error: BaseException) -> str:
@@ -95,13 +96,14 @@ def of_disk(error: BaseException) -> str:
         return ""
     place = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
     what = os.strerror(codes[0]).lower()
-    return f"{DISK[codes[0]].format(what + place)}, and continue with --resume\n"
+    return DISK[codes[0]].format(what + place)
 
 
 def of_files(error: OSError, folder: Path) -> str:
     """Return what an error with the files of a run directory says, and what to do; else nothing."""
     if law := of_disk(error):
-        return f"{folder}: {law}".rstrip()
+        begun = (folder / "plan.json").exists()
+        return f"{folder}: {law}, {'and continue with --resume' if begun else 'or name another --run-dir'}"
     file = Path(os.fsdecode(error.filename or "/"))
     if not file.absolute().is_relative_to(folder.absolute()):
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ def daemons() -> dict[int, str]:
     """Return Ray's control store and raylet by process, where this process has started them."""
     found = {}
     for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        for process in map(int, child.read_text().split()):
-            program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
-            found[process] = Path(program).name
+        with suppress(OSError):  # a thread or a process has ended meanwhile
+            for process in map(int, child.read_text().split()):
+                program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
+                found[process] = Path(program).name
     return {process: name for process, name in found.items() if name in DAEMONS}
 
 

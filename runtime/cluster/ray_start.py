@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlgraph.errors import RunError
 
 GUARDED = (2, 52)  # the first version of Ray that asks for a token
 MODE, TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that Ray reads
+KEPT = (signal.SIGHUP, signal.SIGTERM)  # from Ray's processes; Ray keeps SIGINT from them itself
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -43,13 +45,17 @@ def join(**options: Any) -> Any:
         raise RunError(f"{law}\n  pip install --upgrade 'ray>={GUARDED[0]}.{GUARDED[1]}'")
     if os.environ.get(MODE) == "token":
         _make_token()
+    # Ray's processes are in the group of this one: a signal to all of it is this one's to handle
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT)
     try:
         ray.init(logging_level="ERROR", log_to_driver=False, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
         local = address == "local"
         remedy = "" if local else "is Ray running there, and has this shell its token (RAY_AUTH_TOKEN)?"
         where = "this machine" if local else address
         raise RunError(f"no Ray cluster at {where}: {error}\n  {remedy}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ray
 
 

@@ -50,7 +50,8 @@ def main(session: str, advice: str) -> None:
     unlink(session)
     if said == CLOSED:
         return
-    print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody may be there to read it
+        print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
     time.sleep(AGAIN_S)
     unlink(session)
     end(session)

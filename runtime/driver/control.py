@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from rlgraph.errors import RunError
+from rlgraph.files import read_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.runtime.cluster.failures import culprit, failure, too_late
@@ -42,6 +46,16 @@ class ControlCalls:
         first = self.cluster.places[0]
         (_, address, _), port = (self.one(first, name) for name in ("place", "free_port"))
         return f"tcp://{address}:{port}"
+
+    def damage(self, checkpoint: Path) -> str:
+        """Return which files of a checkpoint are not what was written; each worker reads some of them."""
+        try:
+            names = [*read_sums(checkpoint)]
+        except RunError as error:
+            return str(error)
+        places = self.cluster.places
+        shares = {place: names[number :: len(places)] for number, place in enumerate(places)}
+        return ", ".join(sorted(chain(*self.all("damaged", str(checkpoint), shares, place=True))))
 
     def columns(self, place: Place, method: str, *args: Any, count: int) -> list[Any]:
         """Return references of the ``count`` columns that a method gives behind its report; as ``all``."""

@@ -31,6 +31,10 @@ class Lock:
             self.release()
             remedy = "wait until that run has ended, or name another --run-dir"
             raise RunError(f"{folder} is in use: {holder} runs it\n  {remedy}") from error
+        except OSError as error:
+            self.release()
+            law = f"{folder}: its file system has no locks ({error.strerror}), and two runs could write there"
+            raise RunError(f"{law}\n  mount it with them (flock), or name another --run-dir") from error
         since = datetime.now().strftime("%d %B %H:%M")
         os.ftruncate(self.handle, 0)
         os.write(self.handle, f"process {os.getpid()} of {socket.gethostname()}, since {since}\n".encode())

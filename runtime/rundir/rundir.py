@@ -22,7 +22,6 @@ runs/demo/
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -32,23 +31,24 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
-from rlgraph.files import ASIDE, DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
+from rlgraph.files import DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json
 from rlgraph.runtime.driver.segments import State
+from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import HISTORY, truncate
-from rlgraph.runtime.rundir.lock import LOCK, Lock
+from rlgraph.runtime.rundir.lock import Lock
 from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
+from rlgraph.units import size_text
 
 STATE = "state.json"  # a checkpoint's file: where the run was
+DAMAGED = ".damaged"  # the end of a name: the file or folder is not what was written
 WRITING = "writing"  # the name of a folder that is not complete
-FOLDERS = ("samples", "checkpoints", "logs")  # there from the start
-DESCRIBES = ("graph.yaml", "plan.txt", "plan.json")  # in the order in which they are written
-BEFORE_PLAN = {LOCK, *FOLDERS, *DESCRIBES[:-1], *(f"{name}{ASIDE}" for name in DESCRIBES)}
 CHECKPOINT = re.compile(r"(step|restart)-(\d+)")
 
 
@@ -95,12 +95,16 @@ class RunDir:
                 count += 1
                 path = Path("runs") / f"{graph}-{count}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_free(path)  # before a lock is left there
-        folder = RunDir(path, Lock(path))
-        _check_free(path)
-        for name in FOLDERS:
-            (path / name).mkdir(exist_ok=True)
-        return folder
+        check_free(path)  # before a lock is left there
+        lock = Lock(path)
+        try:
+            check_free(path)
+            for name in FOLDERS:
+                (path / name).mkdir(exist_ok=True)
+        except BaseException:
+            lock.release()
+            raise
+        return RunDir(path, lock)
 
     @staticmethod
     def existing(path: Path) -> RunDir:
@@ -112,8 +116,8 @@ class RunDir:
         """
         if not (path / "plan.json").is_file():
             law = f"{path} holds no run to resume (no plan.json)"
-            raise RunError(f"{law}\n  leave out --resume to start one there")
-        _check_links(path)
+            raise RunError(f"{law}\n  leave out --resume to start one there: --run-dir {path}")
+        check_links(path)
         return RunDir(path, Lock(path))
 
     def describe(self, plan: Plan, graph: str) -> None:
@@ -123,11 +127,28 @@ class RunDir:
             write(self.path / name, text)
 
     def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Write the run's environment, with each worker's device; those of earlier starts stay under it."""
+        """Write the run's environment, with each worker's device; those of earlier starts stay under it.
+
+        A record of them that can't be read stays by another name: no run depends on it.
+        """
         path = self.path / "environment.json"
-        before = [read_json(path)] if path.is_file() else []
+        try:
+            before = [read_json(path)] if path.is_file() else []
+        except RunError:
+            path.rename(path.with_name(f"{path.name}{DAMAGED}"))
+            before = []
         record = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
         write(path, json.dumps(record, indent=1) + "\n")
+
+    def check_room(self, checkpoint: int) -> None:
+        """Check that the disk takes a checkpoint of so many bytes beside what is there.
+
+        Raises:
+            RunError: it does not.
+        """
+        if (free := shutil.disk_usage(self.path).free) < checkpoint:
+            law = f"{self.path}: a checkpoint takes {size_text(checkpoint)}, and {size_text(free)} are free"
+            raise RunError(f"{law}\n  make room, or name another --run-dir")
 
     def check_same(self, plan: Plan) -> None:
         """Check that a run was made from this graph.
@@ -155,6 +176,10 @@ class RunDir:
         numbers = {name: value for name, value in values.items() if name != "step"}
         for tracker in self.trackers:
             tracker.log(numbers, step)
+
+    def earlier(self) -> list[dict[str, Any]]:
+        """Return the metrics of the iterations before, where the run goes on."""
+        return read_metrics(self.path) if (self.path / "metrics.jsonl").is_file() else []
 
     def timeline(self, ran: Sequence[FinishedStep], iteration: int) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
@@ -214,6 +239,9 @@ class RunDir:
         ``sums`` are the digests of its files, which are on disk.
         """
         final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
+        if missing := [name for name in sums if not (folder / name).is_file()]:
+            law = f"{folder} has no {', '.join(missing)}, which a worker has written"
+            raise RunError(f"{law}\n  a run directory has to be on a disk that all hosts share")
         write(folder / STATE, json.dumps(state.record()))
         write_sums(folder, {**sums, STATE: sha256(folder / STATE)})
         for path in filter(Path.is_file, map(self.path.joinpath, HISTORY)):
@@ -250,7 +278,7 @@ class RunDir:
         record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
         for later in self.checkpoints() if checkpoint else ():
             if iteration_of(later) > record["iteration"]:
-                aside = later.with_name(f"{later.name}.damaged")
+                aside = later.with_name(f"{later.name}{DAMAGED}")
                 shutil.rmtree(aside, ignore_errors=True)
                 later.rename(aside)
         self._drop_old(keep)
@@ -258,24 +286,6 @@ class RunDir:
         for later in (path for step, path in steps_of(self.path).items() if step > iteration):
             discard(later)
         return record
-
-
-def _check_free(path: Path) -> None:
-    """Check that a folder holds no more than what a run leaves that ended before it had a plan."""
-    held = {file.name for file in path.iterdir()}
-    if not held <= BEFORE_PLAN:
-        remedy = "continue that run with --resume, or name" if "plan.json" in held else "name"
-        raise RunError(f"{path} holds files already\n  {remedy} another --run-dir")
-
-
-def _check_links(path: Path) -> None:
-    """Refuse a run directory with links; those of Weights & Biases lead to files of its own."""
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if os.path.islink(place := os.path.join(folder, name)):
-                law = f"{place} is a link, and a run writes to its own files alone"
-                raise RunError(f"{law}\n  put what it leads to in its place")
-        folders[:] = {*folders} - {"wandb"}
 
 
 def iteration_of(checkpoint: Path) -> int:

@@ -155,6 +155,10 @@ class EngineHost:
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
 
+    def checkpoint_bytes(self) -> int:
+        """Return how many bytes this rank writes of a checkpoint."""
+        return sum(engine.checkpoint_bytes() for _, engine in self._changing())
+
     def begin_save(self, folder: str) -> None:
         """Copy this rank's shards of every model that changes, and write them in the background."""
         for name, engine in self._changing():

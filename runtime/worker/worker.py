@@ -235,6 +235,10 @@ class Worker(Process):
         """Write the columns of one domain, with the rows that ``repartition`` would return."""
         write_recorded(Path(path), about, dict(zip(about.types, gathered(picks, counts, parts), strict=True)))
 
+    def checkpoint_bytes(self) -> int:
+        """Return how many bytes this rank writes of a checkpoint."""
+        return self.engines.checkpoint_bytes()
+
     def begin_save(self, folder: str) -> None:
         """Copy this rank's shards of every trained model, and write them in the background."""
         self.engines.begin_save(folder)

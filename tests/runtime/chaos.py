@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import Counter
@@ -93,6 +94,8 @@ def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
     token, said = uuid.uuid4().hex, []
     with begun(run_dir, token) as run:
         assert run.stdout
+        watch = threading.Timer(LIMIT_S, run.kill)
+        watch.start()
         for line in run.stdout:
             said.append(line)
             if re.search(MOMENTS[moment], line):
@@ -101,6 +104,7 @@ def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
                 end(struck)
                 counts.kills[moment, process] += bool(struck)
                 break
+        watch.cancel()
         try:
             said.append(run.communicate(timeout=LIMIT_S)[0])
         except subprocess.TimeoutExpired:
@@ -171,7 +175,8 @@ def table(counts: Counts) -> str:
     for moment in MOMENTS:
         cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in PROCESSES]
         lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
-    lines.append(f"kills, and in brackets after how many of them a process was left after {LEFT_S} s")
+    left = f"in brackets: after how many a process was left after {LEFT_S} s"
+    lines.append(f"{counts.kills.total()} kills; {left}")
     lines.append(f"{counts.chains} chains, {counts.equal} equal to the bit: nothing lost, nothing doubled")
     return "\n".join([*lines, *counts.trouble])
 

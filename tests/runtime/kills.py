@@ -18,7 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlgraph.errors import RunError
+from rlgraph.runtime.run import run_graph
+
 SKIPPED = "tensorboard"
+ONE = str(Path(__file__).parent / "ones.yaml")
+SETTINGS = (
+    "schedule={iterations: 3, save_every: 1, keep: 1, record_every: 2}",
+    "prompts.batch=2",
+    "prompts.files=[ten.jsonl]",
+    "eval.nodes.prompts.files=[ten.jsonl]",
+    "eval.every=2",
+)
 
 
 class FileLayer:
@@ -141,3 +152,30 @@ def attempt(root: str, at: int | None, power: bool, log: str, work: Callable[[],
     finally:
         os.write(output, "\n".join(["", *layer.kinds, f"events {layer.count}", ""]).encode())
         sys.stdout.flush()
+
+
+def train(run_dir: str, resume: bool = False, steps: int | None = None) -> None:
+    run_graph(ONE, SETTINGS, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
+
+
+def go_on(run_dir: str) -> None:
+    """As a user would who follows what the errors say."""
+    try:
+        train(run_dir, resume=True)
+    except RunError as error:
+        if "leave out --resume" not in str(error):
+            raise
+        train(run_dir)
+
+
+def in_folder(
+    folder: str,
+    environment: dict[str, str],
+    root: str,
+    at: int | None,
+    power: bool,
+    work: Callable[[], object],
+) -> None:
+    os.chdir(folder)
+    os.environ.update(environment)
+    attempt(root, at, power, "said", work)

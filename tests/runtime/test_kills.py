@@ -6,29 +6,18 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from chaos import chaos
-from kills import attempt
+from kills import go_on, in_folder, train
 from ran import metrics, same_weights
 from ranks import LIMIT, imported
 
-from rlgraph.errors import RunError
 from rlgraph.runtime.export import export
-from rlgraph.runtime.run import run_graph
 
-ONE = str(Path(__file__).parent / "ones.yaml")
-SETTINGS = (
-    "schedule={iterations: 3, save_every: 1, keep: 1, record_every: 2}",
-    "prompts.batch=2",
-    "prompts.files=[ten.jsonl]",
-    "eval.nodes.prompts.files=[ten.jsonl]",
-    "eval.every=2",
-)
 PARTS = 8  # of the kills, so that two workers share them
 HALF = re.compile(r"writing|dropped")
 
@@ -37,20 +26,6 @@ HALF = re.compile(r"writing|dropped")
 def _data(in_demo: None) -> None:
     rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
     Path("ten.jsonl").write_text("\n".join(rows) + "\n")
-
-
-def train(run_dir: str, resume: bool = False, steps: int | None = None) -> None:
-    run_graph(ONE, SETTINGS, 1, steps=steps, run_dir=Path(run_dir), resume=resume, inline=True)
-
-
-def go_on(run_dir: str) -> None:
-    """As a user would who follows what the errors say."""
-    try:
-        train(run_dir, resume=True)
-    except RunError as error:
-        if "leave out --resume" not in str(error):
-            raise
-        train(run_dir)
 
 
 def ended(root: str, at: int | None, work: Callable[[], object], power: bool = False) -> str:
@@ -63,19 +38,6 @@ def ended(root: str, at: int | None, work: Callable[[], object], power: bool = F
     said = Path("said").read_text(errors="replace")
     assert process.exitcode == (0 if at is None else -9), said
     return said
-
-
-def in_folder(
-    folder: str,
-    environment: dict[str, str],
-    root: str,
-    at: int | None,
-    power: bool,
-    work: Callable[[], object],
-) -> None:
-    os.chdir(folder)
-    os.environ.update(environment)
-    attempt(root, at, power, "said", work)
 
 
 def events(said: str) -> int:
@@ -142,7 +104,8 @@ def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none() -> None:
 
 @pytest.mark.nightly
 def test_processes_killed_at_random_moments_lose_and_leave_nothing(tmp_path: Path) -> None:
-    counts = chaos(tmp_path, kills=12, seed=int(time.time()))
+    counts = chaos(tmp_path, kills=12, seed=3)
     assert not counts.trouble
+    assert counts.kills.total() > 6, "moments may have passed, but not most of them"
     assert counts.equal == counts.chains == 3
     assert not counts.leaked

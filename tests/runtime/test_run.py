@@ -161,7 +161,8 @@ def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> 
 
 
 @pytest.mark.nightly
-def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_leaves_no_process_and_a_run_that_resumes(number: signal.Signals) -> None:
     token = uuid.uuid4().hex
     # the learning rate falls towards the last iteration, so all three runs must be of one length
     settings = ["run", ONES, "schedule.iterations=100000", "--devices", "2", "--run-dir"]
@@ -174,7 +175,7 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_resumes() -> None:
         start_new_session=True,
     )
     wait_for(lambda: Path("stopped/metrics.jsonl").is_file() and len(metrics("stopped")) > 2)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+    os.killpg(process.pid, number)  # as a terminal or `timeout` does: the whole group gets it
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "continue with --resume" in output

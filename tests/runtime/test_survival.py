@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,11 +159,16 @@ def test_lines_that_are_none_are_dropped_at_a_resume(run: Callable[[str], None],
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("file", ["plan.json", "environment.json"])
-def test_a_damaged_file_of_a_run_is_named(run: Callable[[str], None], file: str) -> None:
+def test_a_damaged_plan_is_named_and_a_damaged_record_stays_aside(run: Callable[[str], None]) -> None:
     run("a")
-    DAMAGE["cut"](Path("a", file))
-    with pytest.raises(RunError, match=rf"a/{file} can't be read: .*\n  bring it back from a copy"):
+    for file in ("environment.json", "plan.json"):
+        DAMAGE["cut"](Path("a", file))
+        if file == "environment.json":
+            train("a", resume=True, steps=3)
+    assert same_weights("a", "whole")
+    assert read_json(Path("a/environment.json"))["before"] == []
+    assert Path("a/environment.json.damaged").exists()
+    with pytest.raises(RunError, match=r"a/plan.json can't be read: .*\n  bring it back from a copy"):
         train("a", resume=True)
 
 
@@ -170,6 +176,41 @@ def test_a_place_that_takes_no_files_is_told(in_demo: None) -> None:
     Path("file").touch()
     with pytest.raises(RunError, match=r"^file/a: not a directory\n  make it writable, or name another"):
         train("file/a")
+
+
+MOUNTS = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]
+can_mount = subprocess.run([*MOUNTS, "mount -t tmpfs tmpfs /mnt"], capture_output=True).returncode == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not can_mount, reason="no mounts of one's own here: user namespaces are not allowed")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "size=4m",
+            r"^a: a checkpoint takes 7\.\d+ MB, and 4\.\d+ MB are free\n  make room, or name another",
+        ),
+        ("size=16m", r"the disk takes no more \(no space left on device"),
+        ("ro", r"^a: the disk is read-only \(.*: a/lock\); make it writable, or name another --run-dir$"),
+    ],
+)
+def test_a_disk_of_its_own_that_is_full_or_read_only(in_demo: None, options: str, said: str) -> None:
+    Path("a").mkdir()
+    settings = "schedule='{iterations: 20, save_every: 1, keep: 20}' --inline --run-dir a"
+    run = f"mount -t tmpfs -o {options} tmpfs a && {sys.executable} -m rlgraph run {ONE} {settings}"
+    done = subprocess.run([*MOUNTS, run], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(said, done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_at_the_start(tmp_path: Path) -> None:
+    with RunDir.fresh(tmp_path / "a", "ones") as folder:
+        folder.check_room(2**20)
+        with pytest.raises(
+            RunError, match=r"a: a checkpoint takes 1,152,922 TB, and .* are free\n  make room, or"
+        ):
+            folder.check_room(2**60)
 
 
 GONE = """

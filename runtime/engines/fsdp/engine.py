@@ -229,6 +229,12 @@ class FsdpEngine:
         self.residency.changed(["parameters"])
         checkpoint.blend(self.model, of._full(), mix)
 
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of this rank's tensors in a checkpoint: what trains, with AdamW's two averages."""
+        kept = [p for p in self.model.parameters() if self.optimizer is None or p.requires_grad]
+        copies = 1 if self.optimizer is None else 1 + len(checkpoint.MOMENTS)
+        return copies * sum(checkpoint.local(p).nbytes for p in kept)
+
     def begin_save(self, directory: str) -> None:
         """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
 
