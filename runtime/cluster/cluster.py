@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
-from rlgraph.runtime.cluster.liveness import STATES, daemons, state, unresponsive
+from rlgraph.runtime.cluster.liveness import LOOK_S, STATES, attended, daemons, state, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
@@ -27,7 +28,6 @@ from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
 
-LOOK_S = 1.0  # seconds between two looks at Ray's own processes
 STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
 SPLIT = re.compile(r"(\d+)")
 
@@ -247,7 +247,8 @@ class RayCluster:
         return [results] if returns == 1 else list(results)
 
     def put(self, value: Any) -> Any:
-        return self.ray.put(value)
+        """Return a reference to a value; a store that does not take it is waited for as long as Ray runs."""
+        return attended(partial(self.ray.put, value), self.check)
 
     def get(self, references: Sequence[Any]) -> list[Any]:
         return list(self.ray.get(list(references)))
@@ -285,5 +286,7 @@ class RayCluster:
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt
         if hasattr(self, "ray"):
+            for process in (one for one in self.daemons if state(one) == "T"):
+                os.kill(process, signal.SIGKILL)  # Ray would wait for what it stops
             self.ray.shutdown()
         self.sweeper.close()  # workers are ended, and close nothing

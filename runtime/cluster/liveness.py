@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlgraph.runtime.messages.tasks import Place
 
+LOOK_S = 1.0  # seconds between two looks at Ray's own processes
 ASKING_S = 20  # seconds in which a host has to say how its workers are
 DAEMONS = ("gcs_server", "raylet")
 STATES = {
@@ -25,6 +28,25 @@ def state(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def attended(function: Callable[[], Any], check: Callable[[], None]) -> Any:
+    """Return what a function returns; while it takes its time, ``check`` may raise."""
+    taken: Future[Any] = Future()
+    # no pool: at the end of this process Python would wait for a thread of it that hangs
+    threading.Thread(target=_settle, args=(taken, function), daemon=True).start()
+    while True:
+        try:
+            return taken.result(LOOK_S)
+        except TimeoutError:
+            check()
+
+
+def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def daemons() -> dict[int, str]:

@@ -20,6 +20,7 @@ SEGMENTS = "/dev/shm"  # Linux has POSIX shared memory there
 AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
 CLOSED = b"closed"
 VARIABLE = "RLGRAPH_SESSION"
+RAY = b"/ray/"  # a part of the paths of Ray's programs
 
 
 class Sweeper:
@@ -30,7 +31,7 @@ class Sweeper:
 
         Args:
             session: what names of the shared memory begin with that it unlinks; processes that are started
-                from now on have it in their environment, and end with this one.
+                from now on have it in their environment, and those of Ray's end with this one.
             advice: a line for the user, should this process be killed.
         """
         command = [sys.executable, "-S", __file__, session, advice]
@@ -49,6 +50,7 @@ def main(session: str, advice: str) -> None:
     said = sys.stdin.buffer.read()
     unlink(session)
     if said == CLOSED:
+        end(session)
         return
     with suppress(OSError):  # nobody may be there to read it
         print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
@@ -65,11 +67,12 @@ def unlink(session: str) -> None:
 
 
 def end(session: str) -> None:
-    """Kill the processes of this machine that a run has started: Ray's, and those that they have started."""
+    """Kill the processes of Ray's on this machine that a run has started."""
     mark = f"{VARIABLE}={session}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (folder / "environ").read_bytes():
+            command = (folder / "cmdline").read_bytes()
+            if mark in (folder / "environ").read_bytes() and (command.startswith(b"ray::") or RAY in command):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
