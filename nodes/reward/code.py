@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.judging import judge
-from rlgraph.nodes.reward.per_sample import record_late
+from rlgraph.nodes.reward.per_sample import record_late, shown
 from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox
 from rlgraph.ops import Context, float32, op, samples, text
+
+log = logging.getLogger(__name__)
 
 
 @op(beside=True)
@@ -50,7 +54,9 @@ def code(
     it equals itself alone, and has no order and no arithmetic. A list, dict or set that is passed becomes
     what the call made of it. Constants are read once, before the test begins. An exception arrives as the
     built-in one that it extends. A module of the standard library that the test forgot to import is Python's
-    own. A test can't pass functions of its own, compare the program's objects by value, or await.
+    own. A test can't pass functions of its own, compare the program's objects by value, or await. No program
+    passes a test that asks it nothing, such as one that defines ``check`` and does not call it, and a test of
+    a function that is named like a built-in uses no other built-in function.
 
     A program can still guess, and recognise the inputs of the test and give what it remembers of them. It can
     answer as it likes where a test passes it the expected value (``shape.equals(6)``), uses more of its
@@ -60,7 +66,8 @@ def code(
     Records ``reward/mean``, ``reward/late``, the fraction that ran out of time, whose first is logged, and
     ``reward/suspicious``, the fraction that reached for what a solution does not need, such as frames,
     processes or signals (``nodes/reward/suspicious.py``), or whose process broke the protocol of its calls.
-    It changes no reward; where it rises, read the samples.
+    It changes no reward; where it rises, read the samples. ``reward/unjudged`` is the fraction that could not
+    be judged, for a fault of the test as a rule; the first of them is logged.
 
     Attributes:
         timeout: seconds that a program and its test may take together, above 0.
@@ -84,8 +91,17 @@ def code(
     suspicious = [v.malformed or is_suspicious(source) for v, source in zip(verdicts, programs, strict=True)]
     ctx.record("reward/mean", scores)
     ctx.record("reward/suspicious", list(map(float, suspicious)))
+    _record_unjudged(ctx, [verdict.fault for verdict in verdicts], answer)
     record_late(ctx, [verdict.passed is None for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)
+
+
+def _record_unjudged(ctx: Context, faults: Sequence[str], tests: Sequence[str]) -> None:
+    """Record the fraction of responses that could not be judged, and log why the first could not."""
+    ctx.record("reward/unjudged", [float(bool(fault)) for fault in faults])
+    for fault, test in [pair for pair in zip(faults, tests, strict=True) if pair[0]][:1]:
+        law = f"{sum(map(bool, faults))} of {len(faults)} responses could not be judged and get no reward"
+        log.warning(f"{law}; the first: {shown(fault)}; its test: {shown(test)}")
 
 
 def program(response: str) -> str:

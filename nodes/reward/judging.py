@@ -7,15 +7,12 @@ Python asserts       sandbox: test ── calls ──> sandbox: program; the te
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rlgraph.nodes.sandboxed.wire import Broken, RemoteProgram
 from rlgraph.nodes.support.sandbox import MIB, Limits, confined
-
-log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-6  # of a number that is expected with a decimal point
 
@@ -25,16 +22,16 @@ class Judgement(NamedTuple):
 
     passed: bool | None  # None: it ran out of time
     malformed: bool = False  # whether its process sent what is no reply
+    fault: str = ""  # why it could not be judged, where that is not its own fault
 
 
 def judge(source: str, answer: str, limits: Limits) -> Judgement:
-    """Return the verdict on a program; of what fails here and is not the program's fault, a log says why."""
+    """Return the verdict on a program, and of what is not its own fault what is wrong."""
     try:
         cases = in_out(answer)
         return _by_asserts(source, answer, limits) if cases is None else _by_cases(source, cases, limits)
     except Exception as error:  # one response ends no run
-        log.warning(f"a program could not be judged, so it gets no reward: {type(error).__name__}: {error}")
-        return Judgement(False)
+        return Judgement(False, fault=f"{type(error).__name__}: {error}")
 
 
 def in_out(answer: str) -> dict[str, Any] | None:
@@ -57,9 +54,9 @@ def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
         confined("serve", {"program": source}, limits) as program,
         confined("check", {"test": test}, limits, peer=program) as tester,
     ):
-        said = json.loads(tester.read(MIB) or '{"passed": false, "malformed": false}')
-        passed = said["passed"] or (None if program.is_late() else False)
-    return Judgement(passed, said["malformed"])
+        said = json.loads(tester.read(MIB) or '{"passed": false}')
+        passed = said.pop("passed") or (None if program.is_late() else False)
+    return Judgement(passed, **said)
 
 
 def _by_cases(source: str, cases: dict[str, Any], limits: Limits) -> Judgement:

@@ -17,28 +17,57 @@ from typing import Any
 from main import run_main
 from wire import Broken, RemoteProgram, decode, encode
 
+MODULE = type(builtins)
+
 
 def check(job, _reader, writer):  # type: ignore[no-untyped-def]
-    """Run a test; say whether it came to its end, and whether the program sent what is no reply."""
+    """Run a test; say whether it came to its end, what is wrong with it, and with a reply of the program.
 
-    def end(passed: bool, malformed: bool = False) -> None:
-        writer.write(json.dumps({"passed": passed, "malformed": malformed}).encode() + b"\n")
+    A test that comes to its end has used the program: it called it, asked for a part of it or read one of its
+    constants. Otherwise it would pass any program.
+    """
+
+    def end(passed: bool, malformed: bool = False, fault: str = "") -> None:
+        writer.write(json.dumps({"passed": passed, "malformed": malformed, "fault": fault}).encode() + b"\n")
         writer.flush()
         os._exit(0)
 
     try:
-        ask = asking(job["peer"], lambda broken: end(False, broken.malformed))
-        run_main(job["test"], "test.py", stand_ins(job["test"], ask))
+        ask, used = asking(job["peer"], lambda broken: end(False, broken.malformed))
+        names = stand_ins(job["test"], ask)
+        used.clear()
+        plain = {name: names.pop(name) for name in [*names] if not isinstance(names[name], StandIn | MODULE)}
+        run_main(job["test"], "test.py", names | {"__builtins__": Constants(plain, used)})
     except BaseException:
         end(False)
+    if not used:
+        end(False, fault="the test comes to its end and asks the program nothing")
     end(True)
 
 
-def asking(peer: int, fail: Callable[[Broken], None]) -> Callable[..., Any]:
-    """Return what asks the program at a socket; a program that does not answer fails the test at once."""
+class Constants(dict):  # type: ignore[type-arg]
+    """Python's built-ins with a program's constants in their place, of which it notes the use."""
+
+    def __init__(self, constants: dict[str, Any], used: set[str]) -> None:
+        super().__init__((name, value) for name, value in vars(builtins).items() if name not in constants)
+        self.constants, self.used = constants, used
+
+    def __missing__(self, name: str) -> Any:
+        value = self.constants[name]
+        self.used.add(name)
+        return value
+
+
+def asking(peer: int, fail: Callable[[Broken], None]) -> tuple[Callable[..., Any], set[str]]:
+    """Return what asks the program at a socket, and what it was asked for.
+
+    A program that does not answer fails the test at once.
+    """
     known: dict[int, StandIn] = {}
+    used: set[str] = set()
 
     def ask(verb: str, *arguments: Any, **named: Any) -> Any:
+        used.add(verb)
         try:
             return program.ask(verb, *arguments, **named)
         except Broken as broken:
@@ -54,7 +83,7 @@ def asking(peer: int, fail: Callable[[Broken], None]) -> Callable[..., Any]:
         lambda value: encode(value, number_of),
         lambda message: decode(message, object_of),
     )
-    return ask
+    return ask, used
 
 
 def number_of(value: Any) -> int:
@@ -91,15 +120,18 @@ class StandIn:
 def stand_ins(source: str, ask: Callable[..., Any]) -> dict[str, Any]:
     """Return the program's value of each name that a test uses and does not define.
 
-    Built-ins stay the interpreter's, but for a test that uses one of them and no other such name: it tests
-    the program's function of that name. A module of the standard library that the test forgot to import is
-    Python's.
+    Built-ins stay the interpreter's, but for a test that uses no other such name: where it uses one function
+    among them, types such as range aside, or a single type, it tests the program's one of that name. Of
+    several it can't be told which is tested, and to take all would let a program replace ``abs`` or ``all``.
+    A module of the standard library that the test forgot to import is Python's.
     """
     ask("len", "")  # answered once the program has run to its end
     used = set(undefined(symtable.symtable(source, "test.py", "exec")))
     own = {name for name in used if not hasattr(builtins, name)}
+    functions = {name for name in used - own if not isinstance(getattr(builtins, name), type | str)}
+    tested = own or functions or used
     values = {}
-    for name in own or (used if len(used) == 1 else ()):
+    for name in tested if own or len(tested) == 1 else ():
         if name in sys.stdlib_module_names and f"{name}." in source:
             values[name] = __import__(name)
             continue

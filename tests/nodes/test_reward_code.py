@@ -43,7 +43,12 @@ def test_the_last_block_of_a_response_is_its_program() -> None:
     ]
     out = code(ctx, responses, [TEST] * 7, allow_unsandboxed=True, timeout=60.0)
     assert out.tolist() == [1, 1, 1, 0, 0, 0, 1]
-    assert ctx.metrics == {"reward/mean": (4.0, 7), "reward/late": (0.0, 7), "reward/suspicious": (1.0, 7)}
+    assert ctx.metrics == {
+        "reward/mean": (4.0, 7),
+        "reward/late": (0.0, 7),
+        "reward/suspicious": (1.0, 7),
+        "reward/unjudged": (0.0, 7),
+    }
 
 
 def test_a_block_that_is_not_closed_is_no_block() -> None:
@@ -160,14 +165,54 @@ def test_a_test_can_not_forgive_a_program_its_end(source: str, test: str) -> Non
     assert passes(source, test) is False
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "",
+        "def check(candidate):\n    assert candidate(2, 3) == 5",
+        "def test_add():\n    assert add(2, 3) == 5",
+        "import unittest\nclass A(unittest.TestCase):\n    def test(self): self.assertEqual(add(2, 3), 5)",
+        "def test_constant():\n    assert PI == 3",
+        "assert sum([1, 2]) == max(3, 2)",
+        "import math\nassert math.isclose(1, 1)",
+    ],
+)
+def test_a_test_that_asks_nothing_is_passed_by_nobody(test: str) -> None:
+    verdict = judge("def add(a, b): return a + b\nPI = 3", test, LIMITS)
+    assert verdict == Judgement(False, fault="the test comes to its end and asks the program nothing")
+
+
+def test_what_could_not_be_judged_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = context()
+    code(ctx, ["x = 1"] * 3, ["", "assert x == 1", ""], allow_unsandboxed=True, timeout=60.0)
+    assert ctx.metrics["reward/unjudged"] == (2.0, 3)
+    assert "2 of 3 responses could not be judged" in caplog.text and "asks the program nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "test"),
+    [
+        ("def sum(xs): return 7", "", "assert sum([x for x in range(3)]) == 7"),
+        ("def sum(xs): return 3", "", "assert sum([x for x in range(3)]) == 3"),
+        ("def abs(x): return x if x > 0 else -x", "abs = lambda *_: 0", "assert abs(-3) == 3"),
+        ("max = 3", "max = 4", "def f():\n    assert max == 3\nf()"),
+        ("def add(a, b): return a + b", "abs = lambda *_: 0", "assert abs(add(1, 2) - 3) < 1"),
+        ("def range(n): return [n]", "", "assert range(3) == [3]"),
+    ],
+)
+def test_a_function_that_is_named_like_a_built_in_is_the_program_s(right: str, wrong: str, test: str) -> None:
+    assert passes(right, test) is True
+    assert passes(wrong, test) is False
+
+
 def test_a_failure_of_the_judge_gives_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
-        raise OSError("no process can be started")
+        raise ValueError("of the judge")
 
     with monkeypatch.context() as patch:
         patch.setattr(judging, "confined", fails)
-        assert judge("x = 1", "", LIMITS) == Judgement(False)
-    assert judge("x = 1", "", LIMITS) == Judgement(True)
+        assert judge("x = 1", "assert x == 1", LIMITS) == Judgement(False, fault="ValueError: of the judge")
+    assert judge("x = 1", "assert x == 1", LIMITS) == Judgement(True)
 
 
 @pytest.mark.parametrize(
