@@ -23,11 +23,11 @@ DROP_BOUNDING, NO_NEW_PRIVILEGES, SECCOMP, FILTER = 24, 38, 22, 2
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter of system calls
 ARCHITECTURE, NUMBER = 4, 0  # where they read a call's
 FOREIGN, ALLOW, REFUSE = 0x40000000, 0x7FFF0000, 0x50001  # calls of another ABI; what becomes of a call
-# refused: memory that belongs to no process (memfd_create, shmget, msgget), and parts of the kernel that no
-# program needs (io_uring_setup, userfaultfd, bpf, keyctl, add_key, perf_event_open)
+# refused: memory that belongs to no process (memfd_create, shmget, msgget, semget), and parts of the kernel
+# that no program needs (io_uring_setup, userfaultfd, bpf, keyctl, add_key, perf_event_open)
 REFUSED = {
-    "x86_64": (0xC000003E, (319, 29, 68, 425, 323, 321, 250, 248, 298)),
-    "aarch64": (0xC00000B7, (279, 194, 186, 425, 282, 280, 219, 217, 241)),
+    "x86_64": (0xC000003E, (319, 29, 68, 64, 425, 323, 321, 250, 248, 298)),
+    "aarch64": (0xC00000B7, (279, 194, 186, 190, 425, 282, 280, 219, 217, 241)),
 }
 LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -13,7 +13,9 @@ What holds in it, by Linux namespaces and as any user:
 - A process has at most ``memory`` of address space. All of them together are killed when they are seen to
   hold more than that, to span more than four times that, or to be more than 64 processes and threads.
   Between two looks they may pass that; the kernel refuses the 65th, but not where the run's user is root.
-  Memory that belongs to no process is refused. The kernel, out of memory, ends what runs here first.
+  Shared memory, queues and semaphores that belong to no process are refused; what lies unread in pipes and
+  sockets is not counted, and 64 files per process bound it. The kernel, out of memory, ends what runs here
+  first.
 - It can't gain rights, make namespaces, signal or trace what is outside. Nothing of it outlives it, and it
   ends by itself after its time, should the run be killed.
 
