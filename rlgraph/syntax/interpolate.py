@@ -97,8 +97,10 @@ class Interpolation:
             law, remedy = f"the environment has no `{name[4:]}`", f"export {name[4:]}=... before the command"
             self.problems.append(Problem("no-env", law, mark, remedy=remedy))
         value, reference = source.scalar(os.environ.get(name[4:], "text")), f"${{{name}}}"
+        if not isinstance(value, str):
+            return Tree(value, mark, reference=reference)
         referred(reference)  # errors show that from here on
-        return Tree(reference, mark) if isinstance(value, str) else Tree(value, mark, reference=reference)
+        return Tree(reference, mark)
 
     def _count(self, more: int, mark: Mark) -> None:
         self.size += more

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.variables import referred
 
 Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
@@ -102,6 +103,7 @@ def _texts(error: ValidationError, tree: Tree) -> Tree:
         name = str(item["loc"][0]) if item["loc"] else ""
         if item["type"] == "string_type" and tree.at(item["loc"]).reference:
             tree = tree.with_item(name, tree.items[name].written())
+            referred(tree.items[name].plain())  # it may be a key
     return tree
 
 

@@ -113,6 +113,14 @@ def test_a_key_of_digits_is_a_text_where_a_text_is_asked_for(
     plan = compile_graph("own.yaml", ["rewards={op: 'ops.py:mine', key: '${env:PIN}'}"], 1)
     assert plan.functions["train"]["rewards"].attributes == {"key": "${env:PIN}"}
     assert "314159265358" not in plan.json()
+    assert hidden("314159265358") == "${env:PIN}"
+
+
+def test_a_number_of_the_environment_is_not_hidden(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS", "8675309")
+    monkeypatch.setenv("LATE", "late-canary")
+    compile_graph("own.yaml", ["schedule.iterations=${env:STEPS}", "models.policy.path=${env:LATE}"], 1)
+    assert hidden("8675309 of late-canary") == "8675309 of ${env:LATE}"
 
 
 def test_a_folder_of_the_environment_is_absolute_and_a_name_stays_one(
