@@ -155,7 +155,9 @@ def _prompts(
     first, *others = pieces_between(tokenizer, text, marks)
     pieces = encode(tokenizer, reading, [first])
     pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
-    fields = {name: [content_ids(tokenizer, value, text) for value in columns[name]] for name in {*names}}
+    source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
+    around = f"{source}{text}"  # the template has more control tokens than it writes here
+    fields = {name: [content_ids(tokenizer, value, around) for value in columns[name]] for name in {*names}}
     if limit is not None and "response" in fields:
         fields["response"] = [ids[-limit:] for ids in fields["response"]]
     rows = range(len(columns["response"]))
