@@ -13,6 +13,7 @@ import pytest
 
 from rlgraph.api import Run
 from rlgraph.errors import RunError
+from rlgraph.runtime.engines.sglang.options import wrong
 from rlgraph.runtime.export import export
 from rlgraph.runtime.replay import replay
 from rlgraph.runtime.run import run_graph
@@ -100,3 +101,16 @@ def test_a_file_that_is_not_there_is_named_by_its_reference(
     with pytest.raises(Exception, match=r"\$\{env:RLGRAPH_TEST_FILES\}/model does not exist") as caught:
         run_graph(own, (), 1, inline=True)
     assert "nowhere" not in str(caught.value)
+
+
+def test_settings_of_a_server_are_checked_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    child.write_text("#!/bin/sh\ntr '\\0' ' ' < /proc/$$/cmdline > line\ncat > given\necho {}\n")
+    child.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(child))
+    assert wrong({"ssl_keyfile_password": CANARY}) == {}
+    assert "sglang.options" in Path("line").read_text() and CANARY not in Path("line").read_text()
+    assert CANARY in Path("given").read_text()

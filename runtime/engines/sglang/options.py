@@ -1,9 +1,9 @@
 """Checks settings of SGLang's own against the installed SGLang.
 
-    python -m rlgraph.runtime.engines.sglang.options '{"attention_backend": "fa3"}'
+    python -m rlgraph.runtime.engines.sglang.options <<< '{"attention_backend": "fa3"}'
 
 prints what is wrong with each as JSON. It is asked in a process of its own: SGLang's modules change what they
-are imported into.
+are imported into. Settings may hold keys, and any user can read a command line.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         RunError: it can't be asked.
     """
-    command = [sys.executable, "-m", __name__, json.dumps(dict(settings))]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    command, given = [sys.executable, "-m", __name__], json.dumps(dict(settings))
+    asked = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if asked.returncode:
         raise RunError(f"SGLang can't be imported to check serve.options:\n{asked.stderr[-2000:].rstrip()}")
     problems: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
@@ -76,4 +76,4 @@ def main(settings: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))
