@@ -105,13 +105,13 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """Return a text, or of one over ``most`` characters its beginning and its end.
+    """Return a text without hidden values, or of one over ``most`` characters its beginning and its end.
 
     Example:
         >>> shortened("abcdefgh", 4)
         'ab\\n... (8 characters in all) ...\\ngh'
     """
-    half = most // 2
+    text, half = hidden(text), most // 2  # half a key would be recognised no more
     cut = f"{text[:half]}\n... ({len(text):,} characters in all) ...\n{text[-half:]}"
     return text if len(text) <= most else cut
 

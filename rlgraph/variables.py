@@ -6,6 +6,7 @@ values. What an error or a log would repeat of a value is written as the referen
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -58,7 +59,8 @@ def hide(values: Mapping[str, str]) -> None:
     """Have errors and logs of this process say ``${env:NAME}`` in place of these values."""
     for name, value in values.items():
         if len(value) > SHORT:
-            _hidden.update(dict.fromkeys((value, quote(value, safe="")), f"${{env:{name}}}"))
+            forms = (value, quote(value, safe=""), repr(value)[1:-1], json.dumps(value)[1:-1])
+            _hidden.update(dict.fromkeys(forms, f"${{env:{name}}}"))
     if _hidden:
         logging.setLogRecordFactory(_record)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
+from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
@@ -132,7 +133,7 @@ def _judgement(tokenizer: Any, generation: Generation) -> str | None:
 def _why(judgement: str | None) -> str:
     if judgement is None:
         return "the judge did not come to its end; raise max_new_tokens"
-    return f"no score in {judgement[-300:]!r}"
+    return f"no score in {shortened(judgement, 600)!r}"
 
 
 def _mean(scores: Sequence[float], low: float, high: float) -> float:

@@ -25,6 +25,7 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
+from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, is_reward, settled
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, op, samples, text
@@ -228,7 +229,8 @@ def _rewards(reply: bytes, count: int) -> list[float]:
         rewards = None
     if isinstance(rewards, list) and len(rewards) == count and all(map(_is_number, rewards)):
         return [float(reward) for reward in rewards]
-    raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {reply[:200]!r}')
+    got = shortened(repr(reply.decode("utf-8", "backslashreplace")), 200)
+    raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {got}')
 
 
 def _is_number(value: object) -> bool:

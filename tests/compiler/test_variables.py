@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.errors import GraphError, RunError
+from rlgraph.errors import GraphError, RunError, shortened
 from rlgraph.ir.plan import Function
 from rlgraph.reports.plan_file import compile_again, load
 from rlgraph.variables import hidden, hide, with_values
@@ -164,6 +165,14 @@ def test_errors_and_logs_repeat_no_value(caplog: pytest.LogCaptureFixture) -> No
     wrong = logging.getLogRecordFactory()("an.op", logging.INFO, "file", 1, "%d", ("no number",), None)
     assert wrong.msg == "%d", "it is the handler's to complain about"
     assert "canary" not in caplog.text and caplog.text.count("${env:KEY}") == 2
+
+
+def test_a_value_is_hidden_before_a_text_is_cut_and_as_it_is_quoted() -> None:
+    hide({"KEY": CANARY, "ODD": 'odd\n"canary\\é'})
+    said = shortened(f"{CANARY}{'.' * 60}", 20)
+    assert said.startswith("${env:KEY}\n") and "canary" not in said
+    odd = 'odd\n"canary\\é'
+    assert hidden(f"{[odd]} {json.dumps(odd)} {odd}") == "['${env:ODD}'] \"${env:ODD}\" ${env:ODD}"
 
 
 def test_a_law_repeats_no_value_and_a_place_stays_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch
 from rlgraph.nodes.reward.per_sample import RewardError
 from rlgraph.nodes.reward.remote import remote, service_url
 from rlgraph.ops import Context
+from rlgraph.variables import hide
 
 Reply = Callable[[list[dict[str, str]], int], tuple[int, bytes]]
 
@@ -122,6 +123,16 @@ def test_zero_marks_what_failed_and_goes_on(caplog: pytest.LogCaptureFixture) ->
     assert (rewards, failed) == ([0.0] * 3 + RIGHT[3:], [True] * 3 + [False] * 4)
     assert ctx.metrics == {"reward/mean": (2.0, 4), "reward/failed": (3.0, 7)}
     assert "what is 0?" in caplog.text
+
+
+def test_what_a_reply_repeats_of_a_key_is_not_shown() -> None:
+    hide({"KEY": "sk-canary-4711"})
+    for before in (90, 190, 790):
+        reply = b"." * before + b"sk-canary-4711" + b"." * 2000
+        answering = serving(lambda *_, reply=reply: (200, reply))
+        with answering as (url, _), pytest.raises(RewardError) as caught:
+            call(url, retries=0)
+        assert "sk-" not in str(caught.value)
 
 
 WRONG = [b"no json", b"[1]", b'{"rewards": [1]}', b'{"rewards": "abc"}', b'{"rewards": [1, null, 2]}']

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from rlgraph.errors import RunError, nearest
+from rlgraph.errors import RunError, nearest, shortened
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
@@ -41,7 +41,9 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     command, given = [sys.executable, "-m", __name__], json.dumps(dict(settings))
     asked = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if asked.returncode:
-        raise RunError(f"SGLang can't be imported to check serve.options:\n{asked.stderr[-2000:].rstrip()}")
+        raise RunError(
+            f"SGLang can't be imported to check serve.options:\n{shortened(asked.stderr.rstrip())}"
+        )
     problems: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
     return problems
 
