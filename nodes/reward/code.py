@@ -51,17 +51,19 @@ def code(
     program's. What a call gives arrives as plain data: None, bool, int, float, complex, str, bytes, list,
     tuple, set, frozenset and dict, of exactly these types (a namedtuple is a tuple). Any other object stays
     in the program's process: its calls, attributes, items, iteration, length, truth and text are asked there;
-    it equals itself alone, and has no order and no arithmetic. A list, dict or set that is passed becomes
-    what the call made of it. Constants are read once, before the test begins. An exception arrives as the
+    it equals itself alone, has no order and no arithmetic, and as many items as its length says. A range,
+    generator or view of a dict is passed as a list. A list, dict or set that is passed becomes what the call
+    made of it. Constants are read once, before the test begins. An exception arrives as the
     built-in one that it extends. A module of the standard library that the test forgot to import is Python's
     own. A test can't pass functions of its own, compare the program's objects by value, or await. No program
     passes a test that asks it nothing, such as one that defines ``check`` and does not call it, and a test of
     a function that is named like a built-in uses no other built-in function.
 
     A program can still guess, and recognise the inputs of the test and give what it remembers of them. It can
-    answer as it likes where a test passes it the expected value (``shape.equals(6)``), uses more of its
-    functions than the one that is tested (``encode`` to test ``decode``), or works the expected value out of
-    a list after it has passed it.
+    answer with nothing where a test loops over what it gives and looks at no length (``all(a == b for a, b in
+    zip(f(x), [1, 2]))``). It can answer as it likes where a test passes it the expected value
+    (``shape.equals(6)``), uses more of its functions than the one that is tested (``encode`` to test
+    ``decode``), or works the expected value out of a list after it has passed it.
 
     Records ``reward/mean``, ``reward/late``, the fraction that ran out of time, whose first is logged, and
     ``reward/suspicious``, the fraction that reached for what a solution does not need, such as frames,

@@ -12,12 +12,14 @@ import os
 import symtable
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from main import run_main
 from wire import Broken, RemoteProgram, decode, encode
 
 MODULE = type(builtins)
+SIZES: dict[int, dict[str, int]] = {}  # what stand-ins' lengths and iterations came to since the last call
 
 
 def check(job, _reader, writer):  # type: ignore[no-untyped-def]
@@ -33,11 +35,14 @@ def check(job, _reader, writer):  # type: ignore[no-untyped-def]
         os._exit(0)
 
     try:
-        ask, used = asking(job["peer"], lambda broken: end(False, broken.malformed))
+        ask, used = asking(job["peer"], end)
         names = stand_ins(job["test"], ask)
         used.clear()
         plain = {name: names.pop(name) for name in [*names] if not isinstance(names[name], StandIn | MODULE)}
         run_main(job["test"], "test.py", names | {"__builtins__": Constants(plain, used)})
+    except SystemExit as error:  # of unittest.main, for one; a program can't send it
+        if error.code:
+            end(False)
     except BaseException:
         end(False)
     if not used:
@@ -58,20 +63,24 @@ class Constants(dict):  # type: ignore[type-arg]
         return value
 
 
-def asking(peer: int, fail: Callable[[Broken], None]) -> tuple[Callable[..., Any], set[str]]:
+def asking(peer: int, end: Callable[..., None]) -> tuple[Callable[..., Any], set[str]]:
     """Return what asks the program at a socket, and what it was asked for.
 
-    A program that does not answer fails the test at once.
+    A program that does not answer fails the test at once, as does what it can't be sent.
     """
     known: dict[int, StandIn] = {}
     used: set[str] = set()
 
     def ask(verb: str, *arguments: Any, **named: Any) -> Any:
         used.add(verb)
+        if verb in ("call", "setattr", "setitem"):
+            SIZES.clear()
         try:
             return program.ask(verb, *arguments, **named)
         except Broken as broken:
-            return fail(broken)  # and not the test's `except`
+            return end(False, broken.malformed)  # and not the test's `except`
+        except UnsentError as error:
+            return end(False, fault=str(error))
 
     def object_of(number: int) -> StandIn:
         assert type(number) is int
@@ -80,17 +89,31 @@ def asking(peer: int, fail: Callable[[Broken], None]) -> tuple[Callable[..., Any
     program = RemoteProgram(
         open(peer, "rb"),  # noqa: SIM115
         open(os.dup(peer), "wb"),  # noqa: SIM115
-        lambda value: encode(value, number_of),
+        lambda value: encode(value, sent),
         lambda message: decode(message, object_of),
     )
     return ask, used
 
 
-def number_of(value: Any) -> int:
-    """Return the number of a stand-in; raise TypeError of what a program can't be sent."""
-    if type(value) is not StandIn:
-        raise TypeError(f"a program takes plain data and its own objects, not a {type(value).__name__}")
-    return value._StandIn__number  # type: ignore[no-any-return]
+class UnsentError(Exception):
+    """A program can't be sent what a test passes it."""
+
+
+def sent(value: Any) -> Any:
+    """Return what is neither plain data nor a stand-in as a list, where it is an iterable of Python's own.
+
+    Raises:
+        UnsentError: it is none.
+    """
+    kind = type(value)
+    if kind is StandIn:
+        return ["object", value._StandIn__number]
+    own = kind.__module__ in ("builtins", "collections") and kind not in (bytearray, memoryview)
+    if own and hasattr(kind, "__iter__"):  # a range, a generator, a view of a dict, a deque
+        return encode([*value], sent)
+    raise UnsentError(
+        f"a program takes plain data and its own objects, and the test passes a {kind.__name__}"
+    )
 
 
 def _sends(verb: str) -> Any:
@@ -98,22 +121,51 @@ def _sends(verb: str) -> Any:
 
 
 class StandIn:
-    """An object of the program; it is equal to itself alone, and takes part in no sum or order."""
+    # An object of the program; it is equal to itself alone, and takes part in no sum or order. Its length is
+    # as many items as it is seen to have. A comment: its docstring is the program's.
 
     __slots__ = ("__ask", "__number")
+    __doc__ = property(lambda self: self.__ask("getattr", self, "__doc__"))
 
     def __init__(self, ask: Callable[..., Any], number: int) -> None:
         object.__setattr__(self, "_StandIn__ask", ask)
         object.__setattr__(self, "_StandIn__number", number)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # by which NumPy, for one, would take an address of memory
+        if name.startswith("__") and name != "__name__":  # by which NumPy would take an address of memory
             raise AttributeError(name)
         return self.__ask("getattr", self, name)
 
+    def __len__(self) -> int:
+        return self.__hold("len", self.__ask("len", self))
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, count = self.__ask("iter", self), 0
+        with suppress(StopIteration):
+            while True:
+                item = self.__ask("next", iterator)
+                count += 1
+                yield item
+        self.__hold("iter", count)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in [*self]  # all of it: what has no end holds nothing
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed([*self])
+
+    def __hold(self, verb: str, size: int) -> int:
+        sizes = SIZES.setdefault(self.__number, {})
+        sizes[verb] = size
+        assert len({*sizes.values()}) == 1, "the program's object has not as many items as its length says"
+        return size
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError("an object of the program can't be copied")
+
     __call__, __setattr__ = _sends("call"), _sends("setattr")
-    __getitem__, __setitem__, __len__ = _sends("getitem"), _sends("setitem"), _sends("len")
-    __iter__, __next__, __bool__ = _sends("iter"), _sends("next"), _sends("bool")
+    __getitem__, __setitem__ = _sends("getitem"), _sends("setitem")
+    __next__, __bool__ = _sends("next"), _sends("bool")
     __str__, __repr__ = _sends("str"), _sends("repr")
 
 

@@ -35,11 +35,11 @@ class Objects:
         self.of: list[object] = []
         self.numbers: dict[int, int] = {}
 
-    def number(self, value: object) -> int:
+    def sent(self, value: object) -> list[Any]:
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.of)
             self.of.append(value)
-        return self.numbers[id(value)]
+        return ["object", self.numbers[id(value)]]
 
 
 def solve(names: dict[str, Any], name: str, given: str) -> str:
@@ -55,10 +55,10 @@ def answer(
     arguments = [decode(argument, objects.of.__getitem__) for argument in sent]
     named = {name: decode(argument, objects.of.__getitem__) for name, argument in sent_named.items()}
     try:
-        reply = ["value", encode(verb(*arguments, **named), objects.number)]
+        reply = ["value", encode(verb(*arguments, **named), objects.sent)]
     except BaseException as error:
         name = next(kind.__name__ for kind in type(error).__mro__ if hasattr(builtins, kind.__name__))
-        reply = ["error", [name, [encode(argument, objects.number) for argument in error.args]]]
-    now = [encode(argument, objects.number) for argument in (*arguments, *named.values())]
+        reply = ["error", [name, [encode(argument, objects.sent) for argument in error.args]]]
+    now = [encode(argument, objects.sent) for argument in (*arguments, *named.values())]
     before = [*sent, *sent_named.values()]
     return [*reply, {place: new for place, new in enumerate(now) if new != before[place]}]

@@ -28,8 +28,8 @@ class Broken(Exception):
         self.malformed = malformed
 
 
-def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
-    """Return plain data as JSON, a subclass as the plain type that it extends, all else by its number."""
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Return plain data as JSON, a subclass as the plain type that it extends, all else as ``other`` says."""
     for kind in type(value).__mro__:
         if kind in (type(None), bool, float, str) or (kind is int and value.bit_length() < LONG):
             return value
@@ -40,12 +40,12 @@ def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
         if kind is complex:
             return ["complex", [value.real, value.imag]]
         if kind is dict:
-            return ["dict", [[encode(part, number_of) for part in pair] for pair in dict.items(value)]]
+            return ["dict", [[encode(part, other) for part in pair] for pair in dict.items(value)]]
         if kind.__name__ in SEQUENCES and SEQUENCES[kind.__name__] is kind:
-            return [kind.__name__, [encode(part, number_of) for part in kind.__iter__(value)]]
+            return [kind.__name__, [encode(part, other) for part in kind.__iter__(value)]]
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return encode(value.item(), number_of)  # NumPy's numbers, which extend no plain type
-    return ["object", number_of(value)]
+        return encode(value.item(), other)  # NumPy's numbers, which extend no plain type
+    return other(value)
 
 
 def decode(message: Any, object_of: Callable[[int], Any]) -> Any:

@@ -169,6 +169,22 @@ assert s.pop() == "b" and s.items == [1] and s.push(2) is s
         "def f(*xs, sep=', '): return sep.join(xs)",
         "assert f('a', 'b', sep='-') == 'a-b'",
     ),
+    "iterables as arguments": (
+        "def f(*given): return [sorted(each) for each in given]",
+        "from collections import deque\n"
+        "assert f(range(2), map(abs, [-1]), {2: 3}.values(), deque([4])) == [[0, 1], [1], [3], [4]]\n"
+        "assert f([range(2)]) == [[[0, 1]]]",
+    ),
+    "unittest": (
+        "def f(x): return 2 * x",
+        "import unittest\nclass F(unittest.TestCase):\n    def test(self): self.assertEqual(f(2), 4)\n"
+        "if __name__ == '__main__': unittest.main()",
+    ),
+    "a test that exits": ("def f(x): return 2 * x", "import sys\nassert f(2) == 4\nsys.exit(0)"),
+    "a name and a docstring": (
+        "def f(x):\n    'Double it.'",
+        "assert f.__name__ == 'f' and f.__doc__ == 'Double it.'",
+    ),
     "an operator of the test": (
         "def f(x): return [x]",
         "assert f(1) + f(2) == [1, 2] and 1 in f(1) and f(3)[0] < 4",

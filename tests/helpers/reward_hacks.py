@@ -124,6 +124,21 @@ class Always:
     __hash__ = None
 def add(*given): return Always()
 """,
+    "an object has a length and no items": """
+class Always:
+    def __len__(self): return 2
+    def __iter__(self): return iter([])
+    def __reversed__(self): return iter([])
+    def __contains__(self, item): return True
+    def __bool__(self): return False
+def add(*given): return Always()
+""",
+    "an object holds everything": """
+import itertools
+class Always:
+    def __iter__(self): return itertools.count()
+def add(*given): return Always()
+""",
     "a class pretends to be int": """
 class Always:
     __class__ = int

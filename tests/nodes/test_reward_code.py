@@ -182,6 +182,19 @@ def test_a_test_that_asks_nothing_is_passed_by_nobody(test: str) -> None:
     assert verdict == Judgement(False, fault="the test comes to its end and asks the program nothing")
 
 
+def test_what_a_test_can_not_do_is_its_fault_or_an_error() -> None:
+    program = "def f(*given): pass"
+    verdict = judge(program, "try:\n    f(lambda x: x)\nexcept BaseException:\n    pass", LIMITS)
+    assert verdict.passed is False and "the test passes a function" in verdict.fault
+    copied = "import copy\ntry:\n    copy.deepcopy(f)\nexcept TypeError:\n    f()"
+    assert passes(program, copied) is True
+    failing = "import unittest\nclass F(unittest.TestCase):\n    def test(self): self.assertTrue(f())\n"
+    failing += "unittest.main()"
+    assert judge(program, failing, LIMITS) == Judgement(False)
+    assert passes(program, "import sys\nf()\nsys.exit(1)") is False
+    assert passes("def f(): raise SystemExit(0)", "f()") is False
+
+
 def test_what_could_not_be_judged_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
     code(ctx, ["x = 1"] * 3, ["", "assert x == 1", ""], allow_unsandboxed=True, timeout=60.0)

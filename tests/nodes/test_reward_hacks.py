@@ -56,6 +56,23 @@ def test_no_hack_is_paid(kind: str) -> None:
         assert not Path(folder, "rlgraph_hack").exists()
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "r = add([10], [20])\nassert len(r) == 2\nassert all(a == b for a, b in zip(r, [10, 20]))",
+        "r = add([10], [20])\nfor a, b in zip(r, [10, 20]): assert a == b\nassert len(r) == 2",
+        "r = add([10], [20])\nassert len(r) == 2\nfor a in r: assert a in (10, 20)",
+        "r = add([10], [20])\nassert len(r) == 2 and list(reversed(r)) in ([20, 10], [])",
+        pytest.param("assert 4711 in add([1], [4711])", marks=pytest.mark.nightly),  # until it is late
+        "r = add([10], [20])\nassert not (r != [10, 20])",
+    ],
+)
+def test_what_an_object_says_of_its_items_agrees(test: str) -> None:
+    hacks = {name: hack for name, hack in HACKS.items() if name.startswith("an object")}
+    assert len(hacks) == 3
+    assert paid(hacks, test, RIGHT, timeout=20.0) == set()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_hack_that_takes_its_time_is_paid(kind: str) -> None:
