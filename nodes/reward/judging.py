@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rlgraph.nodes.sandboxed.wire import Broken, RemoteProgram
-from rlgraph.nodes.support.sandbox import MIB, Limits, confined
+from rlgraph.nodes.support.sandbox import MIB, Limits, NoSandboxError, confined
 
 TOLERANCE = 1e-6  # of a number that is expected with a decimal point
 
@@ -26,10 +26,16 @@ class Judgement(NamedTuple):
 
 
 def judge(source: str, answer: str, limits: Limits) -> Judgement:
-    """Return the verdict on a program, and of what is not its own fault what is wrong."""
+    """Return the verdict on a program, and of what is not its own fault what is wrong.
+
+    Raises:
+        NoSandboxError: a sandbox did not start.
+    """
     try:
         cases = in_out(answer)
         return _by_asserts(source, answer, limits) if cases is None else _by_cases(source, cases, limits)
+    except NoSandboxError:
+        raise
     except Exception as error:  # one response ends no run
         return Judgement(False, fault=f"{type(error).__name__}: {error}")
 
@@ -90,8 +96,9 @@ def gives(program: RemoteProgram, name: str, given: Any, expected: Any) -> bool:
 
 def prints(program: RemoteProgram, given: Any, expected: Any) -> bool:
     """Return whether a program prints what is expected of its standard input."""
+    wanted, lines = _lines(expected), _lines(given)
     try:
-        return same_output(program.ask("run", _lines(given)), _lines(expected))
+        return same_output(program.ask("run", lines), wanted)
     except Broken:
         raise
     except Exception:  # it ended with an error

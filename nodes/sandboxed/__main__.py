@@ -1,7 +1,8 @@
 """What runs in a sandbox (``nodes/support/sandbox.py``): ``python -I -S nodes/sandboxed ROLE``.
 
 It is the standard library alone, run as a folder, without the package. Its standard input and output are a
-socket to the parent, whose first line is the job; ``confine.shut`` closes the sandbox before the role begins.
+socket to the parent, whose first line is the job; ``confine.shut`` closes the sandbox before the role begins,
+and the parent is told so.
 """
 
 import json
@@ -25,4 +26,6 @@ confine.limit(job)
 for output in (1, 2):
     os.dup2(null, output)
 del null, output
+writer.write(b"ready\n")
+writer.flush()
 role(job, reader, writer)

@@ -59,6 +59,7 @@ NETWORK = [f"/etc/{name}" for name in ("resolv.conf", "hosts", "nsswitch.conf", 
 HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
 SPANNED = re.compile(rb"^VmSize:\s+(\d+)", re.MULTILINE)
 SPANS = 4  # times ``memory`` that all address spaces may be together
+READY = b"ready\n"  # what it says once it is closed
 TICK = 0.05  # seconds between two looks at what a sandbox takes
 MIB = 2**20
 
@@ -95,9 +96,9 @@ class Sandbox:
         """Return the start of what it says, up to its end."""
         said = b""
         with suppress(OSError):
-            while len(said) < most and (part := self.socket.recv(most)):
+            while len(said) < most and (part := self.socket.recv(most - len(said))):
                 said += part
-        return said[:most]
+        return said
 
 
 @contextmanager
@@ -118,18 +119,27 @@ def confined(
         limits: of all that runs there.
         peer: another sandbox, whose socket this one may use; its number is ``peer`` of the job.
         sandboxed: whether it is a sandbox; None: where one can be had.
+
+    Raises:
+        NoSandboxError: it did not start, which is a fault of this host.
     """
     sandboxed = not trouble() if sandboxed is None else sandboxed
-    ours, theirs = socket.socketpair()
-    with ours, contextlib.nullcontext("/") if sandboxed else _folder() as folder:
-        with theirs:
+    with contextlib.ExitStack() as stack:
+        try:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            folder = stack.enter_context(contextlib.nullcontext("/") if sandboxed else _folder())
             child = _start(role, theirs, limits, folder, sandboxed, peer)
+        except OSError as error:
+            raise _not_started(str(error)) from error
+        theirs.close()
         sandbox, ended = Sandbox(ours, time.monotonic() + limits.timeout), threading.Event()
         watch = threading.Thread(target=_watch, args=(child.pid, sandbox, limits, ended), daemon=True)
         watch.start()
         try:
             with suppress(OSError):  # it has ended already, and whoever reads finds that out
                 ours.sendall(_first_line(job, limits, sandboxed, peer))
+            if (said := sandbox.read(len(READY))) != READY and not sandbox.is_late():
+                raise _not_started((said + sandbox.read(MIB)).decode("utf-8", "replace"))
             yield sandbox
         finally:
             ended.set()
@@ -156,10 +166,17 @@ def trouble() -> str:
     """Return why no sandbox can be had here, by trying one; empty where it can."""
     if shutil.which(NAMESPACES[0]) is None:
         return f"there is no `{NAMESPACES[0]}`"
-    with confined("show", {"program": "print('fine')"}, TRIAL, sandboxed=True) as sandbox:
-        said = sandbox.read(MIB).decode("utf-8", "replace").strip()
-    reasons = [line for line in said.splitlines() if ":" in line] or ["it did not start"]
-    return "" if said == "fine" else reasons[-1]
+    try:
+        with confined("show", {"program": "print('fine')"}, TRIAL, sandboxed=True) as sandbox:
+            return "" if sandbox.read(MIB).strip() == b"fine" else "it does not run Python"
+    except NoSandboxError as error:
+        return str(error)
+
+
+def _not_started(said: str) -> NoSandboxError:
+    said = said.strip() or "it ended without a word"
+    reasons = [line for line in said.splitlines() if ":" in line] or [said]
+    return NoSandboxError(f"a sandbox did not start: {reasons[-1]}")
 
 
 def _start(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 
 import pytest
 
@@ -226,6 +228,27 @@ def test_a_failure_of_the_judge_gives_no_reward(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(judging, "confined", fails)
         assert judge("x = 1", "assert x == 1", LIMITS) == Judgement(False, fault="ValueError: of the judge")
     assert judge("x = 1", "assert x == 1", LIMITS) == Judgement(True)
+
+
+def test_a_fault_of_the_host_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "SANDBOXED", "/no/such/folder")
+        with pytest.raises(NoSandboxError, match=r"a sandbox did not start: .*/no/such/folder"):
+            judge("x = 1", "assert x == 1", LIMITS)
+    with monkeypatch.context() as patch:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limit[1]))
+        try:
+            with pytest.raises(NoSandboxError, match="Too many open files"):
+                judge("x = 1", cases(["1"], ["1"]), LIMITS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@pytest.mark.parametrize("inputs", [[[1, 2]], [3], [None]])
+def test_cases_that_are_no_text_are_a_fault_of_the_test(inputs: list[object]) -> None:
+    verdict = judge("print(3)", cases(inputs, ["3"]), LIMITS)
+    assert verdict.passed is False and "TypeError" in verdict.fault
 
 
 @pytest.mark.parametrize(
