@@ -59,6 +59,7 @@ NETWORK = [f"/etc/{name}" for name in ("resolv.conf", "hosts", "nsswitch.conf", 
 HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
 SPANNED = re.compile(rb"^VmSize:\s+(\d+)", re.MULTILINE)
 SPANS = 4  # times ``memory`` that all address spaces may be together
+CHILDREN = "/proc/thread-self/children"  # some kernels have none
 READY = b"ready\n"  # what it says once it is closed
 TICK = 0.05  # seconds between two looks at what a sandbox takes
 MIB = 2**20
@@ -164,6 +165,8 @@ def check_sandbox(what: str, allow_unsandboxed: bool) -> None:
 @functools.cache
 def trouble() -> str:
     """Return why no sandbox can be had here, by trying one; empty where it can."""
+    if not Path(CHILDREN).exists():
+        return f"there is no {CHILDREN}, by which its processes are found (CONFIG_PROC_CHILDREN)"
     if shutil.which(NAMESPACES[0]) is None:
         return f"there is no `{NAMESPACES[0]}`"
     try:

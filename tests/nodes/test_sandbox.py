@@ -269,6 +269,8 @@ def test_why_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mount" in trouble.__wrapped__()
     monkeypatch.setattr(sandbox, "NAMESPACES", ("no-such-program",))
     assert trouble.__wrapped__() == "there is no `no-such-program`"
+    monkeypatch.setattr(sandbox, "CHILDREN", "/proc/self/no-such")
+    assert "CONFIG_PROC_CHILDREN" in trouble.__wrapped__()
 
 
 @pytest.mark.parametrize(
