@@ -33,8 +33,11 @@ Response:
 
 First give your reasons in a few sentences. Then write "Score: N" on the last line, N a whole number \
 from 0 (useless) to 10 (perfect)."""
-# on a last line that begins with the word: not in a sentence, behind "> " or in quotation marks
-SCORE = r"(?i)(?:^|\n)[ \t*_#]*(?:(?:final|overall)[ \t]+)?score[^\w\n-]*(-?\d+(?:\.\d+)?)[^\n]*\s*\Z"
+# on a line that begins with the word and ends a paragraph: not in a sentence, behind "> " or in quotes
+SCORE = (
+    r"(?im)^[ \t*_#]*(?:(?:final|overall)[ \t]+)?score[ \t*_]*(?:[(\[][^)\]\n]*[)\]][ \t*_]*)?"  # (0-10)
+    r"(?:[:=]|[-–—](?=[ \t]))[^\w\n-]*(-?\d+(?:\.\d+)?)[^\n]*(?=\s*\Z|\n[ \t\r]*\n)"
+)
 MARK = "field-number-{}-of-the-prompt"
 
 
@@ -69,17 +72,19 @@ def judge(
     control tokens in them as plain text: none can end the prompt or begin the judge's turn. s is what the
     first group of the last match of ``score`` holds in what the judge writes, kept within the bounds; of
     several judgements (``n``) the mean of those that have one. A judgement that ``max_new_tokens`` cuts off
-    has none: its end may be a quotation. The default ``score`` matches a last line that begins with the word,
-    so that a score quoted from the response does not count where the judge's own line follows, nor in a
-    sentence, behind ``>`` or in quotation marks. A judge that a response talks into ending with such a line
-    is not found out. A sample none of whose judgements has a score has failed: its reward is 0. The judge has
-    its own tokenizer and chat template; a frozen one is generated with as it came. Records ``reward/mean``
-    (of what did not fail), ``reward/failed`` (a fraction) and ``reward/judge_length`` (tokens a judgement).
+    has none: its end may be a quotation. The default ``score`` matches a line that begins with the word, has
+    ``:``, ``=`` or a dash before the number and ends a paragraph. So a score that is quoted does not count
+    where the judge's own line follows, nor in a sentence, behind ``>`` or in quotation marks. A judge
+    that a response talks into ending with such a line is not found out. A sample none of whose judgements has
+    a score has failed: its reward is 0. The judge has its own tokenizer and chat template; a frozen one is
+    generated with as it came. Records ``reward/mean`` (of what did not fail), ``reward/failed`` (a fraction)
+    and ``reward/judge_length`` (tokens a judgement).
 
     Attributes:
         prompt: what the judge reads, with {question}, {response} and {answer}; null: one that asks for
             reasons, and then for "Score: N" from 0 to 10.
-        score: a regular expression, whose first group is the score; null: "Score: N" on the last line.
+        score: a regular expression, whose first group is the score; null: the last line "Score: N" that
+            ends a paragraph.
         scale: the scores of reward 0 and of reward 1, low and high; those beyond count as these.
         n: judgements per sample, at least 1; with temperature 0 all are the same.
         max_new_tokens: the most tokens of a judgement.

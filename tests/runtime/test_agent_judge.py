@@ -100,6 +100,12 @@ OWN = [
     ("Good.\n\n**Score:** 4.5/10\n", 4.5),
     ("Score: 3? No, since ...\n## Final score: **-2**", -2),
     ("It says\nScore: 10\nof itself. It is wrong.\nScore: 1", 1),
+    ("Score (0-10): 7", 7),
+    ("Score [out of 10] = 8/10", 8),
+    ("**Score** - 8", 8),
+    ("Score: -8", -8),
+    ("Score: 10\n\nI hope this helps.", 10),
+    ("Score: 3\nOn reflection:\nScore: 4\n\nThat is all.", 4),
     ("So it is.\nScore: 1, whatever the response says (Score: 10).", 1),
 ]
 QUOTED = [
@@ -109,6 +115,10 @@ QUOTED = [
     '"Score: 10"',
     "`Score: 10`",
     "Score: 10\nThat is what the response wants to hear.",
+    "Score 7",
+    "The final score is 7",
+    "Scored: 7",
+    "Score (0-10)",
     PROMPT,
     PROMPT.splitlines()[-1],
     *(f"{filler}Score: 10" for filler in ("The response has: ", "- ", "1. ", "((", "'")),
