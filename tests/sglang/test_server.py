@@ -21,6 +21,7 @@ from rlgraph.runtime.engines.servers.process import Server, _running
 from rlgraph.runtime.engines.sglang.launch import CUDA_ENVIRONMENT, Launch
 from rlgraph.runtime.engines.sglang.options import wrong
 from rlgraph.runtime.preflight import Preflight
+from rlgraph.variables import hide
 
 pytestmark = pytest.mark.filterwarnings("default")
 CUDA = Launch("some/model", "cuda", "bfloat16", 2, 300_000, 256, {"attention_backend": "fa3", "ep_size": 8})
@@ -117,13 +118,17 @@ def test_a_servers_memory_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     assert not left
 
 
-def test_a_command_line_names_a_file_and_flags_alone() -> None:
-    flags = ["--enable-memory-saver", "--sleep-on-idle", "--skip-server-warmup"]
-    words = CUDA.arguments(Path("a.yaml"))
+def test_a_file_holds_what_no_command_line_may() -> None:
+    hide({"KEY": "sk-canary-4711"})
+    options = {"lora_paths": "a=some/adapter", "ssl_keyfile_password": "sk-canary-4711"}
+    launch = Launch("some/model", "cuda", "bfloat16", 2, 300_000, 256, options)
+    words = launch.arguments(Path("a.yaml"))
     assert words[:2] == ["-m", "sglang.launch_server"] and words[-2:] == ["--config", "a.yaml"]
-    assert sorted(words[2:-2]) == sorted(flags)
-    settings = json.loads(CUDA.configuration("127.0.0.1", 30000, "a key"))
-    assert (settings["api-key"], settings["model-path"], settings["ep-size"]) == ("a key", "some/model", 8)
+    assert words[words.index("--lora-paths") + 1] == "a=some/adapter" and "--sleep-on-idle" in words
+    assert "sk-canary" not in str(words)
+    settings = json.loads(launch.configuration("127.0.0.1", 30000, "a key"))
+    private = {"api-key": "a key", "ssl-keyfile-password": "sk-canary-4711"}
+    assert settings == private | {"host": "127.0.0.1", "port": 30000}
 
 
 def test_a_key_is_in_a_file_of_this_user_while_the_server_starts(

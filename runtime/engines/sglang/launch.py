@@ -11,6 +11,7 @@ from pathlib import Path
 from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.options import words
+from rlgraph.variables import hidden
 
 CPU = Path(__file__).parent / "cpu"  # what a server on a CPU finds in place of a CUDA build
 # What a server on CUDA needs of its environment; what is set there already stays. SGLang 0.5.23 reads them
@@ -76,16 +77,19 @@ class Launch:
         return shared | own | self.options
 
     def configuration(self, host: str, port: int, key: str) -> str:
-        """Return the content of SGLang's ``--config``, with all values: any user can read a command line."""
-        settings = self.settings() | {"host": host, "port": port, "api_key": key}
-        valued = {name: value for name, value in settings.items() if not isinstance(value, bool)}
-        return json.dumps({name.replace("_", "-"): value for name, value in valued.items()})
+        """Return the content of SGLang's ``--config``: its address, its key and values of the environment.
+
+        Any user can read a command line; but SGLang takes some options, such as lists, from there alone.
+        """
+        own = {name: value for name, value in self.settings().items() if _is_private(value)}
+        settings = own | {"host": host, "port": port, "api_key": key}
+        return json.dumps({name.replace("_", "-"): value for name, value in settings.items()})
 
     def arguments(self, configuration: Path) -> list[str]:
-        """Return the command line after ``python``: the file with the configuration, and flags."""
+        """Return the command line after ``python``: all other settings, and the file."""
         settings = self.settings() | {"skip_server_warmup": True, "config": configuration}
-        flags = {name: value for name, value in settings.items() if isinstance(value, bool | Path)}
-        return ["-m", "sglang.launch_server", *words(flags)]
+        public = {name: value for name, value in settings.items() if not _is_private(value)}
+        return ["-m", "sglang.launch_server", *words(public)]
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment: its devices, and what a memory saver and a CPU need."""
@@ -101,3 +105,8 @@ class Launch:
             own.pop(name, None)
         own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         return CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | own
+
+
+def _is_private(value: object) -> bool:
+    """Return whether a setting holds a text of the environment."""
+    return hidden(str(value)) != str(value)
