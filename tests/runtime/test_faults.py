@@ -103,8 +103,15 @@ def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
     assert os.listdir("a/checkpoints") == ["step-000007"]
 
 
+LOST = {
+    "ray::Worker": r"`\w+` before the first iteration failed on main\[0\]\n  its worker is gone",
+    "gcs_server": r"Ray's gcs_server on this machine \(process \d+\): its process has ended\n  there is no",
+}
+
+
 @pytest.mark.nightly
-def test_a_worker_lost_while_models_load_ends_the_run() -> None:
+@pytest.mark.parametrize("process", LOST)
+def test_what_is_lost_while_models_load_ends_the_run(process: str) -> None:
     token = uuid.uuid4().hex
     command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
     env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
@@ -116,12 +123,10 @@ def test_a_worker_lost_while_models_load_ends_the_run() -> None:
         for line in run.stdout:
             said.append(line)
             if line == "loading models\n":
-                (worker,) = (pid for pid, name in holders(token).items() if name.startswith("ray::Worker"))
-                os.kill(worker, signal.SIGKILL)
+                (lost,) = (pid for pid, name in holders(token).items() if process in name.partition("\0")[0])
+                os.kill(lost, signal.SIGKILL)
     assert run.returncode == 1
-    assert re.search(
-        r"`\w+` before the first iteration failed on main\[0\]\n  its worker is gone", "".join(said)
-    )
+    assert re.search(LOST[process], "".join(said))
     assert_gone(token)
 
 
