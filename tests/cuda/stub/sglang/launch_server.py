@@ -128,9 +128,11 @@ def _preload() -> None:
 def main() -> None:
     """Answer until the process is ended."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--config", type=Path)
-    settings = json.loads(parser.parse_known_args()[0].config.read_text())
-    options = argparse.Namespace(**{name.replace("-", "_"): value for name, value in settings.items()})
+    for name in ("--config", "--device", "--max-total-tokens"):
+        parser.add_argument(name)
+    options, _ = parser.parse_known_args()
+    settings = json.loads(Path(options.config).read_text())
+    vars(options).update({name.replace("-", "_"): value for name, value in settings.items()})
     saved = options.device == "cuda" and find_spec("torch_memory_saver") is not None
     if saved and "torch_memory_saver" not in os.environ.get("LD_PRELOAD", ""):
         _preload()
