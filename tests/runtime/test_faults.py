@@ -149,9 +149,12 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
 
 
 @pytest.mark.parametrize("where", ["Worker.repartition", "Worker.finish_save"])
-def test_a_worker_that_stops_is_named_and_replaced(run_on_devices: Callable[..., str], where: str) -> None:
+def test_a_worker_that_stops_is_named_and_replaced(
+    run_on_devices: Callable[..., str], workers: str, where: str
+) -> None:
     graph, token = with_traps(ONE, main={where: 1}), uuid.uuid4().hex
-    schedule = "schedule={iterations: 2, restarts: 1, timeout: 5}"
+    limit = 8 if workers == "processes" else 60  # Ray's have to start within it too
+    schedule = f"schedule={{iterations: 2, restarts: 1, timeout: {limit}}}"
     settings = ("trap_main.first=false", "trap_main.kill=SIGSTOP", schedule, "--devices", "2")
     run_on_devices(graph, *settings, "--run-dir", "a", RLGRAPH_TEST_TOKEN=token)
     assert_gone(token)
