@@ -23,6 +23,7 @@ from rlgraph.runtime.cluster.liveness import LOOK_S, STATES, attended, daemons, 
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.shared_memory import segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
 from rlgraph.runtime.worker.worker import Worker
@@ -159,7 +160,8 @@ class RayCluster:
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
-        self.sweeper = Sweeper(self.session, f"continue with --resume --run-dir {logs.parent}")
+        advice = f"continue with --resume --run-dir {logs.parent}"
+        self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
         # the plan that tasks beside workers get, and the variables that it refers to
         self.planned: tuple[Plan, Any, Any] | None = None
         try:

@@ -16,7 +16,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-SEGMENTS = "/dev/shm"  # Linux has POSIX shared memory there
 AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
 CLOSED = b"closed"
 VARIABLE = "RLGRAPH_SESSION"
@@ -26,15 +25,16 @@ RAY = b"/ray/"  # a part of the paths of Ray's programs
 class Sweeper:
     """Clears away when it is closed, or when this process has ended, however it did."""
 
-    def __init__(self, session: str, advice: str) -> None:
+    def __init__(self, session: str, segments: str, advice: str) -> None:
         """Start its process.
 
         Args:
-            session: what names of the shared memory begin with that it unlinks; processes that are started
-                from now on have it in their environment, and those of Ray's end with this one.
+            session: processes that are started from now on have it in their environment, and those of Ray's
+                end with this one.
+            segments: a pattern of the files of shared memory that it unlinks.
             advice: a line for the user, should this process be killed.
         """
-        command = [sys.executable, "-S", __file__, session, advice]
+        command = [sys.executable, "-S", __file__, session, segments, advice]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ[VARIABLE] = session
 
@@ -45,23 +45,23 @@ class Sweeper:
             self.process.communicate(CLOSED)
 
 
-def main(session: str, advice: str) -> None:
+def main(session: str, segments: str, advice: str) -> None:
     """Wait for the end of what is written to this process, which is that of the driver; then clear away."""
     said = sys.stdin.buffer.read()
-    unlink(session)
+    unlink(segments)
     if said == CLOSED:
         end(session)
         return
     with suppress(OSError):  # nobody may be there to read it
         print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
     time.sleep(AGAIN_S)
-    unlink(session)
+    unlink(segments)
     end(session)
 
 
-def unlink(session: str) -> None:
+def unlink(segments: str) -> None:
     """Unlink the segments of a run."""
-    for path in glob.glob(f"{SEGMENTS}/{session}-*"):
+    for path in glob.glob(segments):
         with suppress(FileNotFoundError):
             os.unlink(path)
 

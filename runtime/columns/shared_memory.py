@@ -2,8 +2,8 @@
 
 A segment is used again once nobody reads what it holds, so that its pages are touched once; where an op still
 holds what it read, its reader marks the segment (``keep``), and another one takes its place. Segments are
-unlinked when their worker closes. Where it was killed, or its driver was,
-``runtime/cluster/sweeper.py`` does that.
+unlinked when their worker closes. Where it was killed, or its driver was, ``runtime/cluster/sweeper.py`` does
+that.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ def read(column: str, segment: Segment) -> Any:
         except OSError as error:
             raise AwayError(f"the column {column} can't be read in shared memory: {error}") from error
     return np.frombuffer(MAPPED[segment.name], segment.dtype, segment.count)
+
+
+def segments_of(session: str) -> str:
+    """Return a pattern of the files of all segments of a session."""
+    return str(FOLDER / f"{session}-*")
 
 
 def keep(name: str) -> None:

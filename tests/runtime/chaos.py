@@ -29,8 +29,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from demo_files import make_demo_files
 from ran import holders, metrics, same_weights
+
+from demo_files import make_demo_files
 
 HERE = Path(__file__).parent
 SETTINGS = ("schedule={iterations: 8, save_every: 2, record_every: 1}", "eval.every=4", "prompts.batch=4")

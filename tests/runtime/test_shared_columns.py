@@ -18,7 +18,7 @@ from rlgraph.compiler import compile_graph
 from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part, gather, unpack
-from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, read
+from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, read, segments_of
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.messages.errors import AwayError
@@ -246,13 +246,13 @@ DRIVER = f"""
 import os
 import signal
 from rlgraph.runtime.cluster.sweeper import Sweeper
-sweeper = Sweeper("{SESSION}", "")
+sweeper = Sweeper("{SESSION}", "{segments_of(SESSION)}", "")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_the_driver_unlinks_what_is_left() -> None:
-    columns, sweeper = SharedColumns(SESSION), Sweeper(SESSION, "")
+    columns, sweeper = SharedColumns(SESSION), Sweeper(SESSION, segments_of(SESSION), "")
     assert columns.put("column", np.arange(5), np.array([0, 5])) and left()
     sweeper.close()
     assert not left()

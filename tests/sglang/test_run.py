@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_files import make_demo_files
 from test_residency import SMALL, tight
 
+from demo_files import make_demo_files
 from rlgraph.ir.plan import Target
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.sglang.launch import Launch
