@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.judging import judge
-from rlgraph.nodes.reward.per_sample import record_late, shown
+from rlgraph.nodes.reward.per_sample import record_late, record_some, shown
 from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox
 from rlgraph.ops import Context, float32, op, samples, text
-
-log = logging.getLogger(__name__)
 
 
 @op(beside=True)
@@ -93,17 +89,17 @@ def code(
     suspicious = [v.malformed or is_suspicious(source) for v, source in zip(verdicts, programs, strict=True)]
     ctx.record("reward/mean", scores)
     ctx.record("reward/suspicious", list(map(float, suspicious)))
-    _record_unjudged(ctx, [verdict.fault for verdict in verdicts], answer)
+    faults = [verdict.fault for verdict in verdicts]
+    law = "could not be judged and get no reward"
+    record_some(
+        ctx,
+        "reward/unjudged",
+        [*map(bool, faults)],
+        law,
+        lambda row: f"{shown(faults[row])}; its test: {shown(answer[row])}",
+    )
     record_late(ctx, [verdict.passed is None for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)
-
-
-def _record_unjudged(ctx: Context, faults: Sequence[str], tests: Sequence[str]) -> None:
-    """Record the fraction of responses that could not be judged, and log why the first could not."""
-    ctx.record("reward/unjudged", [float(bool(fault)) for fault in faults])
-    for fault, test in [pair for pair in zip(faults, tests, strict=True) if pair[0]][:1]:
-        law = f"{sum(map(bool, faults))} of {len(faults)} responses could not be judged and get no reward"
-        log.warning(f"{law}; the first: {shown(fault)}; its test: {shown(test)}")
 
 
 def program(response: str) -> str:

@@ -97,11 +97,17 @@ def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> No
 
 def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
     """Record the fraction of responses that took too long to judge, as ``reward/late``, and log the first."""
-    ctx.record("reward/late", list(map(float, late)))
-    late_responses = [response for response, is_late in zip(responses, late, strict=True) if is_late]
-    for first in late_responses[:1]:
-        law = f"{len(late_responses)} of {len(late)} responses took too long to judge"
-        log.warning(f"{law}; the first: {shown(first)}")
+    record_some(ctx, "reward/late", late, "took too long to judge", lambda row: shown(responses[row]))
+
+
+def record_some(
+    ctx: Context, metric: str, those: Sequence[bool], law: str, told: Callable[[int], str]
+) -> None:
+    """Record the fraction of responses for which something holds, and log what is told of the first."""
+    ctx.record(metric, list(map(float, those)))
+    rows = [row for row, holds in enumerate(those) if holds]
+    for first in rows[:1]:
+        log.warning(f"{len(rows)} of {len(those)} responses {law}; the first: {told(first)}")
 
 
 def shown(what: object) -> str:
