@@ -64,7 +64,7 @@ class TrainingRun:
         if resume:
             self._restore()
         with self.signals.orderly():
-            self._iterate(self.signals.came)
+            self._iterate()
             self._finish_save()
             if self.folder.saved() < self.state.iteration:
                 self._begin_save()
@@ -75,19 +75,19 @@ class TrainingRun:
         self._export()
         self.skipped.check(self.progress.note)
 
-    def _iterate(self, stop: list[int]) -> None:
+    def _iterate(self) -> None:
         if self.state.iteration == 0 and self.plan.eval_steps:
             self.folder.metrics({"step": 0, **self._evaluate()})
-        while self.state.iteration < self.total and not stop:
-            self._stretch(stop)
+        while self.state.iteration < self.total and not self.signals.came:
+            self._stretch()
 
-    def _stretch(self, stop: list[int]) -> None:
+    def _stretch(self) -> None:
         """Run the iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
         profiled = self.state.iteration + 1 in self.folder.profile
         if profiled:
             self.calls.all("begin_profile", place=True)
-        since = time.time()
-        for execution in stretch(self.plan, self.driver, self.state, self._boundary(), stop, self._kept):
+        since, came = time.time(), self.signals.came
+        for execution in stretch(self.plan, self.driver, self.state, self._boundary(), came, self._kept):
             values, since = self._measured(execution, since), time.time()
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 values |= self._evaluate()

@@ -1,4 +1,4 @@
-"""Whether a program passes a test, judged outside of its process and its sandbox.
+"""A judge of programs and their tests, outside of their processes and their sandboxes.
 
 inputs and outputs   parent ── calls, inputs ──> sandbox: program; the parent compares
 Python asserts       sandbox: test ── calls ──> sandbox: program; the test's interpreter gives the verdict
@@ -18,7 +18,7 @@ TOLERANCE = 1e-6  # of a number that is expected with a decimal point
 
 
 class Judgement(NamedTuple):
-    """What came of a program and its test."""
+    """The outcome of a program and its test."""
 
     passed: bool | None  # None: it ran out of time
     malformed: bool = False  # whether its process sent what is no reply

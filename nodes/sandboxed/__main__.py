@@ -1,4 +1,4 @@
-"""What runs in a sandbox (``nodes/support/sandbox.py``): ``python -I -S nodes/sandboxed ROLE``.
+"""The program of a sandbox (``nodes/support/sandbox.py``): ``python -I -S nodes/sandboxed ROLE``.
 
 It is the standard library alone, run as a folder, without the package. Its standard input and output are a
 socket to the parent, whose first line is the job; ``confine.shut`` closes the sandbox before the role begins,

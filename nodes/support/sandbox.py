@@ -225,10 +225,8 @@ def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -
     while not ended.wait(TICK):
         if sandbox.is_late() or not _fits(pid, limits.memory):
             os.killpg(pid, signal.SIGKILL)
-            with suppress(OSError):
-                sandbox.socket.shutdown(
-                    socket.SHUT_RDWR
-                )  # wakes who reads, even if an escaped process writes
+            with suppress(OSError):  # wakes who reads, even if an escaped process writes
+                sandbox.socket.shutdown(socket.SHUT_RDWR)
             return
 
 

@@ -43,8 +43,8 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
         >>> as_json({"step": 1, "loss": float("nan")})
         {'step': 1, 'loss': None}
     """
-    lost = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in lost else value for name, value in values.items()}
+    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+    return {**values, **{name: None for name, value in numbers.items() if not math.isfinite(value)}}
 
 
 def beside(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:

@@ -17,7 +17,7 @@ class ServerLostError(RunError):
 
 
 class RaisedError(RunError):
-    """What a worker raised, as text: an error that only its own process can hold."""
+    """An error as text that only the worker which raised it can hold."""
 
 
 def portable(error: Exception) -> Exception:

@@ -61,8 +61,4 @@ def _finite(value: Any) -> Any:
 def _rounded(part: Part) -> Iterator[list[Any]]:
     """Yield each row as a list; JSON has no number that is not finite."""
     for row in unpack(part).tolist():
-        yield [_short(value) if isinstance(value, float) else value for value in row]
-
-
-def _short(value: float) -> float | None:
-    return round(value, DIGITS) if math.isfinite(value) else None
+        yield [_finite(round(value, DIGITS)) if isinstance(value, float) else value for value in row]
