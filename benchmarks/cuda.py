@@ -40,7 +40,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 import transformers
-
 from benchmarks.cuda_side.bench import Bench, Record, Records
 from benchmarks.cuda_side.ceilings import ceilings
 from benchmarks.cuda_side.generating import embedded

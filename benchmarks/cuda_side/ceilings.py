@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from benchmarks.cuda_side.bench import Bench, Record, Records
+
 from rlgraph.costs.detect import rates_of
 
 

@@ -6,6 +6,7 @@ import time
 from itertools import count
 
 from benchmarks.cuda_side.bench import BIG, Bench, Record, Records
+
 from rlgraph.costs.model_size import size_of
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention as attend
-
 from benchmarks.cuda_side.bench import Bench, Record, Records
+from torch.nn.functional import scaled_dot_product_attention as attend
 
 HEADS, KEYS, WIDTH = 32, 8, 128  # query heads, key heads, numbers of a head: Qwen3-8B's
 LANES = (1024, 4096, 16384, 32768)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from benchmarks.cuda_side.bench import BIG, Bench, Record, Records
+
 from rlgraph.costs.model_size import size_of
 from rlgraph.runtime.engines.memory.offload import Residency
 

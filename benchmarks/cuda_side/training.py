@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
-
 from benchmarks.cuda_side.bench import BIG, WHOLE, Bench, Record, Records
+
 from rlgraph.compiler import compile_graph
 from rlgraph.costs import limits
 from rlgraph.costs.detect import load_cluster

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from benchmarks.cuda_side.bench import BIG, Bench, Record, Records
 from benchmarks.cuda_side.training import GROUP, Rows, rows, update
+
 from rlgraph.runtime.engines.fsdp.batching import micro_batch_rows
 
 STEPS, WARM = 4, 1  # optimizer steps of a try, and those of them that are not counted

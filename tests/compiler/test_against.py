@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from share import examples, families
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.printing.plan_diff import _moved, against_text, differences
+from share import examples, families
 
 GRPO = compile_graph("grpo", devices=2)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from difflib import unified_diff
 
 import pytest
-from share import FAMILIES, edits_of
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
@@ -15,6 +14,7 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import sentence
 from rlgraph.units import range_text, size_text
+from share import FAMILIES, edits_of
 
 CLUSTERS = ("cpu", "h100-8", "h200-8", "h100-1024")
 

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from share import examples, rest_nightly
 
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError, Source
@@ -23,6 +22,7 @@ from rlgraph.frontend.graph_diff import diff_text, diff_trees, diff_yaml
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.syntax.source import Tree, parse
+from share import examples, rest_nightly
 
 PLAIN = {name: as_written(name).plain() for name in shipped_graphs()}
 PAIRS = rest_nightly(itertools.product(PLAIN, PLAIN), lambda a, b: a == b or "ppo" in (a, b))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from share import examples
 
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.errors import GraphError, Source
@@ -21,6 +20,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree, parse, show_text
+from share import examples
 
 REWIRED = Path(__file__).parent / "rewired" / "rewired.yaml"
 PENALTY = "op: 'ops.py:length_penalty'"

@@ -10,7 +10,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from share import examples
 
 from rlgraph.compiler import plan_tree
 from rlgraph.errors import GraphError, Mark, Source
@@ -19,6 +18,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.syntax.source import Tree, parse, show_text
+from share import examples
 
 TREES = {name: compose(name).plain() for name in shipped_graphs()}
 TEXT = partial(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from share import FAMILIES, edits_of, examples, rest_nightly
 
 from rlgraph.compiler import compile_graph, lower, plan_tree
 from rlgraph.errors import GraphError
@@ -26,6 +25,7 @@ from rlgraph.passes.verify import verify
 from rlgraph.printing.plan_diff import against_text
 from rlgraph.printing.plan_text import graph_text, plan_text
 from rlgraph.syntax.source import Source, parse, show_text
+from share import FAMILIES, edits_of, examples, rest_nightly
 
 HEAD = """
 graph: small

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from share import examples
 
 from rlgraph.compiler import lower
 from rlgraph.frontend.bind import bind
@@ -17,6 +16,7 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.planning.overlap import guess, pipeline
 from rlgraph.planning.simulate import BrokenPlanError, Event, busy, period, simulate, slot_steps
 from rlgraph.syntax.source import Source, parse
+from share import examples
 
 GRAPH = """
 graph: split

@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from share import examples, rest_nightly
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
@@ -25,6 +24,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, checksum
 from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.reports.plan_file import compile_again, is_plan, load, parse, plan_given, plan_schema
+from share import examples, rest_nightly
 
 SCHEMA = plan_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -9,7 +9,6 @@ from itertools import combinations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from share import examples
 
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.detect import load_cluster
@@ -24,6 +23,7 @@ from rlgraph.planning.auto_settings import fixed
 from rlgraph.planning.offload import Gap, _over_iterations, _Search, _taken, reside
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Source, parse
+from share import examples
 
 H100 = load_cluster("h100-8")
 BFLOAT = [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]

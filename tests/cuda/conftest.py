@@ -9,11 +9,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import far
 import pytest
 import torch
 import torch.distributed as dist
 
+import far
 from rlgraph.runtime.demo import make_tokenizer, model_config
 
 

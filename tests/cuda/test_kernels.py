@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import far
 import pytest
 import torch
 from rows import batch, engine
 from torch.profiler import ProfilerActivity, profile
 
+import far
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+
 from honest_programs import HONEST, ODD, PRINTING
 from reward_hacks import HACKS, SLOW, WRONG
-
 from rlgraph.nodes.reward.code import code
 from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.sandbox import trouble

@@ -12,13 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import far
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from share import rest_nightly
 
+import far
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Function
@@ -38,6 +37,7 @@ from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task
 from rlgraph.runtime.worker.worker import Worker
+from share import rest_nightly
 
 ADAM = {"lr": 1e-2, "eps": 1e-3}
 LORA = {"rank": 2, "alpha": 4.0}

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import far
 import pytest
 
+import far
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.worker.worker import Worker
 

@@ -6,9 +6,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import far
 import pytest
 import torch
+
+import far
 from far import DEVICE
 
 REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {

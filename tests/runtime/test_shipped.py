@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
-from share import FAMILIES, families, rest_nightly
 
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.runtime.run import run_graph
+from share import FAMILIES, families, rest_nightly
 
 TINY = {
     "prompts.batch": "3",

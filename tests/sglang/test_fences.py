@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from demo_files import make_demo_files
 from fake import KEY, Fake
-from share import families
 
+from demo_files import make_demo_files
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
@@ -29,6 +28,7 @@ from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.worker import engine_host
 from rlgraph.runtime.worker.process_groups import Groups
+from share import families
 
 pytestmark = pytest.mark.filterwarnings("default")
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"

@@ -109,9 +109,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run: two iterations of the demo from random weights, planned for this machine."""
-    from demo_files import make_demo_files
-
     import rlgraph
+    from demo_files import make_demo_files
 
     folder = tmp_path_factory.mktemp("run")
     make_demo_files(folder / "demo_files")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from share import families
 
 from rlgraph.ir.plan import Target
 from rlgraph.view.contents import contents
 from rlgraph.view.page import page
 from rlgraph.view.serve import server
 from rlgraph.view.subject import subject
+from share import families
 
 TARGET = Target("h100-8")
 AHEAD = """

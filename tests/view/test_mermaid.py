@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from share import families
 
 from rlgraph.compiler import compile_graph
 from rlgraph.view.drawings.mermaid import mermaid
+from share import families
 
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` #35; end'
 SCRIPT = Path(__file__).parents[2] / ".venv" / "mermaid.min.js"
