@@ -129,7 +129,6 @@ class Attempt:
             RunError: anything else that a user can mend, a full disk among it.
         """
         cluster = self._cluster()
-        self.signals.handle()  # Ray has set a handler for SIGTERM
         try:
             run = TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
             run.run(resume)

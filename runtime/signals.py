@@ -31,17 +31,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self.before = {n: now for n in SIGNALS if (now := signal.getsignal(n)) is not signal.SIG_IGN}
-        self.handle()
+        for number in self.before:
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
-
-    def handle(self) -> None:
-        """Handle them from now on, too where a library has set handlers of its own."""
-        for number in self.before:
-            signal.signal(number, self._handle)
 
     @contextmanager
     def orderly(self) -> Iterator[None]:

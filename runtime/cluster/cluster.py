@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -21,14 +22,15 @@ from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
 from rlgraph.runtime.cluster.liveness import LOOK_S, STATES, attended, daemons, state, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
-from rlgraph.runtime.cluster.sweeper import Sweeper
+from rlgraph.runtime.cluster.sweeper import Sweeper, processes_of
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.columns.shared_memory import segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
-from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task
+from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, place_text
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
 
+LEAVING_S = 1.0  # in which workers end with their children, once the driver has left Ray
 STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
 SPLIT = re.compile(r"(\d+)")
 
@@ -160,6 +162,8 @@ class RayCluster:
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
+        self.starting = not address  # of those that start, Ray tells no process
+        self.own: dict[int, str] = {}  # workers that run on a Ray that was started here
         advice = f"continue with --resume --run-dir {logs.parent}"
         self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
         # the plan that tasks beside workers get, and the variables that it refers to
@@ -170,6 +174,9 @@ class RayCluster:
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
             self.notes = [*self._open(address, timeout)]
+            if self.starting:
+                self.own = {process: f"worker {place_text(place)}" for place, process in self.pids.items()}
+            self.starting = False
         except BaseException:
             self.close()
             raise
@@ -180,6 +187,7 @@ class RayCluster:
         options |= {"num_gpus": devices} if self.gpus else {}
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
         self.daemons, self.stops = {} if address else daemons(), 0
+        self.sweeper.remember(self.daemons)
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _open(self, address: str | None, timeout: float) -> Iterator[str]:
@@ -273,13 +281,19 @@ class RayCluster:
     def check(self) -> None:
         """Check that the processes of a Ray that was started here run; ``LostError`` where one does not.
 
-        Ray itself ends this process a minute after it has lost its control store.
+        Ray itself ends this process a minute after it has lost its control store. It tells of workers that
+        have ended, but not of those that are stopped.
         """
-        states = {process: state(process) for process in self.daemons}
+        starting = (
+            dict.fromkeys(processes_of(self.session), "a worker or agent of Ray's") if self.starting else {}
+        )
+        watched = starting | self.own | self.daemons
+        states = {process: state(process) for process in watched}
         self.stops = self.stops + 1 if "T" in states.values() else 0
         for process, letter in states.items():
-            if letter in STATES and (letter != "T" or self.stops > STOPPED):
-                law = f"Ray's {self.daemons[process]} on this machine (process {process}): {STATES[letter]}"
+            gone = process in self.daemons and letter in STATES and letter != "T"
+            if gone or (letter == "T" and self.stops > STOPPED):
+                law = f"{watched[process]} on this machine (process {process}): {STATES[letter]}"
                 raise LostError(law, law)
 
     def unresponsive(self) -> dict[Place, str]:
@@ -290,5 +304,10 @@ class RayCluster:
         if hasattr(self, "ray"):
             for process in (one for one in self.daemons if state(one) == "T"):
                 os.kill(process, signal.SIGKILL)  # Ray would wait for what it stops
+            # Ray's processes block the signal by which it ends them, and it would wait a second for each
+            sweeping = threading.Timer(LEAVING_S, self.sweeper.close)
+            sweeping.start()
             self.ray.shutdown()
-        self.sweeper.close()  # workers are ended, and close nothing
+            sweeping.join()
+        else:
+            self.sweeper.close()

@@ -57,7 +57,7 @@ def daemons() -> dict[int, str]:
             for process in map(int, child.read_text().split()):
                 program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
                 found[process] = Path(program).name
-    return {process: name for process, name in found.items() if name in DAEMONS}
+    return {process: f"Ray's {name}" for process, name in found.items() if name in DAEMONS}
 
 
 def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,19 @@ def join(**options: Any) -> Any:
     if os.environ.get(MODE) == "token":
         _make_token()
     # Ray's processes are in the group of this one: a signal to all of it is this one's to handle
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT)
+    before, handler = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT), signal.getsignal(signal.SIGTERM)
     try:
         ray.init(logging_level="ERROR", log_to_driver=False, **options)
+    except SystemExit as error:  # by Ray's own handler of SIGTERM
+        raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
         local = address == "local"
         remedy = "" if local else "is Ray running there, and has this shell its token (RAY_AUTH_TOKEN)?"
         where = "this machine" if local else address
         raise RunError(f"no Ray cluster at {where}: {error}\n  {remedy}") from error
     finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ray
 

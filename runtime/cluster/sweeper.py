@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,8 +39,16 @@ class Sweeper:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ[VARIABLE] = session
 
+    def remember(self, processes: Iterable[int]) -> None:
+        """Note that these processes of Ray's end with this one, and those that they have started."""
+        line = " ".join(f"{process}:{begun(process)}" for process in family(processes))
+        assert self.process.stdin
+        with suppress(OSError):  # it was killed
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
     def close(self) -> None:
-        """Unlink what workers have left behind; they have ended."""
+        """End Ray's processes, and unlink what workers have left behind."""
         os.environ.pop(VARIABLE, None)
         if self.process.poll() is None:
             self.process.communicate(CLOSED)
@@ -47,16 +56,14 @@ class Sweeper:
 
 def main(session: str, segments: str, advice: str) -> None:
     """Wait for the end of what is written to this process, which is that of the driver; then clear away."""
-    said = sys.stdin.buffer.read()
+    *known, said = sys.stdin.buffer.read().split(b"\n")
+    if said != CLOSED:
+        unlink(segments)
+        with suppress(OSError):  # nobody may be there to read it
+            print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
+        time.sleep(AGAIN_S)
+    end(session, b" ".join(known).decode().split())
     unlink(segments)
-    if said == CLOSED:
-        end(session)
-        return
-    with suppress(OSError):  # nobody may be there to read it
-        print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
-    time.sleep(AGAIN_S)
-    unlink(segments)
-    end(session)
 
 
 def unlink(segments: str) -> None:
@@ -66,14 +73,45 @@ def unlink(segments: str) -> None:
             os.unlink(path)
 
 
-def end(session: str) -> None:
+def end(session: str, known: Iterable[str]) -> None:
     """Kill the processes of Ray's on this machine that a run has started."""
-    mark = f"{VARIABLE}={session}\0".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
+    pairs = (one.split(":") for one in known)
+    mine = [int(process) for process, when in pairs if begun(int(process)) == when]
+    for process in {*mine, *processes_of(session)}:
         with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def processes_of(session: str) -> list[int]:
+    """Return the processes of Ray's on this machine that have a session in their environment.
+
+    Ray's agents may lack it: the name by which they call themselves lies where their environment began.
+    """
+    mark, found = f"{VARIABLE}={session}\0".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
             command = (folder / "cmdline").read_bytes()
             if mark in (folder / "environ").read_bytes() and (command.startswith(b"ray::") or RAY in command):
-                os.kill(int(folder.name), signal.SIGKILL)
+                found.append(int(folder.name))
+    return found
+
+
+def family(processes: Iterable[int]) -> list[int]:
+    """Return processes with their children, and those of these."""
+    found = [*processes]
+    for process in found:  # it grows meanwhile
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def begun(process: int) -> str:
+    """Return when a process began as the system counts it, "" where there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Kill a run's processes at random moments, resume it, and hold what comes out against an undisturbed twin.
 
-    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 DIR
+    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 DIR
 
 A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
 and a random while after them; what is killed is the driver, a worker, Ray's raylet or control store, or all
 at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
-the bit: a prompt that is lost or repeated would be in other columns. What is still there LEFT_S after the end
-of its driver is a leak. The table says all that by moment and process; the script ends with 1 where anything
-differs.
+the bit: a prompt that is lost or repeated would be in other columns. A process or shared memory that is still
+there LEFT_S after the end of its driver is a leak. The table says all that by moment and process; the script
+ends with 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ MOMENTS = {
 PROCESSES = ("driver", "worker", "raylet", "gcs_server", "all")
 CHAIN = 4  # kills of a run
 WITHIN_S = 1.0  # after a moment
+NONE = "none"
+SHARED = Path("/dev/shm")
 LEFT_S, LIMIT_S = 20, 300
 
 
@@ -90,9 +93,18 @@ def targets(process: str, driver: int, token: str) -> list[int]:
     return [pid for pid, name in names.items() if wanted in name][:1]
 
 
-def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
+def session_of(token: str) -> str:
+    """Return what the names of a run's shared memory begin with, once it has processes of Ray's."""
+    for process in holders(token):
+        with suppress(OSError):
+            if found := re.search(r"RLGRAPH_SESSION=([\w-]+)", Path(f"/proc/{process}/environ").read_text()):
+                return found[1]
+    return NONE
+
+
+def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Counts) -> None:
     """Begin or resume a run, and kill a process of it at a moment; it may have ended before."""
-    token, said = uuid.uuid4().hex, []
+    token, said, session = uuid.uuid4().hex, [], NONE
     with begun(run_dir, token) as run:
         assert run.stdout
         watch = threading.Timer(LIMIT_S, run.kill)
@@ -100,8 +112,8 @@ def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
         for line in run.stdout:
             said.append(line)
             if re.search(MOMENTS[moment], line):
-                time.sleep(random.uniform(0, WITHIN_S))
-                struck = targets(process, run.pid, token)
+                time.sleep(after_s)
+                struck, session = targets(process, run.pid, token), session_of(token)
                 end(struck)
                 counts.kills[moment, process] += bool(struck)
                 break
@@ -116,8 +128,9 @@ def killed(run_dir: Path, moment: str, process: str, counts: Counts) -> None:
     limit = time.monotonic() + LEFT_S
     while (left := holders(token)) and time.monotonic() < limit:
         time.sleep(0.5)
-    if left:
+    if left or (shared := [*SHARED.glob(f"{session}-*")]):
         counts.leaked[moment, process] += 1
+        counts.trouble.append(f"{process} killed at {moment}: {left or shared} is left\n{''.join(said)}")
         end(left)
 
 
@@ -127,12 +140,12 @@ def end(processes: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def chain(run_dir: Path, twin: Path, kills: int, counts: Counts) -> None:
+def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.Random) -> None:
     """Kill a run several times, let it end, and compare it with its twin."""
     struck = []
     for _ in range(kills):
-        struck.append((random.choice([*MOMENTS]), random.choice(PROCESSES)))
-        killed(run_dir, *struck[-1], counts)
+        struck.append((chance.choice([*MOMENTS]), chance.choice(PROCESSES)))
+        killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts)
     done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
     counts.chains += 1
     if done.returncode:
@@ -149,23 +162,26 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts) -> None:
         counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
     else:
         shutil.rmtree(run_dir)
+    print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal", flush=True)
 
 
-def chaos(folder: Path, kills: int, seed: int) -> Counts:
-    """Kill as often as that, in chains; print the table."""
-    random.seed(seed)
+def chaos(folder: Path, kills: int, seed: int, chains: int = 1) -> Counts:
+    """Kill as often as that, in chains, some of them at the same time; print the table."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["RLGRAPH_TEST_FILES"] = str(folder / "demo_files")
     if not (folder / "demo_files").exists():
         make_demo_files(folder / "demo_files")
-    counts, twin = Counts(), folder / "twin"
+    counts, twin, done = Counts(), folder / "twin", []
     if not (twin / "models").exists():
         shutil.rmtree(twin, ignore_errors=True)
         subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
-    for number in range(-(-kills // CHAIN)):
-        chain(folder / f"chain-{number}", twin, min(CHAIN, kills - number * CHAIN), counts)
-        done = f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal"
-        print(done, flush=True)
+    with ThreadPoolExecutor(chains) as pool:
+        for number in range(-(-kills // CHAIN)):
+            run_dir, some = folder / f"chain-{number}", min(CHAIN, kills - number * CHAIN)
+            chance = random.Random(f"{seed} {number}")
+            done.append(pool.submit(chain, run_dir, twin, some, counts, chance))
+        for one in done:
+            one.result()
     print(table(counts))
     return counts
 
@@ -176,7 +192,7 @@ def table(counts: Counts) -> str:
     for moment in MOMENTS:
         cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in PROCESSES]
         lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
-    left = f"in brackets: after how many a process was left after {LEFT_S} s"
+    left = f"in brackets: after how many a process or shared memory was left after {LEFT_S} s"
     lines.append(f"{counts.kills.total()} kills; {left}")
     lines.append(f"{counts.chains} chains, {counts.equal} equal to the bit: nothing lost, nothing doubled")
     return "\n".join([*lines, *counts.trouble])
@@ -187,8 +203,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=1, help="at the same time")
     options = parser.parse_args()
-    counts = chaos(options.folder, options.kills, options.seed)
+    counts = chaos(options.folder, options.kills, options.seed, options.chains)
     sys.exit(bool(counts.trouble or counts.leaked.total()))
 
 

@@ -74,7 +74,7 @@ def holders(token: str) -> dict[int, str]:
         if process.name.isdigit():
             try:
                 if token.encode() in (process / "environ").read_bytes():
-                    found[int(process.name)] = (process / "cmdline").read_text()
+                    found[int(process.name)] = (process / "cmdline").read_text().strip("\0")
             except OSError:
                 continue  # it has ended meanwhile
     return {pid: command for pid, command in found.items() if command}

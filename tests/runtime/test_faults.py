@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from ran import assert_gone, holders, same_weights
+from ran import assert_gone, holders, same_weights, wait_for
 
 from rlgraph.cli.main import main
 from rlgraph.errors import RunError
@@ -103,10 +104,31 @@ def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
     assert os.listdir("a/checkpoints") == ["step-000007"]
 
 
+WORKER = "ray::Worker"
 LOST = {
     "ray::Worker": r"`\w+` before the first iteration failed on main\[0\]\n  its worker is gone",
     "gcs_server": r"Ray's gcs_server on this machine \(process \d+\): its process has ended\n  there is no",
 }
+
+
+def test_a_worker_that_stops_while_it_starts_is_told_within_seconds() -> None:
+    token = uuid.uuid4().hex
+    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
+    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as run:
+        stopped = set[int]()
+        wait_for(lambda: stopped.update(p for p, name in holders(token).items() if WORKER in name) or stopped)
+        begun = time.monotonic()
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        said, _ = run.communicate(timeout=200)
+    assert run.returncode == 1
+    law = r"worker.* on this machine \(process \d+\): its process is stopped \(SIGSTOP, or a "
+    assert re.search(law, said), said
+    assert time.monotonic() - begun < 100, "schedule.timeout is 3600 s"
+    assert_gone(token)
 
 
 @pytest.mark.nightly

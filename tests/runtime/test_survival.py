@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ran import metrics, same_weights, wait_for
+from ran import assert_gone, holders, metrics, same_weights, wait_for
 
 from rlgraph.errors import RunError
 from rlgraph.files import SUMS, discard, read_json, replace, write
@@ -246,6 +247,22 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
     done = RunDir(Path("a")).saved()
     assert said.endswith(f"stopped after iteration {done}\n  continue with --resume --run-dir a\n")
     assert metrics("a")[-1]["step"] == done > 1
+
+
+def test_a_signal_while_workers_start_ends_the_run_with_advice(in_demo: None) -> None:
+    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
+    token = uuid.uuid4().hex
+    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as process:
+        wait_for(lambda: any("raylet" in name for name in holders(token).values()))
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, said
+    advice = "there is no checkpoint yet: continue with --resume --run-dir a"
+    assert f"stopped at once\n  {advice}\n" in said
+    assert_gone(token)
 
 
 def test_a_second_signal_ends_it_at_once(in_demo: None) -> None:
