@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name the tests that were left out, whose number alone pytest would give."""
+    """Name the tests that were left out, whose number alone pytest would give; print what tests have counted.
+
+    A test counts by ``record_property("counted", {line: number})``; lines of the same text are added up.
+    """
+    passed = (
+        properties for one in terminalreporter.stats.get("passed", []) for properties in one.user_properties
+    )
+    if counted := sum((Counter(value) for name, value in passed if name == "counted"), Counter()):
+        terminalreporter.section("counted by tests that passed")
+        terminalreporter.write_line("\n".join(f"{n:6} {line}" for line, n in sorted(counted.items())))
     skipped = terminalreporter.stats.get("skipped", [])
     names = [report.nodeid for report in skipped if NO_TIME in str(report.longrepr)]
     if names:

@@ -302,8 +302,9 @@ class RayCluster:
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt
         if hasattr(self, "ray"):
+            # what is stopped can't end; were it killed, Ray would end this process as well
             for process in (one for one in self.daemons if state(one) == "T"):
-                os.kill(process, signal.SIGKILL)  # Ray would wait for what it stops
+                os.kill(process, signal.SIGCONT)
             # Ray's processes block the signal by which it ends them, and it would wait a second for each
             sweeping = threading.Timer(LEAVING_S, self.sweeper.close)
             sweeping.start()

@@ -216,7 +216,8 @@ class RunDir:
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
         every = (self.path / "checkpoints").glob("*-*")
-        return sorted((path for path in every if CHECKPOINT.fullmatch(path.name)), key=iteration_of)
+        complete = (path for path in every if CHECKPOINT.fullmatch(path.name))
+        return sorted(complete, key=lambda path: (iteration_of(path), path.name))
 
     def saved(self) -> int:
         """Return the iteration of the last checkpoint, -1 without one."""
@@ -276,11 +277,11 @@ class RunDir:
         Later checkpoints are damaged, and stay by another name. Of the others ``keep`` stay, as ever.
         """
         record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
-        for later in self.checkpoints() if checkpoint else ():
-            if iteration_of(later) > record["iteration"]:
-                aside = later.with_name(f"{later.name}{DAMAGED}")
-                shutil.rmtree(aside, ignore_errors=True)
-                later.rename(aside)
+        every = {path.name: path for path in self.checkpoints()}
+        for name in [*every][[*every].index(checkpoint.name) + 1 :] if checkpoint else ():
+            aside = every[name].with_name(f"{name}{DAMAGED}")
+            shutil.rmtree(aside, ignore_errors=True)
+            every[name].rename(aside)
         self._drop_old(keep)
         truncate(self.path, iteration := record.get("iteration", -1))
         for later in (path for step, path in steps_of(self.path).items() if step > iteration):

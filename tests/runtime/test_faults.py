@@ -106,6 +106,7 @@ def test_a_worker_lost_at_any_kind_of_step_is_replaced_and_changes_no_weight(
 
 WORKER = "ray::Worker"
 LOST = {
+    "raylet": r"Ray's raylet on this machine \(process \d+\): its process is stopped \(SIGSTOP",
     "ray::Worker": r"`\w+` before the first iteration failed on main\[0\]\n  its worker is gone",
     "gcs_server": r"Ray's gcs_server on this machine \(process \d+\): its process has ended\n  there is no",
 }
@@ -145,8 +146,12 @@ def test_what_is_lost_while_models_load_ends_the_run(process: str) -> None:
         for line in run.stdout:
             said.append(line)
             if line == "loading models\n":
-                (lost,) = (pid for pid, name in holders(token).items() if process in name.partition("\0")[0])
-                os.kill(lost, signal.SIGKILL)
+                (lost,) = (
+                    pid
+                    for pid, name in holders(token).items()
+                    if process in Path(name.partition("\0")[0]).name
+                )
+                os.kill(lost, signal.SIGSTOP if process == "raylet" else signal.SIGKILL)
     assert run.returncode == 1
     assert re.search(LOST[process], "".join(said))
     assert_gone(token)

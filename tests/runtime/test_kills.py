@@ -19,6 +19,8 @@ from ranks import LIMIT, imported
 from rlgraph.runtime.export import export
 
 PARTS = 8  # of the kills, so that two workers share them
+HOW = {False: "killed", True: "without power"}
+Count = Callable[..., None]
 HALF = re.compile(r"writing|dropped")
 
 
@@ -26,6 +28,12 @@ HALF = re.compile(r"writing|dropped")
 def _data(in_demo: None) -> None:
     rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
     Path("ten.jsonl").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def count(record_property: Callable[[str, object], None]) -> Count:
+    """``count(what, n=1)``: add to what is printed behind the tests."""
+    return lambda what, n=1: record_property("counted", {what: n})
 
 
 def ended(root: str, at: int | None, work: Callable[[], object], power: bool = False) -> str:
@@ -62,18 +70,21 @@ NIGHT = [pytest.param(part, marks=pytest.mark.nightly) for part in range(PARTS)]
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("part", [None, *NIGHT])
-def test_a_run_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool) -> None:
+def test_a_run_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool, count: Count) -> None:
     total = events(ended("whole", None, partial(train, "whole")))
     for at in kills(total, part):
         ended("a", at, partial(train, "a"), power)
         ended("a", None, partial(go_on, "a"))
         assert_same("a", "whole")
+        count(f"driver {HOW[power]} at a write of its run: resumed, equal to the bit")
         shutil.rmtree("a")
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("part", NIGHT)
-def test_a_resume_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool) -> None:
+def test_a_resume_killed_at_any_write_goes_on_to_the_same(
+    part: int | None, power: bool, count: Count
+) -> None:
     ended("whole", None, partial(train, "whole"))
     ended("begun", None, partial(train, "begun", steps=2))
     shutil.copytree("begun", "a")
@@ -84,10 +95,11 @@ def test_a_resume_killed_at_any_write_goes_on_to_the_same(part: int | None, powe
         ended("a", at, partial(train, "a", resume=True), power)
         ended("a", None, partial(train, "a", resume=True))
         assert_same("a", "whole")
+        count(f"driver {HOW[power]} at a write of its resume: resumed, equal to the bit")
 
 
 @pytest.mark.nightly
-def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none() -> None:
+def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none(count: Count) -> None:
     ended("whole", None, partial(train, "whole"))
     total = events(ended("out", None, partial(export, Path("whole"), Path("out/model"))))
     assert total > 5
@@ -100,12 +112,15 @@ def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none() -> None:
         Path("out/model").rename("out/models/policy")
         assert same_weights("out", "whole")
         assert not HALF.search(str(os.listdir("out")))
+        count("driver killed at a write of its export: made anew, equal to the bit")
 
 
 @pytest.mark.nightly
-def test_processes_killed_at_random_moments_lose_and_leave_nothing(tmp_path: Path) -> None:
+def test_processes_killed_at_random_moments_lose_and_leave_nothing(tmp_path: Path, count: Count) -> None:
     counts = chaos(tmp_path, kills=12, seed=3)
     assert not counts.trouble
     assert counts.kills.total() > 6, "moments may have passed, but not most of them"
     assert counts.equal == counts.chains == 3
     assert not counts.leaked
+    for (moment, process), kills in counts.kills.items():
+        count(f"{process} killed at {moment}: resumed, equal to the bit, nothing left", kills)

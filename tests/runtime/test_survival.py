@@ -81,6 +81,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert sorted(os.listdir("a/checkpoints")) == ["step-000002", "step-000002.damaged", "step-000003"]
 
 
+def test_of_two_checkpoints_of_one_iteration_the_damaged_one_is_put_aside(
+    run: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("a")
+    shutil.copytree("a/checkpoints/step-000002", "a/checkpoints/restart-000002")
+    flip(Path("a/checkpoints/step-000002") / SHARD)
+    train("a", resume=True)
+    assert "resumed after iteration 2" in capsys.readouterr().out
+    assert same_weights("a", "whole")
+    assert "step-000002.damaged" in os.listdir("a/checkpoints")
+
+
 def test_where_every_checkpoint_is_damaged_all_are_named(
     run: Callable[[str], None],
 ) -> None:
