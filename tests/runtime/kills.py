@@ -2,8 +2,8 @@
 
 Every opening for writing, write, rename, removal, new folder and sync under a folder counts, in the order in
 which they come; a write that the layer ends at has brought half of its bytes. A power cut takes what was not
-synced, too: a file loses what came after its last sync. TensorBoard's files, which a thread of its own writes
-and no resume reads, are left out.
+synced, too: a file loses what came after its last sync; of a disk in a file, its state then is copied.
+TensorBoard's files, which a thread of its own writes and no resume reads, are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any
 from rlgraph.errors import RunError
 from rlgraph.runtime.run import run_graph
 
+CUT = ".cut"  # behind the name of a file that holds a disk: the copy
 SKIPPED = "tensorboard"
 ONE = str(Path(__file__).parent / "ones.yaml")
 SETTINGS = (
@@ -35,7 +37,7 @@ SETTINGS = (
 class FileLayer:
     """Counts what a process does to the files under a folder; ends the process before number ``at``."""
 
-    def __init__(self, root: Path, at: int | None, power: bool) -> None:
+    def __init__(self, root: Path, at: int | None, power: bool | str) -> None:
         self.root, self.at, self.power, self.count = str(root.resolve()), at, power, 0
         self.synced: dict[str, int] = {}  # file -> bytes that a power cut leaves
         self.kinds: list[str] = []
@@ -56,6 +58,9 @@ class FileLayer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def cut(self) -> None:
+        if isinstance(self.power, str):
+            shutil.copyfile(self.power, f"{self.power}{CUT}")
+            return
         for path, left in [*self.synced.items()]:  # a thread may add to them
             if os.path.isfile(path):
                 os.truncate(path, min(left, os.path.getsize(path)))
@@ -140,7 +145,7 @@ def absolute(path: Any, folder: int | None = None) -> str:
     return os.path.join(base, os.fsdecode(path))
 
 
-def attempt(root: str, at: int | None, power: bool, log: str, work: Callable[[], object]) -> None:
+def attempt(root: str, at: int | None, power: bool | str, log: str, work: Callable[[], object]) -> None:
     """Do some work with the layer under it, in this process; write what came, and what it did, to a file."""
     output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
@@ -173,7 +178,7 @@ def in_folder(
     environment: dict[str, str],
     root: str,
     at: int | None,
-    power: bool,
+    power: bool | str,
     work: Callable[[], object],
 ) -> None:
     os.chdir(folder)

@@ -6,13 +6,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from chaos import chaos
-from kills import go_on, in_folder, train
+from kills import CUT, go_on, in_folder, train
 from ran import metrics, same_weights
 from ranks import LIMIT, imported
 
@@ -36,8 +38,11 @@ def count(record_property: Callable[[str, object], None]) -> Count:
     return lambda what, n=1: record_property("counted", {what: n})
 
 
-def ended(root: str, at: int | None, work: Callable[[], object], power: bool = False) -> str:
-    """Do work in a process of its own that is killed at one of its events; return what it said."""
+def ended(root: str, at: int | None, work: Callable[[], object], power: bool | str = False) -> str:
+    """Do work in a process of its own that is killed at one of its events; return what it said.
+
+    ``power``: with a power cut; or the file that holds the disk, of which a copy has what a cut leaves.
+    """
     process = imported().Process(
         target=in_folder, args=(os.getcwd(), dict(os.environ), root, at, power, work)
     )
@@ -78,6 +83,47 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same(part: int | None, power: 
         assert_same("a", "whole")
         count(f"driver {HOW[power]} at a write of its run: resumed, equal to the bit")
         shutil.rmtree("a")
+
+
+@contextmanager
+def disk(image: str) -> Iterator[None]:
+    """Mount a file system from a file at the folder ``disk``; it writes by itself only every ten minutes."""
+    lazily = "loop,data=writeback,noauto_da_alloc,commit=600"
+    Path("disk").mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", lazily, image, "disk"], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "disk"], check=True)
+
+
+@pytest.fixture
+def empty() -> str:
+    """The name of a file with an empty ext4 in it, where this user can mount one."""
+    try:
+        with open("empty", "wb") as file:
+            file.truncate(128 * 2**20)
+        subprocess.run(["mkfs.ext4", "-q", "empty"], check=True, capture_output=True)
+        with disk("empty"):
+            return "empty"
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system in a file can be mounted: {error}")
+
+
+@pytest.mark.parametrize("part", [None, *NIGHT[::4]])
+def test_a_disk_that_loses_power_at_any_write_has_a_run_that_goes_on(
+    part: int | None, empty: str, count: Count
+) -> None:
+    total = events(ended("whole", None, partial(train, "whole")))
+    image = str(Path("image").resolve())
+    for at in kills(total, part):
+        shutil.copyfile(empty, image)
+        with disk(image):
+            ended("disk/a", at, partial(train, "disk/a"), image)
+        with disk(f"{image}{CUT}"):
+            ended("disk/a", None, partial(go_on, "disk/a"))
+            assert_same("disk/a", "whole")
+        count("disk in a file without power at a write of a run: resumed, equal to the bit")
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
