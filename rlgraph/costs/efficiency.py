@@ -5,7 +5,9 @@ None is fitted to a row of the table in docs/cost_model.md. ``facts`` are those 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 Range = tuple[float, float]  # (worst, best)
 
@@ -43,3 +45,10 @@ class Efficiency:
 
 
 ASSUMED = Efficiency()
+
+# causal: rows beside each other; mask: packed rows under a dense mask; varlen: rows end to end, told apart by
+# their ends; flex: rows that share prompts, in blocks
+Kernel = Literal["causal", "mask", "varlen", "flex"]
+# Attention scores per second, relative to those of causal attention. None has been measured on a GPU yet, so
+# all count alike: ``benchmarks/cuda.py --only attention`` measures them.
+ATTENTION: Mapping[Kernel, float] = {"causal": 1.0, "mask": 1.0, "varlen": 1.0, "flex": 1.0}

@@ -8,10 +8,26 @@ from typing import TypeVar
 LOGITS = 2**26  # numbers of the logits that exist at once, or one token's if more: 256 MiB in float32
 MASK = 2**26  # numbers of the mask of a micro-batch of packed rows: 256 MiB in float32
 SMALL = 2**26  # parameters of a model that is gathered whole, once per mini-batch: 256 MiB in float32
+BLOCK = 128  # tokens of a block: flex attention computes all scores of two blocks, or none
 PREFILL = 8192  # padded prompt tokens that a serve engine reads in one forward pass
 BUCKET = 2**28  # bytes of the tensors in a bucket, in which weights travel; a larger tensor travels alone
 
 T = TypeVar("T")
+
+
+def needs_mask(device: str, dtype: str, head: int) -> bool:
+    """Return whether packed rows need a dense mask: where neither flash nor flex attention computes.
+
+    Args:
+        device: ``cuda`` or another kind.
+        dtype: the name of the type that is computed in; flash attention takes 16 bits.
+        head: numbers of an attention head.
+
+    Example:
+        >>> needs_mask("cuda", "bfloat16", 128), needs_mask("cuda", "float32", 128)
+        (False, True)
+    """
+    return device != "cuda" or dtype not in ("bfloat16", "float16") or head % 8 > 0 or not 16 <= head <= 256
 
 
 def buckets(

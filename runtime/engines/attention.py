@@ -1,21 +1,36 @@
-"""Attention in float32 on a GPU, for models whose heads share keys and values.
+"""Attention on a GPU, where PyTorch's own choice would be slow or large: by names in transformers' registry.
 
-transformers asks PyTorch for grouped heads (``enable_gqa``) wherever a pass has no mask. In float32 no fused
-kernel of CUDA takes them: flash and cuDNN attention compute in 16 bits, and the memory-efficient kernel is
-built without groups. So PyTorch would write out all scores, ``[heads, width, width]``: 34 GB for 32 heads and
-a row of 16k tokens. With keys and values repeated for each head the memory-efficient kernel applies.
+``REPEATED`` is for float32 and models whose heads share keys and values. transformers asks PyTorch for
+grouped heads (``enable_gqa``) wherever a pass has no mask. In float32 no fused kernel of CUDA takes them:
+flash and cuDNN attention compute in 16 bits, and the memory-efficient kernel is built without groups. So
+PyTorch would write out all scores, ``[heads, width, width]``: 34 GB for 32 heads and a row of 16k tokens.
+With keys and values repeated for each head the memory-efficient kernel applies.
 
-Shapes: query ``[rows, heads, width, size]``; key and value ``[rows, groups, width, size]``.
+``PACKED`` is for packed rows in 16 bits, which need no dense mask (``needs_mask``). What a pass gives as
+``attention_mask`` says what attends; transformers hands on whatever has four dimensions:
+
+- int32 ``[1, 1, longest, rows + 1]``, the ends of rows that lie end to end: ``varlen_attn``
+- a ``BlockMask``, of rows that share prompts: ``flex_attention``
+- None, or a dense mask: as transformers does
+
+Shapes: query ``[lanes, heads, width, size]``; key and value ``[lanes, groups, width, size]``.
 """
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-NAME = "sdpa_repeated"  # its name in transformers' registry
+from rlgraph.costs.limits import needs_mask
+
+REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
+VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch
 
 
 def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -25,9 +40,90 @@ def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) ->
 
     if device.type == "cpu" or dtype != torch.float32 or model.config._attn_implementation != "sdpa":
         return
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    AttentionInterface.register(REPEATED, attend)
+    AttentionMaskInterface.register(REPEATED, sdpa_mask)
+    model.set_attn_implementation(REPEATED)
+
+
+def attend_without_mask(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Have a transformers model attend to packed rows without a dense mask, where its attention allows it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    config = model.config.get_text_config()
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    plain = model._supports_flash_attn and model._supports_flex_attn and not hasattr(config, "v_head_dim")
+    masked = needs_mask(device.type, str(dtype).removeprefix("torch."), head)
+    if masked or not plain or model.config._attn_implementation != "sdpa":
+        return
+    AttentionInterface.register(PACKED, attend_packed)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+    model.set_attn_implementation(PACKED)
+
+
+def attend_packed(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as ``sdpa_attention_forward`` of transformers does: ``[lanes, width, heads, size]``."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if isinstance(attention_mask, BlockMask):
+        return flex(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        flat = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+        return end_to_end(*flat, attention_mask[0, 0, 0], attention_mask.shape[2], scaling)[None], None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+
+
+def flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: BlockMask,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attend as blocks say: ``[lanes, heads, width, size]``, as the query; see ``end_to_end``."""
+    compute = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    out: torch.Tensor = compute(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True)
+    return out
+
+
+@cache
+def _compiled_flex() -> Any:
+    """Return flex attention compiled, for any width: as it is, it would write out all scores."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def end_to_end(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    longest: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attend causally to rows that lie end to end: ``[tokens, heads, size]``, as the query.
+
+    Args:
+        query: ``[tokens, heads, size]``.
+        key, value: ``[tokens, groups, size]``.
+        ends: of each row, behind a 0: int32 ``[rows + 1]``.
+        longest: tokens of the longest row.
+        scale: of the scores; by default ``size ** -0.5``.
+    """
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in VARLEN else {"is_causal": True}
+    if "enable_gqa" in VARLEN:
+        options["enable_gqa"] = True
+    else:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    return varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, **options)
 
 
 def attend(

@@ -93,7 +93,7 @@ def scores(model: Any, batches: list[MicroBatch]) -> tuple[Ragged, torch.Tensor]
             found[row] = values
     return Ragged.of([found[row] for row in sorted(found)], torch.float64), model.model.layers[
         0
-    ].mlp.up_proj.weight.grad.clone()
+    ].self_attn.q_proj.weight.grad.clone()
 
 
 @settings(max_examples=60, deadline=None)

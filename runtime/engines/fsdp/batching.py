@@ -6,7 +6,7 @@ that wants a log-prob or a value, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,12 +15,22 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from rlgraph.costs.limits import MASK
+from rlgraph.costs.efficiency import ATTENTION, Kernel
+from rlgraph.costs.limits import BLOCK, MASK
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.interfaces import Totals
+from rlgraph.runtime.engines.fsdp.cells import (
+    ALIGNED,
+    block_mask,
+    cells_of,
+    kernel_of,
+    row_ends,
+    scores_of,
+    width_of,
+)
 from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
-from rlgraph.runtime.engines.fsdp.packing import ALIGNED, PackedLane, PromptGroup, alike, cells_of, lanes_of
+from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
 
 
 @dataclass(frozen=True)
@@ -30,10 +40,14 @@ class Budget:
     tokens: int  # those of one forward pass, padding included
     share: float | None = None  # see attention_share; None: rows are not packed
     dtype: torch.dtype = torch.float32  # the attention scores' type
+    mask: bool = True  # packed rows need a dense mask
 
-    def work(self, tokens: int, seen: float) -> float:
-        """Return the work of a pass over ``tokens``, each seeing so many columns; 1 for seeing none."""
-        return tokens * (1 + (self.share or 0) * seen)
+    def work(self, tokens: int, scores: float, kernel: Kernel) -> float:
+        """Return the work of a pass in which a kernel computes so many attention scores.
+
+        1 is that of a token beside its attention.
+        """
+        return tokens + (self.share or 0) * scores / ATTENTION[kernel]
 
 
 @dataclass(frozen=True)
@@ -107,24 +121,48 @@ def micro_batches(
     lengths = columns_read(wanted)
     beside = micro_batch_rows(lengths, budget.tokens)
     longest = [int(lengths[rows].max()) for rows in beside]
-    work = sum(budget.work(len(r) * w, w / 2) for r, w in zip(beside, longest, strict=True))
+    work = sum(
+        budget.work(len(r) * w, len(r) * w * w / 2, "causal") for r, w in zip(beside, longest, strict=True)
+    )
     if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
-        return [_packed_batch(columns, lanes, budget.dtype, device) for lanes in packed]
+        return [_packed_batch(columns, lanes, budget, device) for lanes in packed]
     return [_micro_batch(cut(columns, rows), device) for rows in beside]
 
 
 def _packed(
     tokens: Ragged, wanted: Ragged, budget: Budget, work: float, longest: int
 ) -> list[list[PackedLane]]:
-    """Return each micro-batch's lanes, of the width with least work; none if that is not below ``work``."""
+    """Return each micro-batch's lanes, of the layout with least work; none if that is not below ``work``."""
     best: list[list[PackedLane]] = []
     units = alike(tokens, wanted) if budget.share is not None else []
-    for width in _widths(units, longest, budget.tokens):
-        lanes = lanes_of(units, width)
-        if (needed := budget.work(len(lanes) * width, width)) < work:
-            count = max(1, budget.tokens // width)
-            best, work = [lanes[i : i + count] for i in range(0, len(lanes), count)], needed
+    layouts = _masked(units, longest, budget) if budget.mask else _unmasked(units, budget)
+    for lanes, needed in layouts:
+        if needed < work:
+            best, work = lanes, needed
     return best
+
+
+def _masked(
+    units: Sequence[PromptGroup], longest: int, budget: Budget
+) -> Iterator[tuple[list[list[PackedLane]], float]]:
+    """Yield the lanes of each micro-batch and their work, under a dense mask: for each width."""
+    for width in _widths(units, longest, budget.tokens):
+        lanes, count = lanes_of(units, width), max(1, budget.tokens // width)
+        work = budget.work(len(lanes) * width, len(lanes) * width * width, "mask")
+        yield [lanes[i : i + count] for i in range(0, len(lanes), count)], work
+
+
+def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[list[list[PackedLane]], float]]:
+    """Yield the same without a mask, one lane per micro-batch: with prompts shared, and each row alone."""
+    alone = [PromptGroup((span,)) for unit in units for span in unit.spans]
+    alone.sort(key=lambda unit: -unit.length)
+    width = budget.tokens // BLOCK * BLOCK or budget.tokens
+    for groups in (units, alone) if len(alone) > len(units) else (units,):
+        lanes, work = lanes_of(groups, width), 0.0
+        for lane in lanes:
+            kernel = kernel_of(lane)
+            work += budget.work(width_of([lane], kernel), scores_of(lane), kernel)
+        yield [[lane] for lane in lanes], work
 
 
 def _widths(units: Sequence[PromptGroup], longest: int, tokens: int) -> list[int]:
@@ -179,19 +217,27 @@ def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
 
 
 def _packed_batch(
-    columns: Mapping[str, Any], lanes: Sequence[PackedLane], dtype: torch.dtype, device: torch.device
+    columns: Mapping[str, Any], lanes: Sequence[PackedLane], budget: Budget, device: torch.device
 ) -> MicroBatch:
     """Lay rows end to end; the batch has them in the order in which they lie."""
     rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
     columns = cut(columns, rows)
-    cells = cells_of(columns["tokens"], lanes)
-    inputs = {"input_ids": cells.input_ids, "position_ids": cells.positions}
-    return _placed(columns, inputs, partial(cells.mask, dtype, device), cells.cell, device)
+    kernel: Kernel = "mask" if budget.mask else kernel_of(lanes[0])
+    cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel))
+    inputs: dict[str, Any] = {"input_ids": cells.input_ids, "position_ids": cells.positions}
+    if kernel == "mask":
+        return _placed(columns, inputs, partial(cells.mask, budget.dtype, device), cells.cell, device)
+    (lane,) = lanes
+    if kernel == "flex":
+        inputs["attention_mask"] = block_mask(lane, cells, device)
+    else:
+        inputs["attention_mask"] = row_ends(lane, cells.input_ids.shape[1], device)
+    return _placed(columns, inputs, None, cells.cell, device)
 
 
 def _placed(
     columns: dict[str, Any],
-    inputs: dict[str, torch.Tensor],
+    inputs: dict[str, Any],
     mask: Callable[[], torch.Tensor] | None,
     cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     device: torch.device,

@@ -25,7 +25,7 @@ from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, loa
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
-from rlgraph.runtime.engines.fsdp.packing import attention_share, packs
+from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.shards import apart, gather_full, gathered, reduce_with_the_last
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
@@ -93,7 +93,7 @@ class FsdpEngine:
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) if packing and packs(self.model) else None
-        self.budget = Budget(micro_tokens, share, compute)
+        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model))
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None

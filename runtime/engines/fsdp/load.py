@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
-from rlgraph.runtime.engines.attention import repeat_shared_heads
+from rlgraph.runtime.engines.attention import attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
@@ -61,6 +61,7 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     device = torch.device(how.mesh.device_type)
     model, pieces, files = _build(how)
     repeat_shared_heads(model, device, how.compute)
+    attend_without_mask(model, device, how.compute)
     model.register_forward_hook(_own_logits)
     # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
     model.eval()

@@ -18,19 +18,19 @@ class MicroBatch:
 
     ``input_ids`` ends before the last scored token: nothing asks what follows it. Rows that lie beside each
     other need no mask: under causal attention no token sees the padding to its right, and without one the
-    fast kernels apply. Packed rows have positions and a mask.
+    fast kernels apply. Packed rows have positions, and a mask or what ``attention.py`` takes in its place.
     """
 
     columns: dict[str, Any]  # tokens, loss_mask and all other columns, cut to these rows
-    inputs: dict[str, torch.Tensor]  # the model's arguments: input_ids int64 [lanes, width], ...
-    mask: Callable[[], torch.Tensor] | None  # makes the mask of packed rows
+    inputs: dict[str, Any]  # the model's arguments: input_ids int64 [lanes, width], ...
+    mask: Callable[[], torch.Tensor] | None  # makes the dense mask of packed rows, where they need one
     cells: torch.Tensor  # int64 [scored]: after which of the cells of input_ids the token is scored
     labels: torch.Tensor  # int64 [scored]
     places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
     turns: tuple[torch.Tensor, ...]  # places in ``cells``: the first use of each cell, then the second, ...
 
-    def arguments(self) -> dict[str, torch.Tensor]:
-        """Return the model's arguments. A mask is made per pass: all of them together would not fit."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the model's arguments. A dense mask is made per pass: all of them together would not fit."""
         return {**self.inputs, "attention_mask": self.mask()} if self.mask else self.inputs
 
     def scatter(self, scores: torch.Tensor) -> Ragged:

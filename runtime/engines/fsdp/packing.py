@@ -5,12 +5,11 @@ own tokens, and units fill rows of a common width::
 
     prompt A | sample 1 | sample 2 | prompt B | sample 3 | ...
 
-Under the mask a token sees the prompt of its unit, its own sample up to itself, and nothing else; its
+A token sees the prompt of its unit, its own sample up to itself, and nothing else (``cells.py``); its
 position counts as if it stood alone behind the prompt. So every score is what the sample alone would have, up
-to rounding. The mask costs what causal attention would skip, so a batch is packed only where that is less
-work. Packing as in arXiv 2107.02027; a shared prompt as one prefix, arXiv 2506.05433.
-
-Shapes: ``[rows]`` samples, ``[lanes, width]`` what a forward pass reads.
+to rounding. Under a dense mask that costs what causal attention would skip, and kernels without one compute
+whole blocks, so a batch is packed only where that is less work. Packing as in arXiv 2107.02027; a shared
+prompt as one prefix, arXiv 2506.05433.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.fsdp.micro_batch import places_of
 
 FULL = "full_attention"
-ALIGNED = 8  # what CUDA's kernels want the width of a mask to be a multiple of
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,14 @@ def packs(model: torch.nn.Module) -> bool:
     kinds = getattr(config, "layer_types", None)
     full = set(kinds) == {FULL} if kinds else not getattr(config, "sliding_window", None)
     takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
-    known = config._attn_implementation in ("sdpa", "eager", attention.NAME)
+    known = config._attn_implementation in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
     return full and takes and known and not getattr(model, "_is_stateful", False)
+
+
+def has_mask(model: torch.nn.Module) -> bool:
+    """Return whether a model attends to packed rows under a dense mask."""
+    config: Any = model.config.get_text_config()  # type: ignore[operator]
+    return config._attn_implementation != attention.PACKED
 
 
 def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:
@@ -148,70 +152,3 @@ def _fit(unit: PromptGroup, room: Sequence[tuple[int, int]]) -> tuple[PromptGrou
     part = unit.first(room[-1][0]) if room else None
     worth = part is not None and sum(span.own for span in part.spans) > part.spans[0].prompt
     return (part, len(room) - 1) if part and worth else (unit, -1)
-
-
-@dataclass(frozen=True)
-class Cells:
-    """The cells that a pass reads, and where each of its rows' tokens stands in them.
-
-    A cell is ``lane * width + column``. Tensors are on the host.
-    """
-
-    input_ids: torch.Tensor  # int64 [lanes, width]
-    positions: torch.Tensor  # int64 [lanes, width]
-    unit: torch.Tensor  # int64 [lanes, width]: which unit a cell belongs to, -1 where there is none
-    member: torch.Tensor  # int64 [lanes, width]: which row of the unit, 0 for the prompt
-    prompt_at: torch.Tensor  # int64 [rows]: the cell of the first token of a row's prompt
-    own_at: torch.Tensor  # int64 [rows]: the cell that its first own token has, if it has one
-    prompt: torch.Tensor  # int64 [rows]: tokens of its prompt
-
-    def cell(self, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        """Return where token ``place [k]`` of ``row [k]`` stands: int64 ``[k]``."""
-        behind = place - self.prompt[row]
-        return torch.where(behind < 0, self.prompt_at[row] + place, self.own_at[row] + behind)
-
-    def mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return what to add to attention scores: ``[lanes, 1, width, width]``, 0 or minus infinity."""
-        unit, member = self.unit.to(device), self.member.to(device)
-        seen = (unit[:, :, None] == unit[:, None, :]).tril_()
-        seen &= (member[:, None, :] == 0) | (member[:, :, None] == member[:, None, :])
-        zeros = torch.zeros(seen.shape, dtype=dtype, device=device)
-        return zeros.masked_fill_(~seen, float("-inf"))[:, None]
-
-
-def cells_of(tokens: Ragged, lanes: Sequence[PackedLane]) -> Cells:
-    """Lay rows out; ``tokens`` has them in the order of ``lanes``, whatever their spans call them."""
-    longest = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
-    width = -(-longest // ALIGNED) * ALIGNED
-    parts, rows = _parts(lanes, width)
-    row, begin, length, cell, unit, member = torch.tensor(parts, dtype=torch.int64).view(-1, 6).unbind(1)
-    step = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
-    at = cell.repeat_interleave(length) + step
-
-    def filled(values: torch.Tensor, empty: int = 0) -> torch.Tensor:
-        return torch.full((len(lanes) * width,), empty).index_put_((at,), values).view(len(lanes), width)
-
-    source = (tokens.offsets[row] + begin).repeat_interleave(length) + step
-    return Cells(
-        filled(tokens.values[source]),
-        filled(begin.repeat_interleave(length) + step),
-        filled(unit.repeat_interleave(length), -1),
-        filled(member.repeat_interleave(length)),
-        *torch.tensor(rows, dtype=torch.int64).view(-1, 3).unbind(1),
-    )
-
-
-def _parts(lanes: Sequence[PackedLane], width: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Return stretches of cells (row, first token, tokens, first cell, unit, member), and ``Cells``' rows."""
-    parts, rows, number = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
-    for index, lane in enumerate(lanes):
-        cell = index * width
-        for unit in lane:
-            prompt, start, number = unit.spans[0].prompt, cell, number + 1
-            parts.append((len(rows), 0, prompt, cell, number, 0))
-            cell += prompt
-            for member, span in enumerate(unit.spans, 1):
-                parts.append((len(rows), prompt, span.own, cell, number, member))
-                rows.append((start, cell, prompt))
-                cell += span.own
-    return parts, rows
