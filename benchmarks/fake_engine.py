@@ -8,9 +8,9 @@ times as long.
 
 What is replaced, because fakes have no values: reading weights from files, transformers' question whether
 it is being traced (it would make masks) and whether rows are packed, and peft's moving of adapters to a
-device. Tensors are on the CPU, whose fused attention keeps what CUDA's flash and memory-efficient kernels
-keep, the output and a sum for each row. Not seen: streams, the allocator's rounding and fragmentation, work
-space inside kernels, and what NCCL and CUDA take.
+device; whether packed rows need a mask is said by the setting. Tensors are on the CPU, whose fused attention
+keeps what CUDA's flash and memory-efficient kernels keep, the output and a sum for each row. Not seen:
+streams, the allocator's rounding and fragmentation, work space inside kernels, and what NCCL and CUDA take.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -41,6 +41,7 @@ from rlgraph.costs.limits import MASK
 from rlgraph.costs.model_size import CARDS, size_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
+from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.fsdp import batching, engine, scoring
 from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.load import quiet
@@ -65,7 +66,8 @@ class Setting:
         tokens: of a micro-batch, in rows of ``row`` tokens each.
         recompute, dtype: as the train engine's.
         lora: the adapters' rank; 0 for none.
-        packed: whether rows lie end to end, under a mask.
+        packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
+            empty: they lie beside each other.
     """
 
     model: str
@@ -76,7 +78,7 @@ class Setting:
     recompute: bool = True
     dtype: str = "bfloat16"
     lora: int = 0
-    packed: bool = False
+    packed: Literal["", "mask", "varlen"] = ""
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Live(TorchDispatchMode):
         if func is torch.ops.aten.embedding_dense_backward.default:
             self.phase = "embeddings"
         out = func(*args, **(kwargs or {}))
-        if func.namespace != "aten":
+        if func.namespace not in ("aten", "torch_attn"):
             return out  # FSDP2's own write into what was made for them
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type != "meta":
@@ -183,6 +185,8 @@ def _peaks(setting: Setting, layers: int) -> dict[str, Counter[str]]:
         mesh = stack.enter_context(_world(setting.world))
         for context in _replaced(live):
             stack.enter_context(context)
+        masked = setting.packed != "varlen"
+        stack.enter_context(patch.object(attention, "needs_mask", lambda *_: masked))
         batch = _batch(setting)
         fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
@@ -209,7 +213,7 @@ def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEn
             dtype=setting.dtype,
             recompute=setting.recompute,
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
-            packing=setting.packed,
+            packing=bool(setting.packed),
             mesh=mesh,
         )
     for parameter in made.model.parameters():
@@ -259,9 +263,12 @@ def _batch(setting: Setting) -> MicroBatch:
     columns, device = {"tokens": tokens, "loss_mask": wanted}, torch.device("cpu")
     if not setting.packed:
         return batching.micro_batches(columns, batching.Budget(setting.tokens), device)[0]
+    masked = setting.packed == "mask"
     width = max(setting.row, min(8 * setting.row, setting.tokens, MASK // setting.tokens))
-    lanes = batching.lanes_of(batching.alike(tokens, batching.scored(wanted)), width)
-    return batching._packed_batch(columns, lanes, getattr(torch, setting.dtype), device)
+    units = batching.alike(tokens, batching.scored(wanted))
+    lanes = batching.lanes_of(units, width if masked else setting.tokens)
+    budget = batching.Budget(setting.tokens, 0.0, getattr(torch, setting.dtype), masked)
+    return batching._packed_batch(columns, lanes, budget, device)
 
 
 def _faked(batch: MicroBatch, fakes: FakeTensorMode) -> MicroBatch:

@@ -60,16 +60,17 @@ def settings() -> Iterator[Setting]:
         yield replace(base, lora=32, tokens=4 * K, recompute=False)
         yield replace(base, lora=32, step="sync")
     for name in (DENSE[0], MIXTURE):
-        base = Setting(name, packed=True)
-        yield base
-        yield replace(base, recompute=False)
-        yield replace(base, step="logprobs")
-        yield replace(base, lora=32, recompute=False)
-        yield replace(base, packed=False, world=1024, lora=32)
-        yield replace(base, packed=False, tokens=K, row=K)
-        yield replace(base, packed=False, tokens=8 * K, row=8 * K)
-        yield replace(base, packed=False, world=64, tokens=64 * K)
-        yield replace(base, packed=False, world=64, tokens=64 * K, step="logprobs")
+        base = Setting(name)
+        for packed in ("mask", "varlen"):
+            yield replace(base, packed=packed)
+            yield replace(base, packed=packed, recompute=False)
+            yield replace(base, packed=packed, step="logprobs")
+            yield replace(base, packed=packed, lora=32, recompute=False)
+        yield replace(base, world=1024, lora=32)
+        yield replace(base, tokens=K, row=K)
+        yield replace(base, tokens=8 * K, row=8 * K)
+        yield replace(base, world=64, tokens=64 * K)
+        yield replace(base, world=64, tokens=64 * K, step="logprobs")
     yield Setting(DENSE[0], step="logprobs", tokens=K, row=K)
     yield Setting(DENSE[0], tokens=4 * K, dtype="float32")
     yield Setting(DENSE[0], step="logprobs", dtype="float32")
@@ -101,7 +102,7 @@ def name_of(setting: Setting) -> str:
         words += [f"m{setting.tokens // K}k", f"r{setting.row // K}k"]
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
-    words += ["packed"] * setting.packed + [f"lora{setting.lora}"] * bool(setting.lora)
+    words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
 
@@ -111,7 +112,7 @@ def predicted(setting: Setting) -> tuple[Counter[str], str]:
         "micro_tokens": setting.tokens,
         "recompute": setting.recompute,
         "dtype": setting.dtype,
-        "packing": setting.packed,
+        "packing": bool(setting.packed),
     }
     model = "ref" if setting.step == "ref" else "policy"
     overrides = [f"models.{model}.train.{key}={json.dumps(value)}" for key, value in train.items()]
@@ -122,7 +123,9 @@ def predicted(setting: Setting) -> tuple[Counter[str], str]:
     plan = compile_graph("grpo", overrides, setting.world)
     lengths = Lengths(mean=setting.row, longest=setting.row)
     work = replace(workload(plan), longest_prompt=0.0, responses=lengths, rows={})
-    footprint = Footprint(plan, load_cluster("h100-8"), work, sizes_of(plan))
+    kind = "cpu" if setting.packed == "mask" else "cuda"
+    cluster = load_cluster("h100-8").model_copy(update={"kind": kind})
+    footprint = Footprint(plan, cluster, work, sizes_of(plan))
     (step,) = [step for step in plan.steps if _is_meant(step, setting.step, model)]
     held = Counter(
         {

@@ -19,7 +19,7 @@ from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer
-from rlgraph.costs.limits import MASK, PREFILL
+from rlgraph.costs.limits import MASK, PREFILL, needs_mask
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.train_memory import Moments, Pass, staging
@@ -176,7 +176,8 @@ class Footprint:
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
-        micro_batch = Pass(size, model, len(step.devices), tokens, _mask_bytes(model, tokens, int(most)))
+        mask = _mask_bytes(model, size, tokens, int(most), self.cluster.device)
+        micro_batch = Pass(size, model, len(step.devices), tokens, mask)
         return micro_batch.update() if step.updates else micro_batch.score()
 
     def _syncing(self, pool: str, step: Step) -> int:
@@ -281,10 +282,12 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})
 
 
-def _mask_bytes(model: ModelPlan, tokens: int, longest: int) -> int:
-    """Return the most that a mask takes (engines/fsdp/packing.py); 0 where rows are not packed."""
+def _mask_bytes(model: ModelPlan, size: Size, tokens: int, longest: int, device: str) -> int:
+    """Return the most that the mask of packed rows takes (engines/fsdp/cells.py); 0 where there is none."""
     assert model.train
-    if not model.train.packing or longest * max(longest, tokens) > MASK:
+    if not model.train.packing or not needs_mask(device, model.train.dtype, size.config.head_size):
+        return 0
+    if longest * max(longest, tokens) > MASK:
         return 0
     width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
     return max(tokens, width) * width * WIDTH[model.train.dtype]

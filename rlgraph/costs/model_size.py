@@ -57,19 +57,19 @@ class Config(BaseModel):
     @property
     def queries(self) -> int:
         """Return the width of all query heads."""
-        return self.num_attention_heads * self._head_dim
+        return self.num_attention_heads * self.head_size
 
     @property
     def keys(self) -> int:
         """Return the width of all key heads, which is that of the value heads."""
-        return self.key_heads * self._head_dim
+        return self.key_heads * self.head_size
 
     @property
     def key_heads(self) -> int:
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
-    def _head_dim(self) -> int:
+    def head_size(self) -> int:
         # Qwen3 (not its mixture) has 128 where nothing is said; the others divide the hidden size
         default = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
         return self.head_dim or default
@@ -113,7 +113,7 @@ class Config(BaseModel):
         qwen2 = self.model_type == "qwen2"
         queried, keyed = (_linear(rows, hidden, qwen2 or self.attention_bias) for rows in (queries, keys))
         output = _linear(hidden, queries, self.attention_bias and not qwen2)
-        norms = [(self._head_dim, 1)] * 2 if self.model_type.startswith("qwen3") else []
+        norms = [(self.head_size, 1)] * 2 if self.model_type.startswith("qwen3") else []
         return [*queried, *keyed, *keyed, *output, *norms]
 
     def _mlp(self, sparse: bool) -> list[tuple[int, int]]:

@@ -170,6 +170,23 @@ def test_activations_by_hand() -> None:
     assert Layer(SEVEN, 2).kept == 2 * (4 * 3584 + 2 * 3584 + 2 * 512 + 4 * 18944) + 4 * 2 * 3584
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "masked"),
+    [("cuda", "bfloat16", False), ("cuda", "float32", True), ("cpu", "bfloat16", True)],
+)
+def test_packed_rows_take_a_mask_only_where_they_need_one(kind: str, dtype: str, masked: bool) -> None:
+    def activations(packing: str) -> int:
+        train = {"packing": packing, "dtype": dtype, "recompute": "true"}
+        overrides = [f"models.policy.train.{key}={value}" for key, value in train.items()]
+        plan = compile_graph("grpo", [*SEVEN_FITS, *overrides], 8)
+        footprint = Footprint(plan, H100.model_copy(update={"kind": kind}), workload(plan), sizes_of(plan))
+        (step,) = (step for step in plan.steps if step.updated == "policy")
+        return footprint.passing(step)["layer"]["activations"]
+
+    packed, beside = activations("true"), activations("false")
+    assert packed > beside if masked else packed == beside
+
+
 @pytest.mark.parametrize("graph", ["grpo", "ppo"])
 @pytest.mark.parametrize("name", ["h100-8", "h200-8", "h100-64", "h100-1024"])
 def test_every_step_is_priced_and_parts_sum_to_the_peak(name: str, graph: str) -> None:

@@ -22,7 +22,8 @@ EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
     "setting",
     [
         Setting(EIGHT, world=64),
-        Setting(EIGHT, tokens=16384, recompute=False, packed=True),
+        Setting(EIGHT, tokens=16384, recompute=False, packed="mask"),
+        Setting(EIGHT, tokens=16384, recompute=False, packed="varlen"),
         pytest.param(Setting(EIGHT, tokens=4096, recompute=False, lora=32), marks=pytest.mark.nightly),
         Setting(EIGHT, world=64, step="logprobs", tokens=4096),
         Setting(EIGHT, step="sync", lora=32),
