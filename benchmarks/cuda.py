@@ -57,7 +57,7 @@ MEASURES: tuple[tuple[Callable[[Bench], Records], int], ...] = (
     (head, 15),
     (peaks, 45),
     (optimizer, 20),
-    (attention, 50),
+    (attention, 60),
     (offload, 40),
     (sync, 60),
     (gather, 5),

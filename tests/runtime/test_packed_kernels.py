@@ -6,6 +6,7 @@ row by row from the ends, and block by block from the blocks.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch._dynamo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_packing import CPU, GROUPS, ROWS, SHAPE, columns, scores, value_objective
+from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -236,13 +239,23 @@ def test_flex_attention_itself_reads_the_blocks(models: tuple[Any, Any]) -> None
     without, plain = models
     many = columns([(k // 4, 50, [True] * (20 + k % 30)) for k in range(16)])
     (packed,) = micro_batches(many, Budget(2000, 0.0, mask=False), CPU)
-    (masked,) = micro_batches(many, Budget(2000, 0.0, torch.float64), CPU)
     assert isinstance(packed.arguments()["attention_mask"], BlockMask)
     with torch.no_grad(), patch.object(attention, "_compiled_flex", lambda: flex_attention):
-        found, wanted = (
-            batch.scatter(chosen(model, batch)).values[batch.places].sort().values
-            for model, batch in ((without, packed), (plain, masked))
-        )
+        assert_close(chosen(without, packed), under_the_mask(plain, many, packed))
+
+
+def under_the_mask(plain: Any, given: dict[str, Any], packed: Any) -> torch.Tensor:
+    """What a model with a dense mask finds of the same rows, in the order in which they lie in a batch."""
+    place = given["tokens"].like(torch.arange(len(given["tokens"].values)))
+    kinds = (Budget(10**6, 0.0, torch.float64), Budget(10**6, 0.0, mask=False))
+    (masked,), (same,) = (micro_batches({**given, "place": place}, kind, CPU) for kind in kinds)
+    found = torch.zeros(len(place.values), dtype=torch.float64)
+    found[masked.columns["place"].values[masked.places]] = chosen(plain, masked)
+    assert torch.equal(same.places, packed.places)
+    return found[same.columns["place"].values[same.places]]
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
@@ -345,3 +358,59 @@ def test_attention_of_another_kind_keeps_its_own(family: str, kernels: Kernels) 
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape, **more))
     attention.attend_without_mask(model, CPU, torch.float32)
     assert has_mask(model)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it looks at
+def test_compiled_layers_take_both_as_one_graph_each(models: tuple[Any, Any]) -> None:
+    """The operation behind ``varlen_attn`` is PyTorch's own here, but for its kernel; lengths may change."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    varlen._varlen_attn.register_kernel("cpu")(varlen_kernel)
+    torch._dynamo.reset()
+    with patch.object(attention, "needs_mask", lambda *_: False):
+        compiled = unmasked(built())
+    for layer in compiled.model.layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True, backend=backend)
+    for more in (0, 40):
+        alone = columns([(0, 0, [True] * (3 + more + k % 5)) for k in range(12 + more)])
+        shared = columns([(k // 8, 50, [True] * (20 + k % 30 + more)) for k in range(16 + more // 2)])
+        for drawn in (alone, shared):
+            (batch,) = micro_batches(drawn, Budget(4000, 0.0, mask=False), CPU)
+            with torch.no_grad():
+                assert_close(chosen(compiled, batch), under_the_mask(models[1], drawn, batch))
+        assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+def varlen_kernel(*given: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``_varlen_attn`` returns: attention, the sums of scores, and what draws numbers."""
+    named = inspect.signature(varlen._varlen_attn._init_fn).bind(*given, **more).arguments
+    assert named["is_causal"]
+    names = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
+    rest = {"scale": named["scale"], "enable_gqa": True, "window_size": tuple(named["window_size"])}
+    out = Kernels().varlen(*(named[name] for name in names), **rest)
+    return out.contiguous(), torch.zeros(out.shape[1], len(out)), torch.zeros(2, dtype=torch.uint64)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_flex_attention_is_compiled_once_for_all_widths() -> None:
+    """PyTorch's compiled kernel for CPUs, which has no gradients, reads our blocks."""
+    torch._dynamo.reset()
+    counts = set()
+    for more in (0, 12, 30):
+        given = columns([(k // 8, 50, [True] * (20 + k % 30 + more)) for k in range(16 + more)])
+        (batch,) = micro_batches(given, Budget(10_000, 0.0, mask=False), CPU)
+        blocks = batch.inputs["attention_mask"]
+        width = blocks.seq_lengths[0]
+        query, key, value = (torch.randn(1, heads, width, 32) for heads in (4, 2, 2))
+        with torch.no_grad():
+            found = attention.flex(query, key, value, blocks)
+            wanted = scaled_dot_product_attention(query, key, value, dense(blocks), enable_gqa=True)
+        torch.testing.assert_close(found, wanted)
+        counts.add(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert len(counts) == 1
