@@ -48,6 +48,7 @@ from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.weights import naming, pretrained
+from rlgraph.runtime.worker.process_groups import hybrid_mesh
 from rlgraph.syntax.source import read
 
 GATHERED = "gathered weights"
@@ -63,6 +64,7 @@ class Setting:
         step: ``update`` or ``logprobs`` of a model that trains, ``ref`` (log-probs of a frozen one) or
         ``sync``.
         world: ranks.
+        shard: of them share one copy of the model; all of them by default.
         tokens: of a micro-batch, in rows of ``row`` tokens each.
         recompute, dtype: as the train engine's.
         lora: the adapters' rank; 0 for none.
@@ -73,6 +75,7 @@ class Setting:
     model: str
     step: str = "update"
     world: int = 8
+    shard: int | None = None
     tokens: int = 16384
     row: int = 4096
     recompute: bool = True
@@ -96,6 +99,7 @@ class Live(TorchDispatchMode):
     shapes: frozenset[tuple[int, ...]] = frozenset()  # of weights, while a backward pass runs
     held: dict[int, tuple[int, str]] = field(default_factory=dict)  # storage -> bytes, part
     total: int = 0
+    received: Counter[str] = field(default_factory=Counter)  # bytes by collective
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -109,6 +113,8 @@ class Live(TorchDispatchMode):
         if func is torch.ops.aten.embedding_dense_backward.default:
             self.phase = "embeddings"
         out = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            self.received[func._opname] += _received(func._opname, args)
         if func.namespace not in ("aten", "torch_attn"):
             return out  # FSDP2's own write into what was made for them
         for tensor in tree_leaves(out):
@@ -156,6 +162,26 @@ class Live(TorchDispatchMode):
         return counted
 
 
+def _received(collective: str, args: Any) -> int:
+    """The bytes that a rank receives in a collective; of a sum by a ring, all but a part twice."""
+    first, second = args[0], args[1]
+    if collective == "_allgather_base_":
+        return first.nbytes - second.nbytes
+    if collective == "_reduce_scatter_base_":
+        return second.nbytes - first.nbytes
+    if collective == "allgather_":
+        return sum(part.nbytes for part in first[0]) - second[0].nbytes
+    ranks = dist.ProcessGroup.unbox(second).size()
+    return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks
+
+
+def collected(setting: Setting) -> Counter[str]:
+    """The bytes that a rank receives in each kind of collective of a step of one micro-batch."""
+    layers = size_of(setting.model).config.num_hidden_layers
+    few, more = (_run(setting, count).received for count in CUT)
+    return _further(few, more, layers)
+
+
 def measured(setting: Setting, whole: bool = False) -> Counter[str]:
     """The bytes of each part at the peak of a step; of an update with a micro-batch behind another.
 
@@ -179,10 +205,16 @@ def _further(few: Counter[str], more: Counter[str], layers: int) -> Counter[str]
 
 def _peaks(setting: Setting, layers: int) -> dict[str, Counter[str]]:
     """The parts at the peak of each phase, of a model with so many layers."""
+    peaks = _run(setting, layers).peaks
+    return {phase: parts for phase, parts in peaks.items() if phase not in ("before", "after")}
+
+
+def _run(setting: Setting, layers: int) -> Live:
+    """What was counted in a step of a model with so many layers."""
     live = Live()
     with ExitStack() as stack:
         path = stack.enter_context(_folder(setting.model, layers))
-        mesh = stack.enter_context(_world(setting.world))
+        mesh = stack.enter_context(_world(setting))
         for context in _replaced(live):
             stack.enter_context(context)
         masked = setting.packed != "varlen"
@@ -199,7 +231,7 @@ def _peaks(setting: Setting, layers: int) -> dict[str, Counter[str]]:
         else:
             _score(made, _faked(batch, fakes))
         live.phase = "after"
-    return {phase: parts for phase, parts in live.peaks.items() if phase not in ("before", "after")}
+    return live
 
 
 def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEngine:
@@ -215,6 +247,7 @@ def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEn
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
             packing=bool(setting.packed),
             mesh=mesh,
+            group=dist.group.WORLD,
         )
     for parameter in made.model.parameters():
         live.count(parameter, "weights")
@@ -223,9 +256,14 @@ def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEn
             parameter.grad = torch.zeros_like(parameter)
             live.count(parameter.grad, "gradients")
         live.within("optimizer", made.optimizer.step)()
-        if setting.step != "update" or not made.reshard:
+        if setting.step != "update" or _twice(made):
             made.optimizer.zero_grad(set_to_none=True)
     return made
+
+
+def _twice(made: engine.FsdpEngine) -> bool:
+    """Whether a micro-batch runs before the last; else what it leaves is there from the start."""
+    return not made.reshard or made.replicas > 1
 
 
 def _sync(made: engine.FsdpEngine) -> None:
@@ -247,7 +285,7 @@ def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:
         backward(loss)
         live.shapes, live.phase = frozenset(), "forward"
 
-    passes = 1 if made.reshard else 2  # the gradients of one before are there already
+    passes = 2 if _twice(made) else 1
     minibatch = MiniBatch([batch] * passes, Totals(tokens=1, sequences=1), passes)
     with patch.object(torch.Tensor, "backward", watched):
         made._accumulate(
@@ -321,6 +359,8 @@ def _replaced(live: Live) -> Iterator[Any]:
         for parameter in group.fsdp_params:
             if parameter.sharded_param.grad is not None:
                 live.count(parameter.sharded_param.grad, "gradients")
+        if group._partial_reduce_output is not None:
+            live.count(group._partial_reduce_output, "gradients")
 
     yield patch.object(torch.UntypedStorage, "resize_", resized)
     yield patch.object(FSDPParamGroup, "post_backward", reduced)
@@ -350,10 +390,11 @@ def _folder(model: str, layers: int) -> Iterator[str]:
 
 
 @contextmanager
-def _world(size: int) -> Iterator[Any]:
+def _world(setting: Setting) -> Iterator[Any]:
     """A mesh of as many ranks, of which this process is the first; collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=setting.world)
     try:
-        yield init_device_mesh("cpu", (size,))
+        whole = init_device_mesh("cpu", (setting.world,))
+        yield hybrid_mesh(whole, setting.shard) if setting.shard else whole
     finally:
         dist.destroy_process_group()

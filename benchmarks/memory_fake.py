@@ -24,9 +24,11 @@ from fake_engine import Setting, measured
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.memory import Footprint
-from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.formulas import BEST, MASTER, replica_bytes, score_bytes, update_bytes
+from rlgraph.costs.lora_size import trained_on_device
+from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Lengths, workload
+from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step
 
 LOW, HIGH = 0.98, 1.15
@@ -90,6 +92,19 @@ def settings() -> Iterator[Setting]:
     yield Setting(LARGE, world=64, recompute=False, tokens=4 * K)
     yield Setting(LARGE, world=64, step="sync")
     yield Setting(LARGE, step="sync", lora=32)
+    for name in (DENSE[0], MIXTURE):
+        base = Setting(name, world=64, shard=8)
+        yield base
+        yield replace(base, world=16, tokens=4 * K, recompute=False)
+        yield replace(base, step="logprobs")
+        yield replace(base, step="ref", tokens=4 * K)
+        yield replace(base, step="sync")
+        yield replace(base, lora=32)
+        yield replace(base, world=1024, shard=64)
+    yield Setting(SMALLEST, world=16, shard=8)
+    for dtype in ("float32", "bfloat16"):
+        yield Setting(SMALLEST, world=8, shard=1, tokens=4 * K, dtype=dtype)
+    yield Setting(SMALLEST, world=8, shard=1, step="ref", tokens=4 * K)
     for name in OTHERS:
         yield Setting(name, world=64)
         yield Setting(name, world=64, step="logprobs")
@@ -98,6 +113,7 @@ def settings() -> Iterator[Setting]:
 def name_of(setting: Setting) -> str:
     """A setting in one word, such as ``qwen3-8b-update-w8-m16k-r4k-recompute``."""
     words = [Path(setting.model).name.lower(), setting.step, f"w{setting.world}"]
+    words += [f"s{setting.shard}"] * bool(setting.shard)
     if setting.step != "sync":
         words += [f"m{setting.tokens // K}k", f"r{setting.row // K}k"]
     if setting.step == "update":
@@ -106,9 +122,10 @@ def name_of(setting: Setting) -> str:
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
 
-def predicted(setting: Setting) -> tuple[Counter[str], str]:
-    """The parts that the planner counts for the train engine of a step, and the worst moment's name."""
+def priced(setting: Setting) -> tuple[Pricing, Step]:
+    """The plan of a setting, with sizes and prices, and the step that is meant."""
     train = {
+        "shard": setting.shard,
         "micro_tokens": setting.tokens,
         "recompute": setting.recompute,
         "dtype": setting.dtype,
@@ -125,8 +142,15 @@ def predicted(setting: Setting) -> tuple[Counter[str], str]:
     work = replace(workload(plan), longest_prompt=0.0, responses=lengths, rows={})
     kind = "cpu" if setting.packed == "mask" else "cuda"
     cluster = load_cluster("h100-8").model_copy(update={"kind": kind})
-    footprint = Footprint(plan, cluster, work, sizes_of(plan))
+    pricing = Pricing(plan, cluster, work, sizes_of(plan))
     (step,) = [step for step in plan.steps if _is_meant(step, setting.step, model)]
+    return pricing, step
+
+
+def predicted(setting: Setting) -> tuple[Counter[str], str]:
+    """The parts that the planner counts for the train engine of a step, and the worst moment's name."""
+    footprint, step = priced(setting)
+    model = "ref" if setting.step == "ref" else "policy"
     held = Counter(
         {
             {"parameters": "weights"}.get(item.part, item.part): size
@@ -138,6 +162,23 @@ def predicted(setting: Setting) -> tuple[Counter[str], str]:
     name, parts = max(moments.items(), key=lambda moment: moment[1].total())
     assert parts == footprint.transient("main", step)
     return held + parts, name
+
+
+def predicted_bytes(setting: Setting) -> Counter[str]:
+    """The bytes that the planner counts for each kind of collective of what ``collected`` runs."""
+    pricing, step = priced(setting)
+    if setting.step == "sync":
+        return Counter({"allgather_": round(pricing.priced(step).bytes or 0)})
+    (name,), (model, size) = step.models, pricing.model_of(step)
+    mesh = mesh_of(pricing.plan, name)
+    rates = pricing._rates(step.pool, setting.dtype, BEST, mesh)
+    if setting.step != "update":
+        return Counter({"_allgather_base_": round(score_bytes(size, rates, 1))})
+    passes = 2 if mesh.replicate > 1 else 1
+    whole, gradients = update_bytes(size, rates, passes, 1), passes * MASTER * size.parameters * rates.away
+    summed = replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
+    counts = {"_allgather_base_": whole - gradients, "_reduce_scatter_base_": gradients, "allreduce_": summed}
+    return Counter({collective: round(size) for collective, size in counts.items() if size})
 
 
 def _is_meant(step: Step, what: str, model: str) -> bool:

@@ -148,8 +148,14 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 
 
 def digest(tree: Tree, device: str = "cpu") -> str:
-    """Return a digest of all that decides the numbers of a run: not its length, nor its number of devices."""
+    """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
+    how many of them share a copy of a model."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
+    for model in decisive.get("models", {}).values():
+        if "shard" in (train := model.get("train") or {}):
+            del train["shard"]
+            if not train:
+                del model["train"]
     schedule = tree.get("schedule")
     if schedule and (staleness := schedule.get("staleness")):
         decisive["staleness"] = staleness.plain()

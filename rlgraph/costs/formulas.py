@@ -21,7 +21,10 @@ MASTER = 4  # bytes of a trained weight, of its gradient, and of each of AdamW's
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates that one device of ``devices`` reaches in a data type, at one grade of the efficiencies."""
+    """The rates that one device of ``devices`` reaches in a data type, at one grade of the efficiencies.
+
+    Those are the devices that share the shards of one copy of a model; there are ``replicas`` of it.
+    """
 
     cluster: Cluster
     devices: int
@@ -30,6 +33,7 @@ class Rates:
     efficiency: Efficiency = ASSUMED
     first: int = 0  # the number of its first device in the cluster
     group: int = 1  # devices that work on one batch together: tensor parallelism
+    replicas: int = 1
 
     @property
     def width(self) -> int:
@@ -47,7 +51,13 @@ class Rates:
 
     def travel(self, size: float) -> float:
         """Return the seconds in which the device receives ``size`` bytes in a collective."""
-        return size / (self.cluster.link(self.first, self.devices) * self.efficiency.link[self.grade])
+        link = self.cluster.link(self.first, self.devices, self.replicas)
+        return size / (link * self.efficiency.link[self.grade])
+
+    def between_replicas(self, size: float) -> float:
+        """Return the same of a collective among devices that hold the same shard."""
+        link = self.cluster.link(self.first, self.devices * self.replicas)
+        return size / (link * self.efficiency.link[self.grade])
 
     def flops(self, share: tuple[float, float]) -> float:
         """Return the operations per second at a utilisation, of all devices of a group."""
@@ -120,10 +130,16 @@ def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     return rates.overlapped(compute, rates.travel(score_bytes(size, rates, work.passes)))
 
 
-def update_seconds(size: Size, rates: Rates, work: Tokens, optimizer_steps: int, factor: float = 3) -> float:
-    """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again)."""
+def update_seconds(
+    size: Size, rates: Rates, work: Tokens, optimizer_steps: int, factor: float = 3, summed: float = 0.0
+) -> float:
+    """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again).
+
+    ``summed``: the bytes of ``replica_bytes``.
+    """
     compute = _compute(size, rates, work, factor, rates.efficiency.update)
-    both = rates.overlapped(compute, rates.travel(update_bytes(size, rates, work.passes, optimizer_steps)))
+    travel = rates.travel(update_bytes(size, rates, work.passes, optimizer_steps))
+    both = rates.overlapped(compute, travel + rates.between_replicas(summed))
     # the optimizer reads weight, gradient and two averages, and writes all but the gradient
     return both + optimizer_steps * 7 * MASTER * size.parameters / rates.devices / rates.memory
 
@@ -146,6 +162,12 @@ def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) ->
     if size.parameters <= SMALL:
         return optimizer_steps * size.parameters * (rates.width + MASTER) * rates.away
     return passes * size.parameters * (2 * rates.width + MASTER) * rates.away
+
+
+def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:
+    """Return the bytes of gradient shards, of ``trained`` numbers each, that are summed over replicas with
+    every optimizer step by a ring (Patarasuk and Yuan, 2009): all but a part come twice."""
+    return optimizer_steps * 2 * (rates.replicas - 1) / rates.replicas * trained * MASTER
 
 
 def sync_bytes(size: Size, devices: int, width: int = MASTER) -> int:

@@ -50,12 +50,14 @@ class Cluster(BaseModel):
         """Return the operations per second in ``float32`` or ``bfloat16``."""
         return self.bf16_flops if dtype == "bfloat16" else self.fp32_flops
 
-    def link(self, first: int, devices: int) -> float:
-        """Return the bytes per second of one device in a collective over ``devices`` from the ``first``.
+    def link(self, first: int, devices: int, groups: int = 1) -> float:
+        """Return the bytes per second of one device in a collective over ``devices`` from the ``first``, or
+        in each of so many groups of them, one behind the other.
 
         The slowest link decides. Devices are numbered host by host.
         """
-        inside = first // self.devices == (first + devices - 1) // self.devices
+        firsts = range(first, first + groups * devices, devices)
+        inside = all(at // self.devices == (at + devices - 1) // self.devices for at in firsts)
         return self.intra_link if inside else min(self.intra_link, self.inter_link)
 
 

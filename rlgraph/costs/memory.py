@@ -25,6 +25,7 @@ from rlgraph.costs.model_size import Size
 from rlgraph.costs.train_memory import Moments, Pass, staging
 from rlgraph.costs.workload import Workload
 from rlgraph.engines.registry import serving
+from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
 from rlgraph.ir.prediction import Peak
 
@@ -110,8 +111,8 @@ class Footprint:
             size, serve = self.sizes.get(name), model.serve
             own = model.train and model.train.pool == pool and not model.shares and self._trains(name)
             if size and model.train and own:
-                shard = size.on_device(self.plan.pools[pool])
-                trained = trained_on_device(size, model, self.plan.pools[pool])
+                devices = mesh_of(self.plan, name).shard
+                shard, trained = size.on_device(devices), trained_on_device(size, model, devices)
                 added = trained * MASTER if model.train.lora else 0
                 sizes[Item(name, "train", "parameters")] = shard * master(model) + added
                 if not model.frozen:
@@ -168,7 +169,8 @@ class Footprint:
             return generating(size, model.serve, self.slots(step), self.work.most, cut)
         if step.copied:
             width = master(self.plan.models[step.copied])
-            return Counter({"staging": staging(size.tensors, self.plan.pools[pool], width, limits.BUCKET)})
+            devices = mesh_of(self.plan, step.copied).shard
+            return Counter({"staging": staging(size.tensors, devices, width, limits.BUCKET)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
     def passing(self, step: Step) -> Moments:
@@ -176,8 +178,9 @@ class Footprint:
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
+        mesh = mesh_of(self.plan, next(iter(step.models)))
         mask = _mask_bytes(model, size, tokens, int(most), self.cluster.device)
-        micro_batch = Pass(size, model, len(step.devices), tokens, mask)
+        micro_batch = Pass(size, model, mesh.shard, tokens, mask, mesh.replicate)
         return micro_batch.update() if step.updates else micro_batch.score()
 
     def _syncing(self, pool: str, step: Step) -> int:
@@ -191,7 +194,7 @@ class Footprint:
             return sent
         # a bucket is of one data type: where weights are narrower, adapters in float32 end it
         apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
-        devices = self.plan.pools[pool]
+        devices = mesh_of(self.plan, next(iter(step.models))).shard
         gathered = max(staging(tensors, devices, width, limits.BUCKET) for tensors in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers

@@ -16,6 +16,7 @@ from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size, size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
@@ -96,13 +97,15 @@ class Pricing(Footprint):
         assert model.train
         function = self.plan.functions[step.phase][step.node]
         minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
-        rates = self._rates(step.pool, model.train.dtype, grade)
+        mesh = mesh_of(self.plan, next(iter(step.models)))
+        rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
         work = self._share(step, model.train.micro_tokens, minibatches, times)
         if step.updates:
             factor = 4 if model.train.recompute else 3
-            seconds = formulas.update_seconds(size, rates, work, times, factor)
-            return seconds, formulas.update_bytes(size, rates, work.passes, times)
+            summed = formulas.replica_bytes(trained_on_device(size, model, mesh.shard), rates, times)
+            seconds = formulas.update_seconds(size, rates, work, times, factor, summed)
+            return seconds, formulas.update_bytes(size, rates, work.passes, times) + summed
         return formulas.score_seconds(size, rates, work), formulas.score_bytes(size, rates, work.passes)
 
     def _share(self, step: Step, micro_tokens: int, minibatches: int, times: int) -> Tokens:
@@ -114,19 +117,21 @@ class Pricing(Footprint):
         passes = times * math.ceil(tokens / max(micro_tokens, self.work.longest(rows)))
         return Tokens(tokens * times, squares * times, passes)
 
-    def _rates(self, pool: str, dtype: str, grade: int) -> Rates:
-        """Return the rates of all devices of a pool together."""
+    def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:
+        """Return the rates of the devices of a pool, in a mesh or all of them together."""
         devices = devices_of(self.plan, pool)
-        return Rates(self.cluster, len(devices), dtype, grade, first=devices.start)
+        mesh = mesh or Mesh(1, len(devices))
+        return Rates(self.cluster, mesh.shard, dtype, grade, first=devices.start, replicas=mesh.replicate)
 
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
         if step.copied:  # all weights are gathered, and each device keeps its shard
             size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
-            rates = self._rates(step.pool, "float32", grade)
+            rates = self._rates(step.pool, "float32", grade, mesh_of(self.plan, step.copied))
             return formulas.sync_seconds(size, rates, width), formulas.sync_bytes(size, rates.devices, width)
         model, size = self.model_of(step)
         assert model.train and model.serve
-        rates, width = self._rates(step.source or step.pool, model.serve.dtype, grade), gathered_width(model)
+        mesh, width = mesh_of(self.plan, next(iter(step.models))), gathered_width(model)
+        rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
         seconds = formulas.sync_seconds(size, rates, width)
         moved = formulas.sync_bytes(size, rates.devices, width)
         if model.train.lora:
@@ -135,7 +140,7 @@ class Pricing(Footprint):
         # files are written by one device and read by all: what the host's link lets through, twice
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
-            both = replace(rates, first=0, devices=sum(self.plan.pools.values()))
+            both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1)
             seconds += files or both.travel(whole)
             moved = max(moved, whole)
         if model.serve.addresses:  # the plan takes them to be on other hosts
@@ -186,7 +191,7 @@ def sync_least(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    size, devices = size_of(model.path, model.head), 0 if step.source else len(step.devices)
+    size, devices = size_of(model.path, model.head), 0 if step.source else mesh_of(plan, name).shard
     return round(formulas.sync_bound(size, devices, WIDTH[model.serve.dtype], model.serve.tensor_parallel))
 
 

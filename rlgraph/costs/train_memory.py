@@ -30,6 +30,7 @@ class Pass:
     devices: int  # its shards lie on so many
     tokens: int  # the micro-batch reads so many, padding included
     mask: int = 0  # bytes of the mask of packed rows; 0 where rows lie beside each other
+    replicas: int = 1  # copies of the model, whose gradients are summed
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
@@ -159,8 +160,9 @@ class Pass:
 
     @property
     def _alone(self) -> bool:
-        """Return whether nothing is sharded: one device holds the parameters as they are computed with."""
-        return self.devices == 1 and (self.model.frozen or self.width == MASTER)
+        """Return whether nothing is sharded or summed: a device holds parameters as it computes with them."""
+        own = self.model.frozen or (self.width == MASTER and self.replicas == 1)
+        return self.devices == 1 and own
 
     @property
     def _hidden(self) -> int:

@@ -44,12 +44,14 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     reads_own_weights(nodes, models, binder)
     pools = _pools(_section(tree, "pools", binder), devices, binder)
     _pools_exist(sections, stages, pools, binder)
+    engines = _engine_pools(models, [*pools])
+    _copies_fill_pools(models, sections, engines, pools, binder)
     graph = Graph(
         **_head(tree, binder),
         models=models,
         nodes=tuple(nodes),
         devices=pools,
-        engines=_engine_pools(models, [*pools]),
+        engines=engines,
         schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
         open_values=tuple(_open_values(tree)),
     )
@@ -196,6 +198,25 @@ def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str
     taken = {trains, *train.values()}
     serves = next((pool for pool in pools if pool not in taken), trains)
     return {n: pool or trains for n, pool in train.items()} | {n: p or serves for n, p in serve.items()}
+
+
+def _copies_fill_pools(
+    models: Mapping[str, Model],
+    sections: Mapping[str, Tree],
+    engines: Mapping[str, str],
+    pools: Mapping[str, int],
+    binder: Binder,
+) -> None:
+    """Check that the devices over which each model is sharded divide those of its pool."""
+    for name, model in models.items():
+        shard, pool = model.spec.train.shard, engines[f"{name}.train"]
+        if isinstance(shard, int) and (devices := pools.get(pool, shard)) % shard:
+            not_so = "which do not divide" if shard < devices else "more than"
+            law = f"`{name}` is to be sharded over {shard} devices (models.{name}.train.shard), "
+            law += f"{not_so} the {devices} of pool `{pool}`"
+            fit = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == 0)
+            mark = sections[name].at(("train", "shard")).mark
+            binder.problem("shard", law, mark, remedy=f"give one of {fit}, or null: all devices of the pool")
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlgraph.errors import visible
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import words
+from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
 from rlgraph.ir.steps import Version
@@ -33,7 +34,8 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
     for name, model in plan.models.items():
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
-        by = " and ".join(_engine(e) for e in (model.train, model.serve) if e) or "no engine"
+        mesh = mesh_of(plan, name) if model.train else None
+        by = " and ".join(_engine(e, mesh) for e in (model.train, model.serve) if e) or "no engine"
         if model.shares:
             by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
         rate = f", lr {model.rate}" if model.rate else ""
@@ -66,10 +68,13 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     yield from (f"still open: {name} (give it as {name}=...)" for name in plan.open_values)
 
 
-def _engine(spec: TrainPlan | ServePlan) -> str:
-    """Return text such as ``fsdp (bfloat16, computing activations again)``."""
-    again = ", computing activations again" if isinstance(spec, TrainPlan) and spec.recompute else ""
-    return f"{spec.engine} ({spec.dtype}{again})"
+def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
+    """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, computing activations again)``."""
+    if isinstance(spec, ServePlan):
+        return f"{spec.engine} ({spec.dtype})"
+    shown = f", {mesh}" if mesh and mesh.replicate > 1 else ""
+    again = ", computing activations again" if spec.recompute else ""
+    return f"{spec.engine} ({spec.dtype}{shown}{again})"
 
 
 def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:

@@ -116,6 +116,11 @@ class Train(Section):
 
     engine: TrainingName = option(next(iter(TRAINING)), "which engine it is.")
     pool: str | None = option(None, "where it is; null: the planner chooses.")
+    shard: Count | None = option(
+        None,
+        "devices over which one copy of the model is sharded; the pool holds as many copies (replicas) as it "
+        "has such groups of consecutive devices. null: all devices of the pool, in one copy.",
+    )
     micro_tokens: Count = option(16384, "padded tokens of one micro-batch on one device.")
     dtype: Dtype = option(
         "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."

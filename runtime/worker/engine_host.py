@@ -54,7 +54,7 @@ class EngineHost:
         if model.train and model.train.pool == self.pool:
             self.versions[name] = 0
             if not model.shares:
-                self.train[name] = self._trainer(model, model.train)
+                self.train[name] = self._trainer(name, model, model.train)
                 self._put_away(Kind.OFFLOAD, name)
 
     def _make_room(self) -> dict[str, tuple[str, ...]]:
@@ -77,7 +77,7 @@ class EngineHost:
             self.serve[name] = self._served(name, model.path, model.serve)
             self._put_away(Kind.SLEEP, name)
 
-    def _trainer(self, model: ModelPlan, spec: TrainPlan) -> Any:
+    def _trainer(self, name: str, model: ModelPlan, spec: TrainPlan) -> Any:
         """Return the train engine of one model."""
         engine = TRAINING[spec.engine]
         return resolve_name(engine.builder)(
@@ -87,7 +87,8 @@ class EngineHost:
             optimizer=model.optimizer and model.optimizer.model_dump(),
             seed=self.plan.seed,
             device=self.device,
-            mesh=self.groups.mesh,
+            mesh=self.groups.meshes[name],
+            group=self.groups.mesh.get_group(),
             **spec.model_dump(include={*engine.options}),
         )
 

@@ -7,6 +7,9 @@ A link is for a model that trains on one pool and serves on another, here a poli
                                   mesh of gen        2 3
                                   link           0   2 3
 
+A model that is held in several copies has a mesh of two dimensions over its pool, with a group for each copy
+(a row) and one for each shard (a column).
+
 On CUDA tensors of the device travel over NCCL, and everything that is on the host over gloo: objects, counts
 and barriers. Of NCCL a barrier would be a kernel that spins on the device until the last worker comes, beside
 the server that generates there. torch takes gloo for them where a group has both and is bound to no device;
@@ -29,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
+from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
@@ -38,9 +42,11 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # other devices have gloo
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one worker: its pool's mesh, and the links that it sends or receives over."""
+    """The process groups of one worker: its pool's mesh, those of the models that train there, and the links
+    that it sends or receives over."""
 
     mesh: DeviceMesh
+    meshes: Mapping[str, DeviceMesh]  # the keys are models
     links: Mapping[str, Transport]  # the keys are models
     paths: Mapping[str, str]  # model -> the path that the plan names for its weights
 
@@ -79,6 +85,7 @@ def meet(
     # every rank makes every group, in the same order: torch asks for that
     groups = {pool: dist.new_group(own, timeout=FOREVER) for pool, own in members.items()}
     mesh = DeviceMesh.from_group(groups[place[0]], device)
+    meshes = _meshes(plan, place[0], mesh)
     links: dict[str, Transport] = {}
     chosen = syncs(plan, mailbox is not None)
     for model, step in chosen.items():
@@ -91,7 +98,27 @@ def meet(
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    return Groups(mesh, links, {model: step.path for model, step in chosen.items()})
+    return Groups(mesh, meshes, links, {model: step.path for model, step in chosen.items()})
+
+
+def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:
+    """Return the mesh of each model that trains on a pool: the ``whole`` pool, or rows of replicas."""
+    names = [name for name, model in plan.models.items() if model.train and model.train.pool == pool]
+    made = {}
+    for mesh in dict.fromkeys(mesh_of(plan, name) for name in names):
+        made[mesh] = whole
+        if mesh.replicate > 1:
+            made[mesh] = hybrid_mesh(whole, mesh.shard)
+    return {name: made[mesh_of(plan, name)] for name in names}
+
+
+def hybrid_mesh(whole: DeviceMesh, shard: int) -> DeviceMesh:
+    """Return a mesh of the same ranks, ``shard`` of them in a row. Collective among them."""
+    ranks = whole.mesh.view(-1, shard)
+    own = (ranks == dist.get_rank()).nonzero()[0].tolist()
+    lines = [ranks[:, own[1]].tolist(), ranks[own[0]].tolist()]
+    groups = [dist.new_group(line, timeout=FOREVER, use_local_synchronization=True) for line in lines]
+    return DeviceMesh.from_group(groups, whole.device_type, ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:

@@ -30,6 +30,10 @@ EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
         pytest.param(Setting(MIXTURE, world=512, step="logprobs"), marks=pytest.mark.nightly),
         Setting(MIXTURE, tokens=4096, recompute=False),
         Setting(MIXTURE, step="sync"),
+        Setting(EIGHT, world=64, shard=8),
+        pytest.param(Setting(MIXTURE, world=16, shard=8), marks=pytest.mark.nightly),
+        pytest.param(Setting(MIXTURE, world=1024, shard=64), marks=pytest.mark.nightly),
+        pytest.param(Setting(EIGHT, world=64, shard=8, step="sync"), marks=pytest.mark.nightly),
     ],
     ids=memory_fake.name_of,
 )
@@ -38,6 +42,26 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
     assert memory_fake.LOW <= counted.total() / held.total() <= memory_fake.HIGH
     for part in counted | held:
         assert counted[part] == pytest.approx(held[part], abs=0.02 * held.total()), part
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(Setting(EIGHT, world=8, shard=8, tokens=4096), marks=pytest.mark.nightly),
+        Setting(EIGHT, world=64, shard=8, tokens=4096),
+        pytest.param(
+            Setting(EIGHT, world=64, shard=8, tokens=4096, step="logprobs"), marks=pytest.mark.nightly
+        ),
+        Setting(EIGHT, world=64, shard=8, step="sync"),
+        pytest.param(Setting(MIXTURE, world=32, shard=8, tokens=4096), marks=pytest.mark.nightly),
+    ],
+    ids=memory_fake.name_of,
+)
+def test_predicted_bytes_are_what_the_engine_receives(setting: Setting) -> None:
+    counted, received = memory_fake.predicted_bytes(setting), fake_engine.collected(setting)
+    assert counted.keys() == received.keys()
+    for collective, size in counted.items():
+        assert memory_fake.LOW <= size / received[collective] <= memory_fake.HIGH, collective
 
 
 def test_a_few_layers_say_what_all_of_them_hold(tmp_path: Path) -> None:

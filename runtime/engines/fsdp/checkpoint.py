@@ -8,7 +8,8 @@ Each rank copies its shards to host memory and writes them from a thread, to a f
 
 Nobody waits for anybody in it, so a checkpoint is whole once every rank has finished: the runtime commits the
 folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the last; so any number of ranks can
-read the rows that it owns out of what any other number wrote.
+read the rows that it owns out of what any other number wrote. Of several replicas the first writes, and ranks
+are counted within it; all of them read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.weights.pretrained import shard_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
 NamedTensors = Mapping[str, torch.Tensor]
@@ -35,8 +37,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # fields of AdamW's state
 class Saves:
     """Writes checkpoints in the background, one at a time."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup, writes: bool) -> None:
+        """``group`` holds one copy of the model; ``writes``: it is the copy that is written."""
+        self.group, self.writes = group, writes
         # page-locked copies of tensors on a GPU, for the next save too
         self._copies: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -49,6 +52,8 @@ class Saves:
             OSError, safetensors.SafetensorError: the save before could not be written.
         """
         self.finish()
+        if not self.writes:
+            return
         rank, ranks = self.group.rank(), self.group.size()
         copies = self._copied({name: local(tensor).detach() for name, tensor in tensors.items()})
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -213,7 +218,7 @@ def _shared(tensor: torch.Tensor, rank: int, ranks: int) -> Iterator[tuple[slice
     start, stop = _rows(rows, rank, ranks)
     first, last = 0, rows
     if isinstance(tensor, DTensor):
-        first, last = _rows(rows, tensor.device_mesh.get_local_rank(), tensor.device_mesh.size())
+        first, last = _rows(rows, *shard_of(tensor))
     low, high = max(start, first), min(stop, last)
     if low < high:
         yield slice(low - start, high - start), slice(low - first, high - first)

@@ -50,7 +50,9 @@ class FsdpEngine:
         micro_tokens: tokens of one forward pass on a rank, padding included.
         device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
         dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
-        mesh: one dimension; by default all ranks.
+        mesh: one dimension, or two, ``replicate`` and ``shard``: copies of the model, each sharded over a row
+            of ranks; by default one copy over all ranks.
+        group: all ranks of the mesh; needed where it has two dimensions.
         reshard: free each decoder layer's gathered parameters after use and reduce gradients with every
             micro-batch; by default only for models of more than ``SMALL`` parameters.
         recompute: run each decoder layer again in the backward pass rather than keep its activations.
@@ -76,6 +78,7 @@ class FsdpEngine:
         device: str = "cpu",
         dtype: str = "float32",
         mesh: DeviceMesh | None = None,
+        group: dist.ProcessGroup | None = None,
         reshard: bool | None = None,
         recompute: bool = False,
         lora: Mapping[str, Any] | None = None,
@@ -85,7 +88,10 @@ class FsdpEngine:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
         self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
-        self.group = self.mesh.get_group()
+        self.group = group or self.mesh.get_group()
+        self.copy_group = self.mesh.get_group(self.mesh.ndim - 1)  # the ranks that share one copy
+        self.replicas = self.group.size() // self.copy_group.size()
+        self.in_first = self.group.rank() < self.copy_group.size()  # this rank is of the first copy
         self.device = torch.device(device)
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
@@ -102,7 +108,7 @@ class FsdpEngine:
             self.optimizer, self.scheduler = make_optimizer(self.parameters, self.options)
         parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
         self.residency = Residency(path, self.device, parts)
-        self.saves = checkpoint.Saves(self.group)
+        self.saves = checkpoint.Saves(self.copy_group, writes=self.in_first)
         self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
 
     @property
@@ -210,7 +216,7 @@ class FsdpEngine:
         parameters = ((name, apart(p)) for name, p in self.model.named_parameters())
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
-        full = gather_full(chain(parameters, buffers), self.group, narrow)
+        full = gather_full(chain(parameters, buffers), self.copy_group, narrow)
         return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
 
     def _narrowed(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -221,6 +227,8 @@ class FsdpEngine:
     def copy(self, of: FsdpEngine, mix: float = 1.0) -> None:
         """Take the weights of another engine of the same ranks: W <- (1 - mix) W + mix W_of. Collective.
 
+        Their meshes may differ.
+
         Raises:
             RuntimeError: the parameters of one of them are offloaded.
             ValueError: they are those of another model.
@@ -230,7 +238,9 @@ class FsdpEngine:
         checkpoint.blend(self.model, of._full(), mix)
 
     def checkpoint_bytes(self) -> int:
-        """Return the bytes of this rank's tensors in a checkpoint: what trains, with AdamW's two averages."""
+        """Return the bytes that this rank writes of a checkpoint: what trains, with AdamW's two averages."""
+        if not self.in_first:
+            return 0
         kept = [p for p in self.model.parameters() if self.optimizer is None or p.requires_grad]
         copies = 1 if self.optimizer is None else 1 + len(checkpoint.MOMENTS)
         return copies * sum(checkpoint.local(p).nbytes for p in kept)
@@ -288,7 +298,7 @@ class FsdpEngine:
             # copied one by one: what shares memory, transformers would copy once more
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in typed if first}
             own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
-            adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.group) if first}
+            adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.copy_group) if first}
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.path)
         if first and self.lora:
@@ -338,8 +348,8 @@ class FsdpEngine:
     ) -> None:
         with gathered(self.shards):
             for index in range(minibatch.passes):
-                if not self.reshard:
-                    reduce_with_the_last(self.shards, index == minibatch.passes - 1)
+                last = index == minibatch.passes - 1
+                reduce_with_the_last(self.shards, last, whole=not self.reshard)
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
                     loss, metrics = objective(batch, minibatch.totals)
@@ -356,7 +366,7 @@ class FsdpEngine:
         return {**batch.columns, "logprobs": batch.scatter(scores), "entropy": batch.scatter(entropies)}
 
     def _step(self, metric_sums: MetricSums) -> None:
-        norm = clip_gradients(self.parameters, self.options.max_grad_norm, self.group)
+        norm = clip_gradients(self.parameters, self.options.max_grad_norm, self.group, self.replicas)
         metric_sums.steps += 1
         if math.isfinite(norm):
             metric_sums.shared["grad_norm"].append(norm)

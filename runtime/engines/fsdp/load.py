@@ -72,8 +72,9 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
         recompute_layers(model)
     large = sum(p.numel() for p in model.parameters()) > SMALL
     reshard = large if how.reshard is None else how.reshard
-    # alone, there is nothing to gather: FSDP2 would hold every parameter a second time
-    alone = how.mesh.size() == 1 and all(p.dtype == how.compute for p in model.parameters())
+    # alone, there is nothing to gather or to sum: FSDP2 would hold every parameter a second time
+    apart = how.mesh.size(how.mesh.ndim - 1) == 1 and (how.frozen or how.mesh.size() == 1)
+    alone = apart and all(p.dtype == how.compute for p in model.parameters())
     shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute)
     if how.head == "lm":
         scoring.prepare(model)
@@ -168,6 +169,8 @@ def shard_model(
     model: torch.nn.Module, mesh: DeviceMesh, *, reshard: bool, compute: torch.dtype
 ) -> list[FSDPModule]:
     """Shard a whole model, equal on all ranks of a mesh, in place; gradients are reduced in float32.
+
+    A mesh of two dimensions shards over the second, and holds replicas along the first.
 
     To ``reshard`` is to gather one decoder layer at a time, in ``compute``, and free it after use; else the
     whole model is gathered at once and kept for the length of a call.

@@ -47,18 +47,19 @@ def set_rate(scheduler: Any, rate: float) -> None:
 
 
 def clip_gradients(
-    parameters: list[torch.nn.Parameter], max_norm: float | None, group: dist.ProcessGroup
+    parameters: list[torch.nn.Parameter], max_norm: float | None, group: dist.ProcessGroup, replicas: int = 1
 ) -> float:
     """Scale gradients down to a global L2 norm of at most ``max_norm``, and return the norm before.
 
-    It is over all parameters and ranks, and the same number on every rank. Gradients are left as they are
-    where it is not finite.
+    It is over all parameters and ranks, and the same number on every rank: over replicas too, each of which
+    has the same gradients, so that rounding can't tell them apart. Gradients are left as they are where it is
+    not finite.
     """
     shards = [local(p.grad) for p in parameters if p.grad is not None]
     squared = torch.stack(torch._foreach_norm(shards)).double().square().sum()
     if group.size() > 1:
         dist.all_reduce(squared, group=group)
-    norm = float(squared.sqrt())
+    norm = float((squared / replicas).sqrt())
     if max_norm and max_norm < norm < float("inf"):
         torch._foreach_mul_(shards, max_norm / norm)
     return norm

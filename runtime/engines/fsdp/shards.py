@@ -22,7 +22,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def gather_full(
     tensors: Iterable[Named], group: dist.ProcessGroup, narrow: Mapping[str, torch.dtype] | None = None
 ) -> Iterator[Named]:
-    """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``. Collective.
+    """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``, which holds
+    one copy. Collective.
 
     ``DTensor.full_tensor`` pays one collective and its dispatch for each; here the tensors of a bucket share
     one. Those in ``narrow`` are cast to its data type before they are gathered.
@@ -62,7 +63,7 @@ def _gather(
 
 def _largest_shard(tensor: DTensor, ranks: int) -> int:
     """Return how many numbers the largest rank's rows have: every rank makes room for them."""
-    assert all(p.is_shard(0) for p in tensor.placements), f"expected rows sharded, not {tensor.placements}"
+    assert tensor.placements[-1].is_shard(0), f"expected rows sharded, not {tensor.placements}"
     return -(-tensor.shape[0] // ranks) * tensor.shape[1:].numel()
 
 
@@ -79,13 +80,16 @@ def gathered(shards: Sequence[FSDPModule]) -> Iterator[None]:
             shard.reshard()
 
 
-def reduce_with_the_last(shards: Sequence[FSDPModule], last: bool) -> None:
-    """Reduce gradients once per mini-batch, with its last micro-batch, for a model gathered whole.
+def reduce_with_the_last(shards: Sequence[FSDPModule], last: bool, whole: bool) -> None:
+    """Reduce gradients once per mini-batch, with its last micro-batch, for a model gathered ``whole``.
 
-    One that is gathered by layer reduces with every micro-batch, so that a rank never holds more full
-    gradients than one layer's.
+    One that is gathered by layer reduces them into shards with every micro-batch, so that a rank never holds
+    more full gradients than one layer's. Only the sum of shards over replicas waits for the last.
     """
     for shard in shards:
+        shard.set_requires_all_reduce(last, recurse=False)
+        if not whole:
+            continue
         shard.set_requires_gradient_sync(last, recurse=False)
         shard.set_reshard_after_backward(last, recurse=False)
         shard.set_is_last_backward(last)

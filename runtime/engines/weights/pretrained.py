@@ -160,6 +160,12 @@ def listed(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def shard_of(tensor: DTensor) -> tuple[int, int]:
+    """Return the number of this rank's shard, and of how many: of one copy, where there are several."""
+    mesh = tensor.device_mesh
+    return mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+
+
 @torch.no_grad()
 def _read(
     tensor: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights, device: torch.device
@@ -172,7 +178,8 @@ def _read(
     rows = torch.empty(local.shape, dtype=local.dtype, device=device)
     first = 0
     if isinstance(tensor, DTensor):
-        first = tensor.device_mesh.get_local_rank() * -(-tensor.shape[0] // tensor.device_mesh.size())
+        shard, shards = shard_of(tensor)
+        first = shard * -(-tensor.shape[0] // shards)
     _copy_pieces(rows, first, tensor, pieces, files)
     if isinstance(tensor, DTensor):
         rows = DTensor.from_local(

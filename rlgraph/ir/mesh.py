@@ -1,0 +1,35 @@
+"""How a train engine's model lies on the devices of its pool: in one copy, or in several replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.ir.plan import Plan
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """``replicate`` copies of a model, each sharded over ``shard`` consecutive devices: hybrid sharding
+    (PyTorch FSDP, arXiv 2304.11277).
+
+    Weights are gathered, and gradients reduced, among the devices of a copy. Gradients are then summed among
+    devices that hold the same shard. Of 2 replicas over 4 devices each:
+
+        replica 0      0 1 2 3
+        replica 1      4 5 6 7      devices 1 and 5 hold the same shard
+    """
+
+    replicate: int
+    shard: int
+
+    def __str__(self) -> str:
+        return f"{self.shard}-way shard x {self.replicate} replicas"
+
+
+def mesh_of(plan: Plan, name: str) -> Mesh:
+    """Return the mesh of a model's train engine; of one that shares another's weights, that of the other."""
+    model = plan.models[plan.models[name].shares or name]
+    assert model.train
+    devices = plan.pools[model.train.pool]
+    shard = model.train.shard or devices
+    return Mesh(devices // shard, shard)
