@@ -51,6 +51,7 @@ def remedies(footprint: Footprint) -> list[str]:
     kinds = (
         _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16),
         _tried(plan, RECOMPUTED),
+        _tried(plan, {"train.shard": None}),
         _smaller(plan, "serve.max_rows", LEAST_ROWS),
         _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
         _groups(footprint),
@@ -122,7 +123,7 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
         held = getattr(model, engine)
         # what is frozen never goes backward
         again = name == "recompute" and (model.frozen or (held and getattr(held, name)))
-        if held and not again and (isinstance(value, str | bool) or value < getattr(held, name)):
+        if held and not again and (isinstance(value, str | bool | None) or value < getattr(held, name)):
             model = replace(model, **{engine: held.model_copy(update={name: value})})
     return model
 

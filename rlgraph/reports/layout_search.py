@@ -6,6 +6,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     pools       all devices together, or training and generation apart; apart, each other model on either
     groups      tensor-parallel sizes of engines that have them
     micro       tokens of a micro-batch; activations kept or computed again
+    mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
 A first look over coarse splits, then a closer one around the best of them.
@@ -51,6 +52,7 @@ class PoolLayout:
     group: int
     micro: int
     recompute: bool
+    shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
 
     @property
     def family(self) -> str:
@@ -68,6 +70,8 @@ class PoolLayout:
             if model.train:
                 settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
                 settings[f"models.{name}.train.micro_tokens"] = self.micro
+            if model.train and self.shard and name not in self.beside:
+                settings[f"models.{name}.train.shard"] = self.shard
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
             if model.serve:
@@ -129,6 +133,8 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         tried += _all([replace(best, generating=at) for at in near], plan, total, attempt)
         best = min((c for c in tried if c.layout), key=lambda c: c.rank).layout
         step //= 2
+    if best:
+        tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -142,6 +148,17 @@ def layouts(plan: Plan, splits: Iterable[int], per_host: int) -> Iterator[PoolLa
         for count in range(len(movable) + 1) if at else (0,):
             for beside in combinations(movable, count):
                 yield PoolLayout(at, frozenset(beside), group, micro, again)
+
+
+def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[PoolLayout]:
+    """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches."""
+    trains = any(model.optimizer and model.train for model in plan.models.values())
+    devices, shard = total - best.generating, per_host
+    while shard < devices:
+        if devices % shard == 0:
+            for micro, again in product(MICRO, (False, True) if trains else (False,)):
+                yield replace(best, micro=micro, recompute=again, shard=shard)
+        shard *= 2
 
 
 def generates(plan: Plan) -> bool:
@@ -218,10 +235,11 @@ def _table(best: Sequence[Candidate]) -> Table:
         plan, layout = candidate.plan, candidate.layout
         assert plan and plan.predicted and plan.peak
         micro = f"{layout.micro}{', again' if layout.recompute else ''}" if layout else "as is"
+        mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
         beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
         table.add_row(
             f"{number}.",
-            ", ".join(f"{pool} {count}" for pool, count in plan.pools.items()) + beside,
+            ", ".join(f"{pool} {count}" for pool, count in plan.pools.items()) + beside + mesh,
             str(layout.group) if layout else "",
             micro,
             str(sum(step.facts.moves == "off" for step in plan.steps)),
