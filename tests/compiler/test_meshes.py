@@ -18,6 +18,7 @@ from rlgraph.costs.formulas import (
     update_bytes,
     update_seconds,
 )
+from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
@@ -27,6 +28,7 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.layout_search import autoplace, contest_text
 from rlgraph.reports.plan_file import parse
 
 EIGHT = ["models.policy.path=Qwen/Qwen3-8B", "models.ref.path=Qwen/Qwen3-8B"]
@@ -144,3 +146,19 @@ def test_what_fits_only_over_all_devices_says_so() -> None:
     planned(*large)
     with pytest.raises(GraphError, match=r"does not fit(.|\n)*train\.shard=null"):
         planned(*large, "models.policy.train.shard=8")
+
+
+def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
+    path = tmp_path / "sixteen.yaml"
+    path.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", "hosts: 2"))
+    given = [*EIGHT, "models.policy.serve.engine=transformers"]
+    found, best = autoplace("grpo", given, Target(str(path)))
+    assert {candidate.layout.shard for candidate in found if candidate.layout} == {None, 8}
+    assert found[0].layout and found[0].layout.shard == 8
+    assert mesh_of(best, "policy") == mesh_of(best, "ref") == Mesh(2, 8)
+    said = contest_text(found)
+    assert "main 16, 8-way shard" in said and "models.policy.train.shard=8" in said
+    _, one_host = autoplace("grpo", given, Target("h100-8"))
+    assert mesh_of(one_host, "policy") == Mesh(1, 8)
+    assert one_host.models["policy"].train and one_host.models["policy"].train.shard is None
