@@ -47,6 +47,7 @@ from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 from rlgraph.syntax.source import read
@@ -70,6 +71,7 @@ class Setting:
         lora: the adapters' rank; 0 for none.
         packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
             empty: they lie beside each other.
+        sequence: ranks that share the tokens of each row.
     """
 
     model: str
@@ -82,6 +84,7 @@ class Setting:
     dtype: str = "bfloat16"
     lora: int = 0
     packed: Literal["", "mask", "varlen"] = ""
+    sequence: int = 1
 
 
 @dataclass
@@ -219,7 +222,7 @@ def _run(setting: Setting, layers: int) -> Live:
             stack.enter_context(context)
         masked = setting.packed != "varlen"
         stack.enter_context(patch.object(attention, "needs_mask", lambda *_: masked))
-        batch = _batch(setting)
+        batch = _batch(setting, sequence_group(dist.group.WORLD, setting.sequence))
         fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
         made = _engine(setting, path, mesh, live)
@@ -246,6 +249,7 @@ def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEn
             recompute=setting.recompute,
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
             packing=bool(setting.packed),
+            sequence_parallel=setting.sequence,
             mesh=mesh,
             group=dist.group.WORLD,
         )
@@ -293,19 +297,19 @@ def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:
         )
 
 
-def _batch(setting: Setting) -> MicroBatch:
+def _batch(setting: Setting, sequence: SequenceGroup) -> MicroBatch:
     """One micro-batch of real tensors; rows are alike, and share no prompt."""
     rows = max(1, setting.tokens // setting.row)
     tokens = Ragged.of([[row, *[0] * (setting.row - 1)] for row in range(rows)])
     wanted = Ragged.of([[False] + [True] * (setting.row - 1)] * rows, dtype=torch.bool)
     columns, device = {"tokens": tokens, "loss_mask": wanted}, torch.device("cpu")
+    masked, share = setting.packed != "varlen", 0.0 if setting.packed else None
+    budget = batching.Budget(setting.tokens, share, getattr(torch, setting.dtype), masked, sequence)
     if not setting.packed:
-        return batching.micro_batches(columns, batching.Budget(setting.tokens), device)[0]
-    masked = setting.packed == "mask"
-    width = max(setting.row, min(8 * setting.row, setting.tokens, MASK // setting.tokens))
+        return batching.micro_batches(columns, budget, device)[0]
     units = batching.alike(tokens, batching.scored(wanted))
+    width = max(setting.row, min(8 * setting.row, setting.tokens, MASK // setting.tokens))
     lanes = batching.lanes_of(units, width if masked else setting.tokens)
-    budget = batching.Budget(setting.tokens, 0.0, getattr(torch, setting.dtype), masked)
     return batching._packed_batch(columns, lanes, budget, device)
 
 
@@ -321,7 +325,8 @@ def _faked(batch: MicroBatch, fakes: FakeTensorMode) -> MicroBatch:
         mask = partial(replace(cells, unit=fake(cells.unit), member=fake(cells.member)).mask, *given)
     columns, inputs = tree_map(fake, [batch.columns, batch.inputs])
     places = [fake(tensor) for tensor in (batch.cells, batch.labels, batch.places)]
-    return MicroBatch(columns, inputs, mask, *places, tuple(fake(turn) for turn in batch.turns))
+    turns = tuple(fake(turn) for turn in batch.turns)
+    return MicroBatch(columns, inputs, mask, *places, turns, batch.sequence, batch.sizes)
 
 
 def _replaced(live: Live) -> Iterator[Any]:

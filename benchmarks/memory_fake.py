@@ -118,6 +118,7 @@ def name_of(setting: Setting) -> str:
         words += [f"m{setting.tokens // K}k", f"r{setting.row // K}k"]
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
+    words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
@@ -130,6 +131,7 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "recompute": setting.recompute,
         "dtype": setting.dtype,
         "packing": bool(setting.packed),
+        "sequence_parallel": setting.sequence,
     }
     model = "ref" if setting.step == "ref" else "policy"
     overrides = [f"models.{model}.train.{key}={json.dumps(value)}" for key, value in train.items()]

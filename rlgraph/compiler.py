@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.costs.detect import local_devices
-from rlgraph.costs.device_groups import aligned
+from rlgraph.costs.device_groups import aligned, heads_shared_out
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
@@ -85,6 +85,7 @@ def plan_composed(
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
     plan = plan_tree(tree, count, device)
+    heads_shared_out(plan)
     if scenario:
         plan = predict(plan, scenario)
     elif device == "cuda":

@@ -16,8 +16,9 @@ from itertools import accumulate
 from math import lcm
 
 from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.model_size import size_of
 from rlgraph.engines.registry import serving
-from rlgraph.errors import fail
+from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import ModelPlan, Plan
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
@@ -40,6 +41,27 @@ def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
     for name, model in plan.models.items():
         if model.serve and (size := model.serve.tensor_parallel) > 1:
             yield name, size, devices_of(plan, model.serve.pool)
+
+
+def heads_shared_out(plan: Plan) -> None:
+    """Check that ranks which share the tokens of a row each get as many query heads; of known models.
+
+    Raises:
+        GraphError: they don't.
+    """
+    for name, model in plan.models.items():
+        if not model.train or model.train.sequence_parallel == 1:
+            continue
+        ranks, devices = model.train.sequence_parallel, plan.pools[model.train.pool]
+        try:
+            heads = size_of(model.path, model.head).config.num_attention_heads
+        except GraphError:
+            continue  # the engine asks the model itself
+        if heads % ranks:
+            law = f"the {heads} query heads of `{name}` can't be shared out among {ranks} devices "
+            law += f"(models.{name}.train.sequence_parallel)"
+            both = [str(n) for n in range(1, heads + 1) if not heads % n and not devices % n]
+            raise fail("sequence-parallel", law, None, both)
 
 
 def together(plan: Plan) -> dict[str, int]:

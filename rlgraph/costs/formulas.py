@@ -7,6 +7,7 @@ shortest. Rows and tokens are those of the busiest device; bytes are those that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
@@ -168,6 +169,21 @@ def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:
     """Return the bytes of gradient shards, of ``trained`` numbers each, that are summed over replicas with
     every optimizer step by a ring (Patarasuk and Yuan, 2009): all but a part come twice."""
     return optimizer_steps * 2 * (rates.replicas - 1) / rates.replicas * trained * MASTER
+
+
+def exchange_bytes(size: Size, rates: Rates, tokens: float) -> float:
+    """Return the bytes of the all-to-alls of one pass in which a group shares so many tokens
+    (DeepSpeed-Ulysses, arXiv 2309.14509): queries, keys, values and what attention puts out."""
+    config = size.config
+    keys = config.keys * rates.devices // gcd(rates.devices, config.key_heads)
+    numbers = 2 * (config.queries + keys) * tokens / rates.devices
+    return config.num_hidden_layers * numbers * rates.width * rates.away
+
+
+def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> float:
+    """Return the seconds of these all-to-alls, four in each layer of a pass, which nothing hides."""
+    latency = 4 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
+    return rates.travel(exchange_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
 
 
 def sync_bytes(size: Size, devices: int, width: int = MASTER) -> int:

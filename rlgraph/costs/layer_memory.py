@@ -7,6 +7,7 @@ all queries, of all keys, and of the MLP.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from rlgraph.costs.formulas import MASTER
 from rlgraph.costs.model_size import Size
@@ -20,6 +21,7 @@ class Layer:
     width: int  # b
     masked: bool = False  # rows are packed: keys and values are repeated for every query head
     adapted: frozenset[str] | None = None  # the linear layers that train; None: all weights do
+    ranks: int = 1  # that share the tokens of a row
 
     @property
     def kept(self) -> int:
@@ -27,15 +29,22 @@ class Layer:
 
         In b: queries and keys as they enter attention, values, and what comes out; of each norm its scaled
         input and its output; and of the MLP. In float32: each norm's input. A norm of queries and keys keeps
-        as much of them. Frozen weights need no input: only adapters and what has no weights do.
+        as much of them. Frozen weights need no input: only adapters and what has no weights do. Where ranks
+        share tokens, what attention puts out stays with all tokens of some heads, and as it came back.
         """
         config = self.size.config
         hidden, queries, keys = config.hidden_size, config.queries, config.keys
         normed = queries + keys if config.model_type.startswith("qwen3") else 0
-        attention = 4 * queries if self.masked else 2 * queries + 2 * keys
+        attention = 4 * queries if self.masked else 2 * queries + 2 * keys * self.repeats
+        attention += queries * (self.ranks > 1)
         scaled = 2 * hidden + normed if self.adapted is None else 0
         outputs = hidden * (self._trains("q_proj", "k_proj", "v_proj") + self._trains("gate_proj", "up_proj"))
         return self.width * (attention + scaled + outputs + self.mlp) + MASTER * (2 * hidden + normed)
+
+    @property
+    def repeats(self) -> int:
+        """Return how often key and value heads are there, so that each rank that shares tokens has one."""
+        return self.ranks // gcd(self.ranks, self.size.config.key_heads)
 
     @property
     def mlp(self) -> int:

@@ -178,9 +178,9 @@ class Footprint:
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
-        mesh = mesh_of(self.plan, next(iter(step.models)))
+        mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         mask = _mask_bytes(model, size, tokens, int(most), self.cluster.device)
-        micro_batch = Pass(size, model, mesh.shard, tokens, mask, mesh.replicate)
+        micro_batch = Pass(size, model, mesh.shard, own, mask, mesh.replicate)
         return micro_batch.update() if step.updates else micro_batch.score()
 
     def _syncing(self, pool: str, step: Step) -> int:

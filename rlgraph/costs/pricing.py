@@ -17,7 +17,7 @@ from rlgraph.costs.model_size import Size, size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, mesh_of
-from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.plan import Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
 from rlgraph.units import middle
@@ -100,22 +100,34 @@ class Pricing(Footprint):
         mesh = mesh_of(self.plan, next(iter(step.models)))
         rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
-        work = self._share(step, model.train.micro_tokens, minibatches, times)
+        work = self._share(step, model.train, minibatches, times)
         if step.updates:
             factor = 4 if model.train.recompute else 3
             summed = formulas.replica_bytes(trained_on_device(size, model, mesh.shard), rates, times)
             seconds = formulas.update_seconds(size, rates, work, times, factor, summed)
-            return seconds, formulas.update_bytes(size, rates, work.passes, times) + summed
-        return formulas.score_seconds(size, rates, work), formulas.score_bytes(size, rates, work.passes)
+            moved = formulas.update_bytes(size, rates, work.passes, times) + summed
+        else:
+            factor, seconds = 1, formulas.score_seconds(size, rates, work)
+            moved = formulas.score_bytes(size, rates, work.passes)
+        # a group's: forward, once more where that runs again, and backward
+        devices = model.train.sequence_parallel
+        group = replace(rates, devices=devices, replicas=mesh.replicate * mesh.shard // devices)
+        again = max(1, factor - 1)
+        shared = again * work.tokens * group.devices
+        seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
+        return seconds, moved + formulas.exchange_bytes(size, group, shared)
 
-    def _share(self, step: Step, micro_tokens: int, minibatches: int, times: int) -> Tokens:
-        """Return what the busiest device computes per mini-batch: an even share, or the longest sample."""
-        cuts = minibatches if step.updates else 1
+    def _share(self, step: Step, train: TrainPlan, minibatches: int, times: int) -> Tokens:
+        """Return what the busiest device computes per mini-batch: an even share, or the longest sample.
+
+        Devices that share the tokens of a row have an even part of either.
+        """
+        cuts, ranks = minibatches if step.updates else 1, train.sequence_parallel
         rows = self.rows(step.reads, step) / cuts
-        tokens = max(rows * self.work.mean / len(step.devices), self.work.longest(rows))
+        tokens = max(rows * self.work.mean * ranks / len(step.devices), self.work.longest(rows))
         squares = tokens / self.work.mean * self.work.square
-        passes = times * math.ceil(tokens / max(micro_tokens, self.work.longest(rows)))
-        return Tokens(tokens * times, squares * times, passes)
+        passes = times * math.ceil(tokens / max(train.micro_tokens, self.work.longest(rows)))
+        return Tokens(tokens / ranks * times, squares / ranks * times, passes)
 
     def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:
         """Return the rates of the devices of a pool, in a mesh or all of them together."""

@@ -28,7 +28,7 @@ class Pass:
     size: Size
     model: ModelPlan
     devices: int  # its shards lie on so many
-    tokens: int  # the micro-batch reads so many, padding included
+    tokens: int  # the device reads so many of the micro-batch, padding included
     mask: int = 0  # bytes of the mask of packed rows; 0 where rows lie beside each other
     replicas: int = 1  # copies of the model, whose gradients are summed
 
@@ -110,7 +110,9 @@ class Pass:
 
     @cached_property
     def layer(self) -> Layer:
-        return Layer(self.size, self.width, self.mask > 0, self.adapted)
+        assert self.model.train
+        ranks = self.model.train.sequence_parallel
+        return Layer(self.size, self.width, self.mask > 0, self.adapted, ranks)
 
     @cached_property
     def root(self) -> int:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from rlgraph.errors import fail
 from rlgraph.ir.graph import Graph, Node
 
+GROUPED = {"serve": "tensor_parallel", "train": "sequence_parallel"}  # engine -> the size of its groups
+
 
 def place(graph: Graph) -> Graph:
     """Give every node a pool.
@@ -62,14 +64,18 @@ def _copied_in_place(graph: Graph) -> None:
 
 
 def _whole_groups(graph: Graph) -> None:
-    """Check that tensor-parallel groups fill their pool."""
-    for name in (str(node.model) for node in graph.nodes if node.call and node.op.engine == "serve"):
-        size, pool = graph.models[name].spec.serve.tensor_parallel, graph.engines[f"{name}.serve"]
+    """Check that the groups of devices that work on one batch together fill their pool."""
+    for node in graph.nodes:
+        kind = node.op.engine if node.call else None
+        if kind is None:
+            continue
+        name, setting = str(node.model), GROUPED[kind]
+        size, pool = getattr(getattr(graph.models[name].spec, kind), setting), graph.engines[f"{name}.{kind}"]
         if graph.devices[pool] % size:
             law = f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out "
-            law += f"in groups of {size} (models.{name}.serve.tensor_parallel)"
+            law += f"in groups of {size} (models.{name}.{kind}.{setting})"
             remedy = f"give it a multiple of {size}, or make groups smaller"
-            raise fail("tensor-parallel", law, graph.models[name].mark, remedy=remedy)
+            raise fail(setting.replace("_", "-"), law, graph.models[name].mark, remedy=remedy)
 
 
 def _all_used(graph: Graph, pools: dict[str, str]) -> None:

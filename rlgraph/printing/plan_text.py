@@ -69,12 +69,13 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
 
 
 def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
-    """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, computing activations again)``."""
-    if isinstance(spec, ServePlan):
-        return f"{spec.engine} ({spec.dtype})"
-    shown = f", {mesh}" if mesh and mesh.replicate > 1 else ""
-    again = ", computing activations again" if spec.recompute else ""
-    return f"{spec.engine} ({spec.dtype}{shown}{again})"
+    """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, each row over 2 devices)``."""
+    words: list[str] = [spec.dtype]
+    if isinstance(spec, TrainPlan):
+        words += [str(mesh)] * bool(mesh and mesh.replicate > 1)
+        words += ["computing activations again"] * bool(spec.recompute)
+        words += [f"each row over {spec.sequence_parallel} devices"] * (spec.sequence_parallel > 1)
+    return f"{spec.engine} ({', '.join(words)})"
 
 
 def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:

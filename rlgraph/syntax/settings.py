@@ -121,7 +121,9 @@ class Train(Section):
         "devices over which one copy of the model is sharded; the pool holds as many copies (replicas) as it "
         "has such groups of consecutive devices. null: all devices of the pool, in one copy.",
     )
-    micro_tokens: Count = option(16384, "padded tokens of one micro-batch on one device.")
+    micro_tokens: Count = option(
+        16384, "padded tokens of one micro-batch, on one device or on those that share it."
+    )
     dtype: Dtype = option(
         "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."
     )
@@ -134,6 +136,11 @@ class Train(Section):
     compile: bool = option(False, "compile the decoder layers by torch.compile, for any batch and length.")
     packing: bool = option(
         True, "lay rows end to end and read a prompt that they share once, where that is less work."
+    )
+    sequence_parallel: Count = option(
+        1,
+        "consecutive devices that share the tokens of each row, for rows whose activations no device "
+        "holds; it divides the devices of the pool and the model's query heads.",
     )
 
 

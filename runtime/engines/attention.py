@@ -30,7 +30,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from rlgraph.costs.limits import needs_mask
 
 REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
+OVER = "_over_"  # in a name, before the group of ranks that share the tokens: fsdp/sequence.py
 VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch
+
+
+def kind_of(model: Any) -> str:
+    """Return the name of what a transformers model attends by on one rank, whichever share its tokens."""
+    name: str = model.config.get_text_config()._attn_implementation
+    return name.partition(OVER)[0]
 
 
 def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) -> None:

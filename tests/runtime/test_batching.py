@@ -84,4 +84,4 @@ def test_rows_without_tokens_pass() -> None:
 
 
 def test_the_placeholder_scores_one_token() -> None:
-    assert placeholder(CPU).cells.tolist() == [1, 3]
+    assert placeholder(Budget(1), CPU).cells.tolist() == [1, 3]

@@ -16,6 +16,7 @@ import memory_fake
 from fake_engine import Setting
 
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
+LONG = Setting(EIGHT, tokens=32768, row=32768)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,11 @@ EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
         Setting(EIGHT, step="sync", lora=32),
         pytest.param(Setting(MIXTURE, world=512, step="logprobs"), marks=pytest.mark.nightly),
         Setting(MIXTURE, tokens=4096, recompute=False),
+        *(pytest.param(replace(LONG, sequence=ranks), marks=pytest.mark.nightly) for ranks in (1, 2, 8)),
+        replace(LONG, sequence=4, recompute=False),
+        pytest.param(replace(LONG, sequence=8, step="ref"), marks=pytest.mark.nightly),
+        pytest.param(Setting(EIGHT, sequence=4, packed=True, recompute=False), marks=pytest.mark.nightly),
+        pytest.param(replace(LONG, model=MIXTURE, world=16, sequence=16), marks=pytest.mark.nightly),
         Setting(MIXTURE, step="sync"),
         Setting(EIGHT, world=64, shard=8),
         pytest.param(Setting(MIXTURE, world=16, shard=8), marks=pytest.mark.nightly),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import lcm
 from typing import Any
 
 import torch
@@ -31,16 +32,18 @@ from rlgraph.runtime.engines.fsdp.cells import (
 from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
 from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
+from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True)
 class Budget:
     """The limits by which rows are cut into micro-batches."""
 
-    tokens: int  # those of one forward pass, padding included
+    tokens: int  # those of one forward pass on the ranks that share it, padding included
     share: float | None = None  # see attention_share; None: rows are not packed
     dtype: torch.dtype = torch.float32  # the attention scores' type
     mask: bool = True  # packed rows need a dense mask
+    sequence: SequenceGroup = ALONE  # the ranks that share it: they divide its width
 
     def work(self, tokens: int, scores: float, kernel: Kernel) -> float:
         """Return the work of a pass in which a kernel computes so many attention scores.
@@ -48,6 +51,16 @@ class Budget:
         1 is that of a token beside its attention.
         """
         return tokens + (self.share or 0) * scores / ATTENTION[kernel]
+
+    @property
+    def aligned(self) -> int:
+        """Return what the width of rows under a dense mask is a multiple of."""
+        return lcm(ALIGNED, self.sequence.ranks)
+
+    def widths(self, wanted: Ragged) -> torch.Tensor:
+        """Return how wide a pass has to be to score what is wanted of each row: int64 ``[rows]``."""
+        ranks = self.sequence.ranks
+        return -(-columns_read(wanted) // ranks) * ranks
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ def micro_batches(
     """Return micro-batches of the rows in ``subset`` (all by default), placed on ``device``."""
     columns = columns if subset is None else cut(columns, subset)
     wanted = scored(columns["loss_mask"])
-    lengths = columns_read(wanted)
+    lengths = budget.widths(wanted)
     beside = micro_batch_rows(lengths, budget.tokens)
     longest = [int(lengths[rows].max()) for rows in beside]
     work = sum(
@@ -126,7 +139,7 @@ def micro_batches(
     )
     if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
         return [_packed_batch(columns, lanes, budget, device) for lanes in packed]
-    return [_micro_batch(cut(columns, rows), device) for rows in beside]
+    return [_micro_batch(cut(columns, rows), budget, device) for rows in beside]
 
 
 def _packed(
@@ -146,7 +159,7 @@ def _masked(
     units: Sequence[PromptGroup], longest: int, budget: Budget
 ) -> Iterator[tuple[list[list[PackedLane]], float]]:
     """Yield the lanes of each micro-batch and their work, under a dense mask: for each width."""
-    for width in _widths(units, longest, budget.tokens):
+    for width in _widths(units, longest, budget):
         lanes, count = lanes_of(units, width), max(1, budget.tokens // width)
         work = budget.work(len(lanes) * width, len(lanes) * width * width, "mask")
         yield [lanes[i : i + count] for i in range(0, len(lanes), count)], work
@@ -161,16 +174,16 @@ def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[li
         lanes, work = lanes_of(groups, width), 0.0
         for lane in lanes:
             kernel = kernel_of(lane)
-            work += budget.work(width_of([lane], kernel), scores_of(lane), kernel)
+            work += budget.work(width_of([lane], kernel, budget.sequence.ranks), scores_of(lane), kernel)
         yield [[lane] for lane in lanes], work
 
 
-def _widths(units: Sequence[PromptGroup], longest: int, tokens: int) -> list[int]:
+def _widths(units: Sequence[PromptGroup], longest: int, budget: Budget) -> list[int]:
     """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
-    total = sum(unit.length for unit in units)
+    total, tokens, aligned = sum(unit.length for unit in units), budget.tokens, budget.aligned
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
     even = {max(longest, -(-total // -(-total // width))) for width in near if total}
-    widths = {-(-width // ALIGNED) * ALIGNED for width in even}
+    widths = {-(-width // aligned) * aligned for width in even}
     return sorted(width for width in widths if width * max(width, tokens) <= MASK)
 
 
@@ -185,14 +198,15 @@ def mini_batches(
 ) -> list[MiniBatch]:
     """Return this rank's part of each mini-batch, with counts over all ranks. A collective.
 
-    ``columns`` are of this rank's rows; for ``rows``, ``total_rows`` and ``minibatches`` see
-    ``minibatch_rows``.
+    ``columns`` are of this rank's rows, or of all whose tokens it shares; for ``rows``, ``total_rows`` and
+    ``minibatches`` see ``minibatch_rows``.
     """
     mine = minibatch_rows(rows, total_rows, minibatches)
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
     tokens = columns["loss_mask"].sum()
     counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
-    ranks = over_ranks(torch.tensor(counts), group)  # [ranks, minibatches, 3]
+    # [ranks, minibatches, 3], of the ranks that share tokens the first
+    ranks = over_ranks(torch.tensor(counts), group)[:: budget.sequence.ranks]
     sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
     return [
         MiniBatch(b, Totals(tokens=n, sequences=k), passes)
@@ -200,20 +214,22 @@ def mini_batches(
     ]
 
 
-def placeholder(device: torch.device) -> MicroBatch:
+def placeholder(budget: Budget, device: torch.device) -> MicroBatch:
     """Return two short rows, for a rank that has none left while others go on: collectives must pair up.
 
     A dimension of one would be compiled by itself (torch.compile), on that rank alone.
     """
-    tokens, mask = Ragged.of([[0, 0, 0]] * 2), Ragged.of([[False, False, True]] * 2, dtype=torch.bool)
-    return _micro_batch({"tokens": tokens, "loss_mask": mask}, device)
+    width = 2 * budget.sequence.ranks
+    tokens = Ragged.of([[0] * (width + 1)] * 2)
+    mask = Ragged.of([[False] * width + [True]] * 2, dtype=torch.bool)
+    return _micro_batch({"tokens": tokens, "loss_mask": mask}, budget, device)
 
 
-def _micro_batch(columns: dict[str, Any], device: torch.device) -> MicroBatch:
+def _micro_batch(columns: dict[str, Any], budget: Budget, device: torch.device) -> MicroBatch:
     """Lay rows beside each other, padded on the right."""
-    width, rows = int(columns_read(scored(columns["loss_mask"])).max()), columns["tokens"].padded()
+    width, rows = int(budget.widths(scored(columns["loss_mask"])).max()), columns["tokens"].padded()
     inputs = {"input_ids": pad(rows, (0, width - rows.shape[1]))}
-    return _placed(columns, inputs, None, lambda row, place: row * width + place, device)
+    return _placed(columns, inputs, None, lambda row, place: row * width + place, budget, device)
 
 
 def _packed_batch(
@@ -223,16 +239,17 @@ def _packed_batch(
     rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
     columns = cut(columns, rows)
     kernel: Kernel = "mask" if budget.mask else kernel_of(lanes[0])
-    cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel))
+    cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel, budget.sequence.ranks))
     inputs: dict[str, Any] = {"input_ids": cells.input_ids, "position_ids": cells.positions}
     if kernel == "mask":
-        return _placed(columns, inputs, partial(cells.mask, budget.dtype, device), cells.cell, device)
+        mask = partial(cells.mask, budget.dtype, device)
+        return _placed(columns, inputs, mask, cells.cell, budget, device)
     (lane,) = lanes
     if kernel == "flex":
         inputs["attention_mask"] = block_mask(lane, cells, device)
     else:
         inputs["attention_mask"] = row_ends(lane, cells.input_ids.shape[1], device)
-    return _placed(columns, inputs, None, cells.cell, device)
+    return _placed(columns, inputs, None, cells.cell, budget, device)
 
 
 def _placed(
@@ -240,13 +257,16 @@ def _placed(
     inputs: dict[str, Any],
     mask: Callable[[], torch.Tensor] | None,
     cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    budget: Budget,
     device: torch.device,
 ) -> MicroBatch:
     """Return a micro-batch on a device; ``cell`` says where a row's token stands in the inputs."""
     places, row, place = places_of(scored(columns["loss_mask"]))
-    cells = cell(row, place - 1)  # the token before says what follows
-    labels = columns["tokens"].values[places]
+    # the token before says what follows
+    share = budget.sequence.share(inputs, cell(row, place - 1))
+    labels = columns["tokens"].values[places][share.own]
     moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
-    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-    scores = (tensor.to(device) for tensor in (cells, labels, places))
-    return MicroBatch(moved, inputs, mask, *scores, tuple(turn.to(device) for turn in uses_in_turn(cells)))
+    inputs = {name: tensor.to(device) for name, tensor in share.inputs.items()}
+    scores = (tensor.to(device) for tensor in (share.cells, labels, places[share.order]))
+    turns = tuple(turn.to(device) for turn in uses_in_turn(share.cells))
+    return MicroBatch(moved, inputs, mask, *scores, turns, budget.sequence, share.sizes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import torch
@@ -54,10 +55,11 @@ def kernel_of(lane: PackedLane) -> Kernel:
     return "flex" if any(len(unit.spans) > 1 for unit in lane) else "varlen"
 
 
-def width_of(lanes: Sequence[PackedLane], kernel: Kernel) -> int:
-    """Return the common width of lanes: that of the longest, up to what the kernel wants."""
+def width_of(lanes: Sequence[PackedLane], kernel: Kernel, ranks: int = 1) -> int:
+    """Return the common width of lanes: that of the longest, up to what the kernel wants, and the ranks that
+    share it."""
     longest = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
-    multiple = BLOCK if kernel == "flex" else ALIGNED
+    multiple = lcm(BLOCK if kernel == "flex" else ALIGNED, ranks)
     return -(-longest // multiple) * multiple
 
 

@@ -27,12 +27,15 @@ from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
+from rlgraph.runtime.engines.fsdp.sequence import sequence_group
 from rlgraph.runtime.engines.fsdp.shards import apart, gather_full, gathered, reduce_with_the_last
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
+
+ROW = ""  # the row numbers, among columns that have names
 
 
 class FsdpEngine:
@@ -47,7 +50,7 @@ class FsdpEngine:
         frozen: hold no gradients and no optimizer.
         optimizer: as ``models.NAME.optimizer``; needed unless frozen.
         seed: of a value head that the directory lacks.
-        micro_tokens: tokens of one forward pass on a rank, padding included.
+        micro_tokens: tokens of one forward pass, padding included, on a rank or on those that share it.
         device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
         dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
         mesh: one dimension, or two, ``replicate`` and ``shard``: copies of the model, each sharded over a row
@@ -60,10 +63,11 @@ class FsdpEngine:
         compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
         packing: lay rows end to end, and read a prompt that they share once, where that is less work and
             the model's attention allows it.
+        sequence_parallel: consecutive ranks that share the tokens of their rows: see ``sequence.py``.
 
     Raises:
-        ValueError: an unknown or missing optimizer option, weights that the directory lacks, or a layer
-            to adapt that the model lacks.
+        ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
+            adapt that the model lacks, or tokens that ranks can't share.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class FsdpEngine:
         lora: Mapping[str, Any] | None = None,
         compile: bool = False,
         packing: bool = True,
+        sequence_parallel: int = 1,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
@@ -95,11 +100,13 @@ class FsdpEngine:
         self.device = torch.device(device)
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        how = Loading(path, head, seed, frozen, compute, self.mesh, reshard, recompute, self.lora, compile)
+        self.sequence = sequence_group(self.group, sequence_parallel)
+        settings = (reshard, recompute, self.lora, compile, self.sequence)
+        how = Loading(path, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) if packing and packs(self.model) else None
-        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model))
+        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), self.sequence)
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
@@ -183,7 +190,9 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         metric_sums = MetricSums()
-        plan = mini_batches(columns, rows, total_rows, minibatches, self.budget, self.device, self.group)
+        pooled, _ = self.sequence.pooled({**columns, ROW: rows})
+        rows = pooled.pop(ROW)
+        plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, self.group)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
                 self._accumulate(minibatch, objective, temperature, entropy, metric_sums)
@@ -311,32 +320,34 @@ class FsdpEngine:
         """Return the columns ``[samples, tokens]`` that a method of this name returns."""
         self.residency.need(["parameters"], what)
         squares, off = what == "squares", [] if adapter else self.adapted.values()
-        place = tokens.like(torch.arange(len(tokens.values)))
-        columns = {"tokens": tokens, "loss_mask": loss_mask, "place": place}
+        columns, own = self.sequence.pooled({"tokens": tokens, "loss_mask": loss_mask})
+        count = len(columns["tokens"].values)
+        columns["place"] = columns["tokens"].like(torch.arange(count))
         batches = micro_batches(columns, self.budget, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
         with torch.no_grad(), expandable_segments(self.device), gathered(self.shards), adapters.without(off):
             scores = [self._stacked(batch, temperature, squares) for batch in batches]
             for _ in range(passes - len(batches)):
-                self._stacked(placeholder(self.device), temperature, squares)
-        out = torch.zeros(1 + squares, len(tokens.values), device=self.device)
+                self._stacked(placeholder(self.budget, self.device), temperature, squares)
+        out = torch.zeros(1 + squares, count, device=self.device)
         if batches:
             places = [batch.columns["place"].values[batch.places] for batch in batches]
             out[:, torch.cat(places)] = torch.cat(scores, 1)
-        return [tokens.like(row) for row in out]
+        return [tokens.like(row) for row in out[:, own]]
 
     def _stacked(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
         """Return scores ``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
         if squares:
-            return torch.stack(self.model.token_squares(batch, temperature))
+            return torch.stack([*map(batch.whole, self.model.token_squares(batch, temperature))])
         return self._scores(batch, temperature, "none")[0][None]
 
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.head == "value":
-            return values(self.model, batch), None
-        return self.model.token_scores(batch, temperature, entropy)
+            return batch.whole(values(self.model, batch)), None
+        logprobs, entropies = self.model.token_scores(batch, temperature, entropy)
+        return batch.whole(logprobs), None if entropies is None else batch.whole(entropies)
 
     def _accumulate(
         self,
@@ -353,9 +364,11 @@ class FsdpEngine:
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
                     loss, metrics = objective(batch, minibatch.totals)
-                    metric_sums.add(loss, metrics)
+                    if self.sequence.rank == 0:  # the others have the same
+                        metric_sums.add(loss, metrics)
                 else:
-                    loss = 0.0 * self._scores(placeholder(self.device), temperature, "none")[0].sum()
+                    idle = placeholder(self.budget, self.device)
+                    loss = 0.0 * self._scores(idle, temperature, "none")[0].sum()
                 loss.backward()
 
     def _scored_columns(self, batch: MicroBatch, temperature: float, entropy: bool) -> dict[str, Any]:

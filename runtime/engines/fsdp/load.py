@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines.attention import attend_without_mask, repeat_shared_heads
-from rlgraph.runtime.engines.fsdp import lora, scoring
+from rlgraph.runtime.engines.fsdp import lora, scoring, sequence
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
 from rlgraph.syntax.settings import Lora
@@ -40,6 +40,7 @@ class Loading:
     recompute: bool
     adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
     compiled: bool
+    sequence: sequence.SequenceGroup = sequence.ALONE
 
     @property
     def new(self) -> tuple[str, ...]:
@@ -55,13 +56,15 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
         of the checkpoint each parameter holds.
 
     Raises:
-        ValueError: models of this type can't be trained; or the directory lacks weights other than a value
-            head's, or has them in another shape; or the adapter names layers that there are not.
+        ValueError: models of this type can't be trained, or their tokens not shared; or the directory lacks
+            weights other than a value head's, or has them in another shape; or the adapter names layers that
+            there are not.
     """
     device = torch.device(how.mesh.device_type)
     model, pieces, files = _build(how)
     repeat_shared_heads(model, device, how.compute)
     attend_without_mask(model, device, how.compute)
+    sequence.share_attention(model, how.sequence)
     model.register_forward_hook(_own_logits)
     # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
     model.eval()
@@ -93,6 +96,7 @@ def _build(how: Loading) -> tuple[Any, Pieces, Any]:
         model = pretrained.shape_of(how.path, *_classes(how.head), dtype)
         if how.head == "lm":
             scoring.check(model)
+        sequence.check(model, how.sequence.ranks)
         pieces = naming.pieces_of(model, files)
         pretrained.check_experts(how.path, pieces, files)
         direct = pretrained.reads_by_rows(model, pieces, files, how.new)

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,19 @@ class MicroBatch:
     ``input_ids`` ends before the last scored token: nothing asks what follows it. Rows that lie beside each
     other need no mask: under causal attention no token sees the padding to its right, and without one the
     fast kernels apply. Packed rows have positions, and a mask or what ``attention.py`` takes in its place.
+
+    Where ranks share the tokens, ``[own]`` are the scored ones of this rank, else ``[scored]``.
     """
 
     columns: dict[str, Any]  # tokens, loss_mask and all other columns, cut to these rows
-    inputs: dict[str, Any]  # the model's arguments: input_ids int64 [lanes, width], ...
+    inputs: dict[str, Any]  # the model's arguments: input_ids int64 [lanes, width or share], ...
     mask: Callable[[], torch.Tensor] | None  # makes the dense mask of packed rows, where they need one
-    cells: torch.Tensor  # int64 [scored]: after which of the cells of input_ids the token is scored
-    labels: torch.Tensor  # int64 [scored]
+    cells: torch.Tensor  # int64 [own]: after which of the cells of input_ids the token is scored
+    labels: torch.Tensor  # int64 [own]
     places: torch.Tensor  # int64 [scored]: where each belongs in the flat tokens
     turns: tuple[torch.Tensor, ...]  # places in ``cells``: the first use of each cell, then the second, ...
+    sequence: SequenceGroup = ALONE
+    sizes: tuple[int, ...] = ()  # of each rank of it, how many it scores
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's arguments. A dense mask is made per pass: all of them together would not fit."""
@@ -39,8 +44,12 @@ class MicroBatch:
         empty = torch.zeros(len(tokens.values), dtype=scores.dtype, device=scores.device)
         return tokens.like(empty.index_copy(0, self.places, scores))
 
+    def whole(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores ``[scored]`` of all ranks that share the tokens, from this one's ``[own]``."""
+        return self.sequence.whole(scores, self.sizes)
+
     def picked(self, values: torch.Tensor) -> torch.Tensor:
-        """Pick values ``[lanes, width, ...]`` after which a token is scored: ``[scored, ...]``."""
+        """Pick values ``[lanes, width, ...]`` after which a token is scored: ``[own, ...]``."""
         return cast(torch.Tensor, _Pick.apply(values.flatten(0, 1), self.cells, *self.turns))
 
 

@@ -73,14 +73,13 @@ def packs(model: torch.nn.Module) -> bool:
     kinds = getattr(config, "layer_types", None)
     full = set(kinds) == {FULL} if kinds else not getattr(config, "sliding_window", None)
     takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
-    known = config._attn_implementation in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
+    known = attention.kind_of(model) in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
     return full and takes and known and not getattr(model, "_is_stateful", False)
 
 
 def has_mask(model: torch.nn.Module) -> bool:
     """Return whether a model attends to packed rows under a dense mask."""
-    config: Any = model.config.get_text_config()  # type: ignore[operator]
-    return config._attn_implementation != attention.PACKED
+    return attention.kind_of(model) != attention.PACKED
 
 
 def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:

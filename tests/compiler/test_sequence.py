@@ -1,0 +1,82 @@
+"""``train.sequence_parallel`` in plans: what is refused, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.formulas import BEST, Rates, exchange_bytes, exchange_seconds
+from rlgraph.costs.model_size import size_of
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.printing.plan_text import plan_text
+
+EIGHT = "Qwen/Qwen3-8B"
+
+
+def planned(ranks: int, *more: str, path: str = EIGHT, devices: int = 8, cluster: str = "") -> Plan:
+    settings = [f"models.{name}.path={path}" for name in ("policy", "ref")]
+    settings += [f"models.{name}.train.sequence_parallel={ranks}" for name in ("policy", "ref")]
+    return compile_graph("grpo", [*settings, *more], devices, Target(cluster) if cluster else None)
+
+
+def update(plan: Plan) -> Step:
+    (step,) = [step for step in plan.steps if step.updates]
+    return step
+
+
+def test_a_pool_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(
+        GraphError, match=r"(?s)pool `main` has 6 devices.*groups of 4 .*multiple of 4"
+    ) as error:
+        planned(4, devices=6)
+    assert [problem.kind for problem in error.value.problems] == ["sequence-parallel"]
+
+
+def test_query_heads_that_do_not_divide_are_refused_with_what_works() -> None:
+    with pytest.raises(GraphError, match=r"32 query heads of `policy`.*among 3 devices") as error:
+        planned(3, devices=12)
+    (problem,) = error.value.problems
+    assert problem.accepted == ("1", "2", "4")  # they divide 12 devices too
+
+
+def test_a_model_of_unknown_size_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert planned(3, path="somebody/elses", devices=12).models["policy"].train
+    heads = {"model_type": "llama", "num_attention_heads": 8, "num_hidden_layers": 1, "vocab_size": 9}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**heads, **sizes}))
+    with pytest.raises(GraphError, match="8 query heads"):
+        planned(3, path=str(tmp_path), devices=12)
+
+
+def test_the_plan_says_so() -> None:
+    assert "fsdp (float32, each row over 2 devices)" in plan_text(planned(2))
+    assert "each row over" not in plan_text(planned(1))
+
+
+def test_long_rows_fit_on_devices_that_share_them() -> None:
+    long = ["rollout.max_new_tokens=120000", "rollout.temperature=1.0", "prompts.batch=8"]
+    kept = [*long, *(f"models.{name}.train.recompute=false" for name in ("policy", "ref"))]
+    with pytest.raises(GraphError, match="does not fit"):
+        planned(1, *kept, cluster="h100-8")
+    peak = planned(8, *long, cluster="h100-8").peak["main"]
+    assert peak.fits
+
+
+def test_all_to_alls_are_counted() -> None:
+    size, cluster = size_of(EIGHT), load_cluster("h100-8")
+    again = "models.policy.train.recompute=true"
+    rates = {ranks: Rates(cluster, ranks, "bfloat16", BEST) for ranks in (1, 4, 16)}
+    # 32 query heads, 8 of keys and of values, as many as queries that come back: each of 128 numbers
+    assert exchange_bytes(size, rates[4], 400) == 36 * (32 + 8 + 8 + 32) * 128 * 100 * 2 * 3 / 4
+    # with 16 ranks each key head is there twice
+    assert exchange_bytes(size, rates[16], 1600) == 36 * (32 + 16 + 16 + 32) * 128 * 100 * 2 * 15 / 16
+    assert exchange_bytes(size, rates[1], 400) == exchange_seconds(size, rates[1], 400, 1) == 0
+    assert exchange_seconds(size, rates[4], 400, 1) > exchange_bytes(size, rates[4], 400) / cluster.intra_link
+    one, four = (update(planned(ranks, again, cluster="h100-8")) for ranks in (1, 4))
+    assert one.bytes and four.bytes and one.seconds and four.seconds
+    assert four.bytes > one.bytes and four.seconds > one.seconds
