@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_model_whose_tokens_cannot_be_shared_is_refused_by_name(kind: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB}
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": VOCAB}
     settings, fault = REFUSED[kind]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**shape, **settings}))

@@ -116,6 +116,7 @@ def check(model: Any, ranks: int) -> None:
     if ranks == 1:
         return
     config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", ranks)
     kinds = {*(getattr(config, "layer_types", None) or ())} - BY_TOKEN
     faults = {
         "its layers carry a state from token to token": getattr(model, "_is_stateful", False),
@@ -124,9 +125,7 @@ def check(model: Any, ranks: int) -> None:
         "its attention does not go through transformers' AttentionInterface": (
             not model._supports_attention_backend or config._attn_implementation != "sdpa"
         ),
-        f"its {config.num_attention_heads} query heads can't be shared out": (
-            config.num_attention_heads % ranks
-        ),
+        f"its {heads} query heads can't be shared out": heads % ranks,
     }
     if fault := next((words for words, holds in faults.items() if holds), ""):
         law = f"{config.model_type}: {fault}, so its sequences can't be shared by {ranks} ranks"
