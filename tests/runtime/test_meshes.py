@@ -31,10 +31,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.costs import limits
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.worker import process_groups
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 RANKS = 4
-MESHES = {"4": 4, "2x2": 2, "4x1": 1}  # replicas x shards -> ranks in a row
+SHARD = "models.policy.train.shard=2"
+MESHES = {"4": 4, "2x2": 2, "4x1": 1}  # replicas x shards -> ranks that share a copy
 # 13 rows on four ranks: the last has none, which waits in every pass of the others
 SHARES = (range(7), range(7, 9), range(9, 13), range(0))
 # the mesh that saves and the one that goes on
@@ -46,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adapted": {"path": "llama", "lora": {"rank": 3, "alpha": 6.0}, "reshard": True},
     "rounded": {"path": "llama", "dtype": "bfloat16", "reshard": True},
 }
+TRIED = {"4": ["whole"], "2x2": [*CASES], "4x1": ["whole", "layers"], "1": [*CASES]}
 
 
 def engine_of(root: Path, case: str, where: dict[str, Any], **options: Any) -> FsdpEngine:
@@ -78,9 +81,9 @@ def trained(engine: FsdpEngine, minibatches: int = 3, epochs: int = 2) -> dict[s
 
 
 def scenario(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:
-    """Every case on a mesh; the first is saved, exported, and goes on."""
+    """The cases of a mesh; the first is saved, exported, and goes on."""
     found: dict[str, Any] = {}
-    for case in CASES:
+    for case in TRIED[name]:
         engine = engine_of(root, case, where)
         found[case] = trained(engine)
         if case == "whole":
@@ -121,7 +124,10 @@ def main(rank: int, root: Path) -> None:
     found["loaded"] = {(source, name): loaded(root, source, where[name]) for source, name in LOADED}
     found["copied"] = copied(root, where["4"], where["2x2"]), copied(root, where["2x2"], where["4x1"])
     limits.BUCKET = test_planned_sync.SMALL
-    planned = FsdpEngine(str(root / "dense"), optimizer={"lr": 1e-2}, **where["2x2"])
+    plan, _ = test_planned_sync.planned(root, "rounded", SHARD, devices=RANKS)
+    own = process_groups._meshes(plan, "main", whole)
+    found["own"] = {name: (mesh is whole, mesh.mesh.tolist()) for name, mesh in own.items()}
+    planned = FsdpEngine(str(root / "dense"), optimizer={"lr": 1e-2}, mesh=own["policy"], group=group)
     found["sync"] = test_planned_sync.received(planned.weights("bfloat16"))[1:]
     torch.save(found, root / f"rank-{rank}.pt")
 
@@ -153,8 +159,9 @@ def scores_of(found: list[dict[str, Any]]) -> dict[int, list[float]]:
     return dict(sorted((row, scores) for rank in found for row, scores in rank["scores"].items()))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("case", [*CASES, "next"])
+@pytest.mark.parametrize(
+    ("mesh", "case"), [(mesh, case) for mesh in MESHES for case in (*TRIED[mesh], "next")]
+)
 def test_a_mesh_does_what_one_rank_does(
     mesh: str, case: str, alone: dict[str, Any], ranks: list[dict[str, Any]]
 ) -> None:
@@ -209,6 +216,11 @@ def test_weights_are_copied_between_meshes(
             close(found, expected, 1e-4)
 
 
+def test_a_worker_makes_the_meshes_of_its_plan(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["own"] == {"policy": (False, [[0, 1], [2, 3]]), "ref": (True, [0, 1, 2, 3])}
+
+
 @pytest.fixture
 def small_buckets() -> Iterator[None]:
     with patch.object(limits, "BUCKET", test_planned_sync.SMALL):
@@ -218,8 +230,7 @@ def small_buckets() -> Iterator[None]:
 def test_a_sync_gathers_from_one_replica_as_planned(
     root: Path, ranks: list[dict[str, Any]], small_buckets: None
 ) -> None:
-    shard = "models.policy.train.shard=2"
-    plan, step = test_planned_sync.planned(root, "rounded", shard, devices=RANKS)
+    plan, step = test_planned_sync.planned(root, "rounded", SHARD, devices=RANKS)
     whole = test_planned_sync.planned(root, "rounded", devices=RANKS)[1]
     for rank in ranks:
         nbytes, count = rank["sync"]
