@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,9 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
-from rlgraph.runtime.cluster.liveness import LOOK_S, STATES, attended, daemons, state, unresponsive
+from rlgraph.runtime.cluster.liveness import LOOK_S, ProcessWatch, attended, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
-from rlgraph.runtime.cluster.sweeper import Sweeper, processes_of
+from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.columns.shared_memory import segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
@@ -31,7 +30,6 @@ from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
 
 LEAVING_S = 1.0  # in which workers end with their children, once the driver has left Ray
-STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
 SPLIT = re.compile(r"(\d+)")
 
 
@@ -162,8 +160,6 @@ class RayCluster:
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
         self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
-        self.starting = not address  # of those that start, Ray tells no process
-        self.own: dict[int, str] = {}  # workers that run on a Ray that was started here
         advice = f"continue with --resume --run-dir {logs.parent}"
         self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
         # the plan that tasks beside workers get, and the variables that it refers to
@@ -174,9 +170,7 @@ class RayCluster:
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
             self.notes = [*self._open(address, timeout)]
-            if self.starting:
-                self.own = {process: f"worker {place_text(place)}" for place, process in self.pids.items()}
-            self.starting = False
+            self.watch.started({process: place_text(place) for place, process in self.pids.items()})
         except BaseException:
             self.close()
             raise
@@ -186,8 +180,8 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
         options |= {"num_gpus": devices} if self.gpus else {}
         self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
-        self.daemons, self.stops = {} if address else daemons(), 0
-        self.sweeper.remember(self.daemons)
+        self.watch = ProcessWatch(self.session, here=not address)
+        self.sweeper.remember(self.watch.daemons)
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew
 
     def _open(self, address: str | None, timeout: float) -> Iterator[str]:
@@ -199,7 +193,7 @@ class RayCluster:
 
     def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
         """Start a worker for each place; within a pool in the order of (host, device)."""
-        group = reserved(self.ray, parts, self.gpus, min(timeout, 120), self.check)
+        group = reserved(self.ray, parts, self.gpus, min(timeout, 120), self.watch.check)
         bundles = [bundle for bundle, (_, size) in enumerate(parts) for _ in range(size)]
         started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
         spots = self._answers([worker.place.remote() for worker in started], timeout)
@@ -258,7 +252,7 @@ class RayCluster:
 
     def put(self, value: Any) -> Any:
         """Return a reference to a value; a store that does not take it is waited for as long as Ray runs."""
-        return attended(partial(self.ray.put, value), self.check)
+        return attended(partial(self.ray.put, value), self.watch.check)
 
     def get(self, references: Sequence[Any]) -> list[Any]:
         return list(self.ray.get(list(references)))
@@ -276,25 +270,7 @@ class RayCluster:
             )
             if len(ready) >= count or not left:
                 return ready, rest
-            self.check()
-
-    def check(self) -> None:
-        """Check that the processes of a Ray that was started here run; ``LostError`` where one does not.
-
-        Ray itself ends this process a minute after it has lost its control store. It tells of workers that
-        have ended, but not of those that are stopped.
-        """
-        starting = (
-            dict.fromkeys(processes_of(self.session), "a worker or agent of Ray's") if self.starting else {}
-        )
-        watched = starting | self.own | self.daemons
-        states = {process: state(process) for process in watched}
-        self.stops = self.stops + 1 if "T" in states.values() else 0
-        for process, letter in states.items():
-            gone = process in self.daemons and letter in STATES and letter != "T"
-            if gone or (letter == "T" and self.stops > STOPPED):
-                law = f"{watched[process]} on this machine (process {process}): {STATES[letter]}"
-                raise LostError(law, law)
+            self.watch.check()
 
     def unresponsive(self) -> dict[Place, str]:
         return unresponsive(self.ray, {place: (self.nodes[place], self.pids[place]) for place in self.places})
@@ -302,9 +278,7 @@ class RayCluster:
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt
         if hasattr(self, "ray"):
-            # what is stopped can't end; were it killed, Ray would end this process as well
-            for process in (one for one in self.daemons if state(one) == "T"):
-                os.kill(process, signal.SIGCONT)
+            self.watch.go_on()
             # Ray's processes block the signal by which it ends them, and it would wait a second for each
             sweeping = threading.Timer(LEAVING_S, self.sweeper.close)
             sweeping.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -10,8 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rlgraph.runtime.cluster.failures import LostError
+from rlgraph.runtime.cluster.sweeper import processes_of
 from rlgraph.runtime.messages.tasks import Place
 
+STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
 LOOK_S = 1.0  # seconds between two looks at Ray's own processes
 ASKING_S = 20  # seconds in which a host has to say how its workers are
 DAEMONS = ("gcs_server", "raylet")
@@ -47,6 +51,43 @@ def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
         future.set_result(function())
     except BaseException as error:
         future.set_exception(error)
+
+
+class ProcessWatch:
+    """Looks at the processes of a Ray that was started on this machine; of another there are none to look at.
+
+    Ray itself ends this process a minute after it has lost its control store. It tells of workers that have
+    ended, but not of those that are stopped, nor of any that start.
+    """
+
+    def __init__(self, session: str, here: bool) -> None:
+        """Begin; ``here``: Ray was started on this machine, with this session in its environment."""
+        self.session, self.here, self.starting, self.stops = session, here, here, 0
+        self.daemons = daemons() if here else {}
+        self.workers: dict[int, str] = {}
+
+    def started(self, workers: Mapping[int, str]) -> None:
+        """Look from now on at these workers, by process, each with its place."""
+        self.starting = False
+        self.workers = {process: f"worker {place}" for process, place in workers.items() if self.here}
+
+    def check(self) -> None:
+        """Check that they run; ``LostError`` where one does not."""
+        begun = processes_of(self.session) if self.starting else []
+        watched = dict.fromkeys(begun, "a worker or agent of Ray's") | self.workers | self.daemons
+        states = {process: state(process) for process in watched}
+        self.stops = self.stops + 1 if "T" in states.values() else 0
+        for process, letter in states.items():
+            gone = process in self.daemons and letter in STATES and letter != "T"
+            if gone or (letter == "T" and self.stops > STOPPED):
+                law = f"{watched[process]} on this machine (process {process}): {STATES[letter]}"
+                raise LostError(law, law)
+
+    def go_on(self) -> None:
+        """Let Ray's processes that are stopped go on, so that they can end: were they killed, Ray would end
+        this process as well."""
+        for process in (one for one in self.daemons if state(one) == "T"):
+            os.kill(process, signal.SIGCONT)
 
 
 def daemons() -> dict[int, str]:
