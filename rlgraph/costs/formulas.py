@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
@@ -125,6 +126,18 @@ class Tokens:
     passes: int  # micro-batches
 
 
+def row_work(tokens: Any, squares: Any, share: float) -> Any:
+    """Return the work of rows, or of an array of rows, in tokens of a row so short that attention is nothing.
+
+    A row of n tokens takes ``n (1 + share n / 2)``: token i sees i columns. See ``Size.attention_share``.
+
+    Example:
+        >>> row_work(1000, 1000**2, share=0.001)
+        1500.0
+    """
+    return tokens + share * squares / 2
+
+
 def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     """Return the seconds of a pass without gradients: 2 N FLOPs per token, and attention."""
     compute = _compute(size, rates, work, 1, rates.efficiency.score)
@@ -146,8 +159,7 @@ def update_seconds(
 
 
 def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
-    attention = work.squares * size.attention_flops(1)
-    flops = factor * (2 * size.multiplied * work.tokens + attention)
+    flops: float = factor * 2 * size.multiplied * row_work(work.tokens, work.squares, size.attention_share)
     layers = factor * work.passes * size.config.num_hidden_layers
     # some 4 times fewer kernels than a decode
     return max(flops / rates.flops(share), rates.launch(layers) / 4)

@@ -234,6 +234,11 @@ class Size:
         """Return the forward FLOPs of causal attention in one sequence: 2 s^2 heads head_dim layers."""
         return 2 * length**2 * self.config.queries * self.config.num_hidden_layers
 
+    @property
+    def attention_share(self) -> float:
+        """Return the work of attention for a token and a column that it sees, over that of the weights."""
+        return self.attention_flops(1) / self.multiplied
+
 
 def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
     """Return the numbers of tensors (``Config.tensors``) whose rows are padded to as many per device.

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rlgraph.costs import formulas
 from rlgraph.costs.calibration import RATES, Calibration
 from rlgraph.costs.device_groups import devices_of
 from rlgraph.costs.efficiency import ASSUMED
-from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
+from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens, row_work
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size, size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, mesh_of
-from rlgraph.ir.plan import Plan, Step, TrainPlan
+from rlgraph.ir.plan import ModelPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
 from rlgraph.units import middle
@@ -42,6 +43,16 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
     if problems:
         raise GraphError(dict.fromkeys(problems))
     return sizes
+
+
+def attention_share(models: Mapping[str, ModelPlan]) -> float:
+    """Return the ``Size.attention_share`` by which rows are balanced: that of the largest model that trains
+    or scores; 0, so that tokens alone count, where the size of none is known."""
+    sizes: list[Size] = []
+    for model in models.values():
+        with suppress(GraphError):
+            sizes += [size_of(model.path, model.head)] if model.train else []
+    return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Pricing(Footprint):
         mesh = mesh_of(self.plan, next(iter(step.models)))
         rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
-        work = self._share(step, model.train, minibatches, times)
+        work = self._share(step, size, model.train, minibatches, times)
         if step.updates:
             factor = 4 if model.train.recompute else 3
             summed = formulas.replica_bytes(trained_on_device(size, model, mesh.shard), rates, times)
@@ -117,16 +128,19 @@ class Pricing(Footprint):
         seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
         return seconds, moved + formulas.exchange_bytes(size, group, shared)
 
-    def _share(self, step: Step, train: TrainPlan, minibatches: int, times: int) -> Tokens:
+    def _share(self, step: Step, size: Size, train: TrainPlan, minibatches: int, times: int) -> Tokens:
         """Return what the busiest device computes per mini-batch: an even share, or the longest sample.
 
         Devices that share the tokens of a row have an even part of either.
         """
-        cuts, ranks = minibatches if step.updates else 1, train.sequence_parallel
-        rows = self.rows(step.reads, step) / cuts
-        tokens = max(rows * self.work.mean * ranks / len(step.devices), self.work.longest(rows))
-        squares = tokens / self.work.mean * self.work.square
-        passes = times * math.ceil(tokens / max(train.micro_tokens, self.work.longest(rows)))
+        rows, ranks = (
+            self.rows(step.reads, step) / (minibatches if step.updates else 1),
+            train.sequence_parallel,
+        )
+        each, longest = rows * ranks / len(step.devices), self.work.longest(rows)
+        shares = (each * self.work.mean, each * self.work.square), (longest, longest**2)
+        tokens, squares = max(shares, key=lambda part: row_work(part[0], part[1], size.attention_share))
+        passes = times * math.ceil(tokens / max(train.micro_tokens, longest))
         return Tokens(tokens / ranks * times, squares / ranks * times, passes)
 
     def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:

@@ -2,7 +2,7 @@
 
     one          all rows on the pool's first device
     even         split by prompt: contiguous, the samples of a prompt together
-    balanced/K   samples spread so that the devices hold equal token counts in each of K mini-batches
+    balanced/K   samples spread so that the devices have nearly equal work in each of K mini-batches
 
 On one device all of these are the same, and nothing is moved. A column on another pool is read where it is,
 if that pool has as many devices, or all rows lie on one.
@@ -22,7 +22,7 @@ EVEN = RowLayout("even")
 BECAUSE = {
     ONE: "needs all rows together",
     EVEN: "works on each device's share of the prompts",
-    "balanced": "runs with equal token counts on all devices",
+    "balanced": "runs with nearly equal work on all devices",
 }
 
 

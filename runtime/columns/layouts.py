@@ -7,15 +7,16 @@ names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``; see 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlgraph.ir.steps import RowLayout
 
+SWAPS, MOST_PAIRS = 16, 2**21  # turns of swapping; pairs of rows beyond which it has next to nothing to gain
 Layout = list[Any]  # one int64 array of row numbers per device, in the order of its rows
 
 
@@ -25,7 +26,7 @@ class KnownRows(Protocol):
     pools: Mapping[str, int]
 
     def count(self, domain: str) -> int: ...
-    def lengths(self, domain: str) -> Any: ...
+    def work(self, domain: str) -> Any: ...
     def even(self, domain: str, name: RowLayout, pool: str) -> Layout: ...
 
 
@@ -66,42 +67,65 @@ def some(layout: Layout, rows: Any) -> Layout:
     return [np.searchsorted(rows, held[np.isin(held, rows)]) for held in layout]
 
 
-def balanced(lengths: Any, devices: int, minibatches: int) -> Layout:
-    """Return rows spread so that in each mini-batch the devices hold nearly equal token counts.
+def balanced(work: Any, devices: int, minibatches: int) -> Layout:
+    """Return rows spread so that in each mini-batch the devices have nearly equal work.
 
-    Lengths are int64 ``[rows]``, in tokens; row r of R belongs to mini-batch ``r * minibatches // R``.
+    Work is int64 ``[rows]``, in any unit; row r of R belongs to mini-batch ``r * minibatches // R``.
     """
-    rows = len(lengths)
-    owner = np.arange(rows) * minibatches // max(rows, 1)
-    shares: list[list[Any]] = [[] for _ in range(devices)]
-    for index in range(minibatches):
-        members = np.flatnonzero(owner == index)
-        for share, group in zip(shares, karmarkar_karp(lengths[members], devices), strict=True):
-            share.append(members[sorted(group)])
-    return [np.concatenate(share) if share else np.arange(0) for share in shares]
+    rows = len(work)
+    device = np.zeros(rows, np.int64)
+    cuts = -(-rows * np.arange(minibatches + 1) // minibatches)
+    for first, end in pairwise(cuts):
+        device[first:end] = spread(work[first:end], devices)
+    order, counts = np.argsort(device, kind="stable"), np.bincount(device, minlength=devices)
+    return np.split(order, np.cumsum(counts)[:-1])
 
 
-def karmarkar_karp(weights: Sequence[int], bins: int) -> list[list[int]]:
-    """Split indices into ``bins`` of nearly equal weight by the largest differencing method
-    (Karmarkar and Karp, 1982; for several bins Michiels et al., 2003).
+def spread(work: Any, devices: int) -> Any:
+    """Return a device for each row, int64 ``[rows]``, such that the largest sum of ``work`` is small.
+
+    The rows with most work come first, each to the device that has least (LPT, Graham, 1969); then devices
+    swap rows. It depends on nothing but the numbers.
 
     Example:
-        >>> sorted(map(sorted, karmarkar_karp([8, 7, 6, 5, 4], 2)))
-        [[0, 2], [1, 3, 4]]
+        >>> spread(np.array([8, 7, 6, 5, 4]), 2).tolist()
+        [1, 1, 0, 0, 0]
     """
-    order = count()
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for index, weight in enumerate(weights):
-        parts: list[tuple[int, list[int]]] = [(int(weight), [index])] + [(0, [])] * (bins - 1)
-        heap.append((-int(weight), next(order), parts))
-    heapq.heapify(heap)
-    while len(heap) > 1:
-        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
-        # the heaviest part of one meets the lightest of the other
-        merged = [(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)]
-        merged.sort(key=lambda part: (-part[0], part[1]))
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], next(order), merged))
-    return [group for _, group in heap[0][2]] if heap else [[] for _ in range(bins)]
+    order = np.argsort(-work, kind="stable")
+    heap = list(range(devices))  # of each device: its work, times devices, plus its number
+    chosen: list[int] = []
+    for weight in (work[order] * devices).tolist():
+        chosen.append(heap[0] % devices)
+        heapq.heapreplace(heap, heap[0] + weight)
+    device = np.empty(len(work), np.int64)
+    device[order] = chosen
+    return _swapped(work, device, devices)
+
+
+def _swapped(work: Any, device: Any, devices: int) -> Any:
+    """Pair busy devices with idle ones, others each turn, and swap or give a row where that evens a pair."""
+    order, counts = np.argsort(device, kind="stable"), np.bincount(device, minlength=devices)
+    width = int(counts.max()) + 1  # one place at least is empty: row number -1, of no work
+    if devices < 2 or devices * width**2 > MOST_PAIRS:
+        return device
+    held = np.full((devices, width), -1)
+    held[device[order], np.arange(len(work)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
+    weights, pair = np.append(work, 0), np.arange(devices // 2)
+    for turn in range(SWAPS):
+        loads = weights[held].sum(1)
+        ranked = np.argsort(loads, kind="stable")
+        light, heavy = np.roll(ranked[: len(pair)], -turn), ranked[::-1][: len(pair)]
+        gap = loads[heavy] - loads[light]
+        less = weights[held[heavy]][:, :, None] - weights[held[light]][:, None, :]
+        best = np.abs(2 * less - gap[:, None, None]).reshape(len(pair), -1).argmin(1)
+        ours, theirs = np.divmod(best, width)
+        moved = less[pair, ours, theirs]
+        swaps = np.flatnonzero((moved > 0) & (moved < gap))
+        here, there = (heavy[swaps], ours[swaps]), (light[swaps], theirs[swaps])
+        held[here], held[there] = held[there], held[here]
+    swapped = np.empty(len(weights), np.int64)
+    swapped[held] = np.arange(devices)[:, None]  # the last entry is that of the empty places
+    return swapped[:-1]
 
 
 def where(layout: Layout, rows: int) -> tuple[Any, Any]:
@@ -124,7 +148,7 @@ LAYOUT_MAKERS: Mapping[str, LayoutMaker] = {
     "one": LayoutMaker(lambda rows, domain, name, pool: one(rows.count(domain), rows.pools[pool])),
     "even": LayoutMaker(lambda rows, domain, name, pool: rows.even(domain, name, pool)),
     "balanced": LayoutMaker(
-        lambda rows, domain, name, pool: balanced(rows.lengths(domain), rows.pools[pool], name.minibatches),
+        lambda rows, domain, name, pool: balanced(rows.work(domain), rows.pools[pool], name.minibatches),
         by_lengths=True,
     ),
 }

@@ -90,7 +90,7 @@ class Execution:
 
     def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
         self.steps, self.keep = steps, keep
-        self.rows = Rows(self.plan.pools, self.steps, self.columns, self.domains)
+        self.rows = Rows(self.plan.pools, self.steps, self.columns, self.domains, self.plan.models)
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
         self.unheard = self.unread.copy()  # column -> its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.costs.formulas import row_work
+from rlgraph.costs.pricing import attention_share
 from rlgraph.ir.graph import GraphDomain
-from rlgraph.ir.plan import ColumnPlan, Step
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.layouts import Layout
@@ -31,8 +33,9 @@ class Rows:
         steps: Sequence[Step],
         columns: Mapping[str, ColumnPlan],
         domains: Mapping[str, GraphDomain],
+        models: Mapping[str, ModelPlan],
     ) -> None:
-        self.pools, self.columns, self.domains = pools, columns, domains
+        self.pools, self.columns, self.domains, self.models = pools, columns, domains, models
         by_node = {step.node: step for step in steps}
         pairs = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
         self.makers = {domain.name: step for domain, step in pairs if not domain.filtered}
@@ -117,6 +120,11 @@ class Rows:
         for device in step.devices:
             lengths[held[device]] = self.report(step, device).lengths
         return lengths
+
+    def work(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: what a model has to compute for each row, in tokens of a short one."""
+        lengths = self.lengths(domain)
+        return np.rint(row_work(lengths, lengths**2, attention_share(self.models))).astype(np.int64)
 
     def above(self, domain: str) -> str:
         """Return the domain of which a filtered one is a part."""

@@ -211,6 +211,23 @@ def seconds(plan: Plan, node: str) -> tuple[float, float]:
     return found
 
 
+def test_where_rows_are_few_the_longest_sets_the_update() -> None:
+    few = [
+        "prompts.batch=8",
+        "rollout.n=4",
+        "rollout.max_new_tokens=16384",
+        "update_policy.minibatches=1",
+        "models.policy.train.recompute=true",
+    ]
+    plan = on("h100-64", "grpo", *SEVEN_FITS, *few)
+    work, cluster = workload(plan), load_cluster("h100-64")
+    longest = work.longest(32)
+    assert longest > 1.9 * work.mean
+    alone = Tokens(longest, longest**2, 1)
+    expected = update_seconds(SEVEN, Rates(cluster, 64, "bfloat16", BEST), alone, 1, factor=4)
+    assert seconds(plan, "update_policy")[0] == pytest.approx(expected + ASSUMED.step[BEST], abs=1e-5)
+
+
 @pytest.mark.parametrize("node", ["rollout", "rewards", "old_logprobs", "update_policy"])
 def test_more_devices_of_a_host_are_not_slower(node: str) -> None:
     fast = H100.model_copy(update={"intra_link": 1e15, "memory": 200e9})

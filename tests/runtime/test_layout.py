@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlgraph.ir.plan import ModelPlan, TrainPlan
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.part import Part, concat, empty, gather, pack, unpack
+from rlgraph.runtime.driver.rows import Rows
 
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
 LENGTHS = st.lists(st.integers(1, 500), max_size=60)
 quick = settings(deadline=None, max_examples=80, derandomize=True)
 
@@ -36,12 +48,13 @@ def test_every_row_is_somewhere_once(rows: int, devices: int, times: int) -> Non
 
 @quick
 @given(lengths=LENGTHS, devices=st.integers(1, 8), minibatches=st.integers(1, 4))
-def test_balanced_layouts_spread_the_tokens_of_each_minibatch(
+def test_balanced_layouts_spread_the_work_of_each_minibatch(
     lengths: list[int], devices: int, minibatches: int
 ) -> None:
     weights = np.array(lengths, np.int64)
     layout = layouts.balanced(weights, devices, minibatches)
-    assert held(layout) == list(range(len(lengths)))
+    assert len(layout) == devices and held(layout) == list(range(len(lengths)))
+    assert all((np.diff(rows) > 0).all() for rows in layout)
     owner = np.arange(len(lengths)) * minibatches // max(len(lengths), 1)
     for number in range(minibatches):
         loads = [int(weights[rows[owner[rows] == number]].sum()) for rows in layout]
@@ -49,11 +62,44 @@ def test_balanced_layouts_spread_the_tokens_of_each_minibatch(
         assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
-def test_karmarkar_karp_beats_going_by_order() -> None:
-    weights = [512, 8, 8, 8, 500, 8, 8, 8]
-    groups = layouts.karmarkar_karp(weights, 2)
-    loads = sorted(sum(weights[index] for index in group) for group in groups)
-    assert loads[1] - loads[0] <= 12
+def heaviest(work: Any, groups: Any, devices: int) -> float:
+    return float(np.bincount(groups, work, devices).max() * devices / work.sum())
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(16, 2), (64, 8), (256, 64), (512, 8), (1024, 128)])
+def test_the_busiest_device_has_hardly_more_than_the_best_there_is(rows: int, devices: int) -> None:
+    for seed in range(20):
+        work = np.random.default_rng(seed).exponential(1000, rows).astype(np.int64) + 100
+        best = max(1.0, float(work.max() * devices / work.sum()))
+        assert heaviest(work, layouts.spread(work, devices), devices) <= 1.02 * best
+
+
+def test_swaps_mend_what_going_by_size_gets_wrong() -> None:
+    # the largest first would make it 3 + 2 + 2 and 3 + 2
+    assert heaviest(np.array([3, 3, 2, 2, 2]), layouts.spread(np.array([3, 3, 2, 2, 2]), 2), 2) == 1.0
+
+
+class Reported(Rows):
+    """Rows whose lengths are known."""
+
+    def lengths(self, domain: str) -> Any:
+        return np.array([4096, 1024, 1024, 1024, 1024, 0])
+
+
+def test_a_long_row_is_more_work_than_short_ones_of_as_many_tokens(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    long, *short = Reported({}, (), {}, {}, {"policy": model(str(tmp_path))}).work("samples")
+    share = 2 * 4 * 64 / (4 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 100 * 64)
+    assert long == round(4096 * (1 + share * 2048)) and long > 2 * sum(short)
+    # by work the long row has a device to itself, and two of the short ones would not be as much
+    spread = layouts.balanced(np.array([long, *short]), 2, 1)
+    assert sorted(rows.tolist() for rows in spread)[0] == [0]
+    unknown = Reported({}, (), {}, {}, {"policy": model("nobody/knows")}).work("samples")
+    assert unknown.tolist() == [4096, 1024, 1024, 1024, 1024, 0]
+
+
+def model(path: str) -> ModelPlan:
+    return ModelPlan(path, "lm", True, None, TrainPlan(pool="main"), None)
 
 
 @quick
