@@ -19,6 +19,7 @@ from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
 
 Moments = dict[str, Counter[str]]
+ALONE = 3  # a device alone sums nothing: input, output, and their quotient
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,20 @@ class Pass:
         hidden, logits = self._hidden, logits_bytes(self.size, self.width, self.tokens, update=False)
         both = self.root + self.block
         return {
-            "start": _parts(both + self.root_result + self.result, self.mask + hidden),
+            "start": _parts(self._start, self.mask + hidden),
             "layer": _parts(both + self.result, self.mask + self.tokens * self.layer.forward),
             "between layers": _parts(both + 2 * self.result, self.mask + 2 * hidden),
-            "logits": _parts(self.root + self.result, self.mask + hidden, logits),
+            "logits": _parts(self._scoring, self.mask + hidden, logits),
         }
 
     def update(self) -> Moments:
         """Return the moments of a forward and a backward pass, all of them with gradients in shards."""
-        both = self.root + self.block
+        both, kept = self.root + self.block, self.mask + self._kept + self._hidden
+        logits = logits_bytes(self.size, self.width, self.tokens, update=False)
         moments = {
-            "start": _parts(both + self.root_result + self.result, self.mask + self._hidden),
-            "between layers": _parts(both + 2 * self.result, self.mask + self._kept + self._hidden),
+            "start": _parts(self._start, self.mask + self._hidden),
+            "between layers": _parts(both + 2 * self.result, kept),
+            "scores": _parts(self._scoring, kept, logits),
         }
         moments |= self._logits() | self._layers() | (self._embeddings() if self.adapted is None else {})
         held = MASTER * trained_on_device(self.size, self.model, self.devices)
@@ -66,35 +69,71 @@ class Pass:
         fewer = logits - chunk * (2 * MASTER - self.width)  # the logits and their gradient alone
         several = chunk < self.tokens * self.size.vocabulary
         summed = several * (self.head + self.head // self.width * MASTER)
-        before = self.root + self.result + self.whole + summed
-        return {"logits": _parts(before, kept, logits), "head": _parts(before + self.head, kept, fewer)}
+        scored = self.ends if self.size.head == "lm" else 0
+        before = self.root + scored + self.result + self.whole + summed
+        moments = {"logits": _parts(before, kept, logits), "head": _parts(before + self.head, kept, fewer)}
+        if self.ends and self.head:
+            moments["head's reduction"] = _parts(self.result + self._ends_reduced, kept, 2 * self._hidden)
+        return moments
 
     def _layers(self) -> Moments:
         """Return the backward pass of the last layer, and of the one before, beside which that is reduced."""
         own = 0 if self._recomputes else self.tokens * self.layer.kept
         last = self.mask + self._kept - own + self._hidden
         before = last - (self._hidden if self._recomputes else own)
-        gathered = self.root + self.block + self.result + self.whole + self.head
+        gathered = self.root + self.block + self.result + self.whole
+        # gradients of a head apart from the root are on their way into shards until the last layer's are
+        beside = self._padded_ends * MASTER if self.ends and self.head else 0
+        gathered += 0 if self.ends else self.head
         first, every = gathered + self._first_gradient, gathered + self.width * self._trained(1)
         begun, done = self.tokens * self.layer.backward, self.tokens * self.layer.after_mlp
         return {
-            "last layer": _parts(first, last + begun),
-            "last layer's gradients": _parts(every, last + done),
+            "last layer": _parts(first + beside, last + begun),
+            "last layer's gradients": _parts(every + beside, last + done),
             "layer": _parts(first + self.reduced, before + begun),
             "layer's gradients": _parts(every + self.reduced, before + done),
         }
 
     def _embeddings(self) -> Moments:
         """Return the end of the backward pass: gradients of embeddings and head are whole, then reduced."""
-        both = self.head + self.size.embedding * self.width
+        both = (0 if self.ends else self.head) + self.size.embedding * self.width
         root = padded(self.size.root_tensors, self.devices)
-        # a device alone sums nothing: input, output, and their quotient
-        copies = 3 if self.devices == 1 else 1
-        reduced = 2 * self.whole or root * (MASTER * copies + self.width)
+        copies = ALONE if self.devices == 1 else 1
+        reduced = self._ends_reduced or 2 * self.whole or root * (MASTER * copies + self.width)
         return {
             "embeddings": _parts(self.root + self.whole + self.reduced + both, 2 * self._hidden),
             "reduction": _parts(0 if self._alone else reduced, 0),
         }
+
+    @property
+    def _ends_reduced(self) -> int:
+        """Return the bytes of the gradients of embeddings, or of a head, as they are reduced apart."""
+        numbers = self._padded_ends if self.ends else 0
+        if self.devices == 1:
+            return numbers * MASTER * ALONE
+        return numbers * (MASTER + self.width) + numbers // self.devices * MASTER
+
+    @property
+    def _padded_ends(self) -> int:
+        return padded(self.size.root_tensors[:1], self.devices)
+
+    @cached_property
+    def ends(self) -> int:
+        """Return the bytes of embeddings, or of a head, gathered; 0 where they are of the root's group."""
+        tied = self.size.head == "lm" and not self.size.head_tensors
+        return 0 if tied or self._small or self._alone else self.width * self._padded_ends
+
+    @property
+    def _start(self) -> int:
+        """Return the gathered bytes before the first layer: parameters, and the collective's own buffers."""
+        if self.ends:
+            return self.root + self.ends * (2 if self.devices > 1 else 1)
+        return self.root + self.block + self.root_result + self.result
+
+    @property
+    def _scoring(self) -> int:
+        """Return the gathered bytes while the head runs forward."""
+        return self._start if self.ends and self.size.head == "lm" else self.root + self.result
 
     @cached_property
     def width(self) -> int:
@@ -116,11 +155,14 @@ class Pass:
 
     @cached_property
     def root(self) -> int:
-        """Return the bytes of embedding, last norm and head, gathered; of a small model all of it is."""
+        """Return the bytes of the root's group, gathered: last norm and value head, embeddings and head that
+        are tied; of a small model all."""
         if self._alone:
             return 0
         layers = self.size.on_device(self.devices) * self.devices if self._small else 0
-        return self.width * (layers or padded(self.size.root_tensors, self.devices))
+        _, norm, *head = self.size.root_tensors
+        own = [norm, *(head if self.size.head == "value" else [])] if self.ends else self.size.root_tensors
+        return self.width * (layers or padded(own, self.devices))
 
     @cached_property
     def block(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -176,3 +177,24 @@ def test_the_head_never_sees_more_than_a_chunk(
     engine.logprobs(columns["tokens"], columns["loss_mask"])
     engine.update(columns, objective, torch.arange(3), 3)
     assert seen == [2 * VOCABULARY] * 4 + [2 * VOCABULARY] * 8
+
+
+def test_a_head_of_its_own_is_gathered_once_for_all_chunks(
+    one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUILT["untied"]().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(limits, "LOGITS", VOCABULARY)
+    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1e-2}, reshard=True, dtype="bfloat16")
+    gathered, unsharded = list[str](), FSDPParamGroup._to_unsharded
+
+    def noted(group: Any) -> None:
+        gathered.append(group._module_fqn or "norm")
+        unsharded(group)
+
+    monkeypatch.setattr(FSDPParamGroup, "_to_unsharded", noted)
+    columns = batch().columns
+    engine.logprobs(columns["tokens"], columns["loss_mask"])
+    passed = ["norm", "model.embed_tokens", "model.layers.0", "lm_head"]
+    assert gathered == passed
+    engine.update(columns, objective, torch.arange(3), 3)
+    assert gathered[len(passed) :] == [*passed, "model.layers.0"], "the backward pass gathers layers alone"

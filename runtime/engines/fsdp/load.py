@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch._dynamo
@@ -176,18 +176,24 @@ def shard_model(
 
     A mesh of two dimensions shards over the second, and holds replicas along the first.
 
-    To ``reshard`` is to gather one decoder layer at a time, in ``compute``, and free it after use; else the
-    whole model is gathered at once and kept for the length of a call.
+    To ``reshard`` is to gather one decoder layer at a time, in ``compute``, and free it after use, and so for
+    embeddings and head unless they are tied; else the whole model is gathered at once and kept for the length
+    of a call.
 
     Returns:
         The modules that gather their parameters together, the root last.
     """
     as_held = all(p.dtype == compute for p in model.parameters())
     policy = MixedPrecisionPolicy(param_dtype=None if as_held else compute, reduce_dtype=torch.float32)
-    groups = [*(decoder_layers(model) if reshard else []), model]
-    # None frees all but the root, whose embeddings and head the backward pass wants at once.
-    options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": None if reshard else False}
-    sharded = [fully_shard(module, **options) for module in groups]
+    ends, layers = (scoring.ends(model), decoder_layers(model)) if reshard else ([], [])
+    # The backward pass wants the head at once, and the root: the last norm, with what is tied.
+    kept = [*ends[1:], model]
+    sharded = [
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and module not in kept)
+        for module in (*layers, *ends, model)
+    ]
+    for module in ends[:1]:
+        cast(FSDPModule, module).set_unshard_in_backward(False)  # a gradient of embeddings needs none of them
     for module in sharded:
         # Sum gradients over ranks: an objective divides by the totals of all ranks itself.
         module.set_gradient_divide_factor(1.0)

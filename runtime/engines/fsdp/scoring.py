@@ -53,6 +53,31 @@ def prepare(model: FSDPModule) -> None:
     module.token_squares = partial(token_squares, module)
     for method in ("token_scores", "token_squares"):
         register_fsdp_forward_method(module, method)
+    for head in ends(module)[1:]:
+        if isinstance(head, FSDPModule):
+            # FSDP2's hooks on it would be those of every chunk: gathered again, freed, its gradients reduced
+            head._forward_pre_hooks.clear()
+            head._forward_hooks.clear()
+            head.gathered = _call
+            register_fsdp_forward_method(head, "gathered")
+
+
+def ends(model: Any) -> list[Any]:
+    """Return the embeddings, and the head, if any, where they share no weight; else neither."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None:
+        return [embeddings]
+    return [] if head.weight is embeddings.weight else [embeddings, head]
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _with_head(model: Any, function: Any, *arguments: Any) -> Any:
+    """Return what a function of the model and more returns, called while the head's weights are gathered."""
+    gathered = getattr(model.get_output_embeddings(), "gathered", _call)
+    return gathered(function, model, *arguments)
 
 
 def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
@@ -62,8 +87,7 @@ def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Ent
     to compute it (else it is None), and whether gradients flow through it.
     """
     hidden, rows = _hidden(model, batch)
-    weights = _trained_outside(model)
-    return cast(Scores, _Scores.apply(model, rows, temperature, entropy, batch.labels, hidden, *weights))
+    return cast(Scores, _with_head(model, _scores, hidden, rows, temperature, entropy, batch.labels))
 
 
 def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +96,21 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
     They are ``[scored]`` each, without gradients.
     """
     hidden, rows = _hidden(model, batch)
-    chunks = zip(hidden.split(rows), batch.labels.split(rows), strict=True)
+    own = (hidden, rows, temperature, batch.labels)
+    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _squares, *own))
+
+
+def _scores(
+    model: Any, hidden: torch.Tensor, rows: int, temperature: float, entropy: Entropy, labels: torch.Tensor
+) -> Scores:
+    weights = _trained_outside(model)
+    return cast(Scores, _Scores.apply(model, rows, temperature, entropy, labels, hidden, *weights))
+
+
+def _squares(
+    model: Any, hidden: torch.Tensor, rows: int, temperature: float, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
     parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
 
