@@ -27,6 +27,7 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check
 from rlgraph.runtime.engines.fsdp.shards import gather_full
+from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 VOCAB, ROWS = 24, 13
 ONES = str(Path(__file__).parent / "ones.yaml")
@@ -41,11 +42,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "again": ("qwen3", {"recompute": True, "packing": False}),
     "compiled": ("qwen3", {"compile": True, "recompute": True, "packing": False}),
 }
-WAYS = {"2": [("2", 2)], "4": [("4", 4), ("2 x 2", 2)]}  # ranks -> ways to share: name, sequence_parallel
+# ranks -> ways to share: name, sequence_parallel; of replicas each two ranks share the shards of a copy
+WAYS = {"2": [("2", 2)], "4": [("4", 4), ("2 x 2", 2), ("2 x 2, replicas", 2)]}
+REPLICAS = ("packed", "one key head")  # the cases of replicas
+
 COMPILED = "compiled"  # by two ranks alone: it takes long
-PLAIN = [case for case in CASES if case != COMPILED]
+
+
+def cases_of(way: str) -> list[str]:
+    """The cases that are run by day."""
+    return [case for case in CASES if case != COMPILED and ("replicas" not in way or case in REPLICAS)]
+
+
 ASKED = [
-    *((case, way) for case in PLAIN for several in WAYS.values() for way, _ in several),
+    *((case, way) for several in WAYS.values() for way, _ in several for case in cases_of(way)),
     pytest.param(COMPILED, "2", marks=pytest.mark.nightly),
 ]
 
@@ -143,7 +153,7 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
     def watched(sums: Any) -> None:
         if not gradients:
             own = [(n, p.grad) for n, p in engine.model.named_parameters() if p.grad is not None]
-            gradients.update((n, g.clone()) for n, g in gather_full(own, engine.group))
+            gradients.update((n, g.clone()) for n, g in gather_full(own, engine.copy_group))
         step(sums)
 
     engine._step = watched  # type: ignore[method-assign]
@@ -157,15 +167,22 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
     }
 
 
-def scenario(root: Path, case: str, sequence: int) -> dict[str, Any]:
+def scenario(root: Path, case: str, sequence: int, **where: Any) -> dict[str, Any]:
     model, options = CASES[case]
-    with_defaults = {"optimizer": ADAM, "micro_tokens": 100, **options}
+    with_defaults = {"optimizer": ADAM, "micro_tokens": 100, **options, **where}
     return measured(FsdpEngine(str(root / model), sequence_parallel=sequence, **with_defaults))
 
 
 def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
     limits.LOGITS = 5 * VOCAB  # the head on five tokens at a time
-    found = {(way, c): scenario(root, c, share) for way, share in WAYS[ranks] for c in cases}
+    whole = init_device_mesh("cpu", (int(ranks),))
+    found = {}
+    for way, share in WAYS[ranks]:
+        where: dict[str, Any] = {"mesh": whole}
+        if "replicas" in way:
+            where = {"mesh": hybrid_mesh(whole, 2), "group": whole.get_group()}
+        for case in [case for case in cases if case == COMPILED or case in cases_of(way)]:
+            found[way, case] = scenario(root, case, share, **where)
     torch.save(found, root / f"rank-{ranks}-{rank}.pt")
 
 
@@ -184,7 +201,7 @@ def several(root: Path, request: pytest.FixtureRequest) -> dict[Any, list[dict[s
     found: dict[Any, list[dict[str, Any]]] = {}
     for ranks in WAYS:
         (root / "store").unlink(missing_ok=True)
-        launch(__file__, root, ranks, *sorted({*(CASES if ranks == "2" else PLAIN)} & cases))
+        launch(__file__, root, ranks, *sorted({*(CASES if ranks == "2" else cases_of(ranks))} & cases))
         parts = [torch.load(root / f"rank-{ranks}-{rank}.pt") for rank in range(int(ranks))]
         found |= {key: [part[key] for part in parts] for key in parts[0]}
     return found
@@ -208,6 +225,18 @@ def test_ranks_that_share_tokens_do_what_one_does(
     close(ranks[0]["weights"], one["weights"], 1e-4)
     for rank in ranks:
         assert rank["metrics"] == ranks[0]["metrics"]
+
+
+def test_what_attends_is_told_of_the_whole_width() -> None:
+    inputs = {
+        "input_ids": torch.arange(8)[None],
+        "position_ids": torch.arange(8)[None],
+        "attention_mask": object(),
+    }
+    part = SequenceGroup(cast(Any, "a group"), 1, 2).share(inputs, torch.tensor([0, 5, 6]))
+    assert part.inputs["input_ids"].tolist() == part.inputs["position_ids"].tolist() == [[4, 5, 6, 7]]
+    assert part.inputs["attention_mask"] is inputs["attention_mask"]
+    assert part.cells.tolist() == [1, 2] and part.sizes == (1, 2)
 
 
 def test_each_rank_has_its_part_of_the_width() -> None:
