@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,11 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ray's workers give way to everything else unless told otherwise, so that a busy machine would starve them
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# under nohup, and in the background of a shell, what tests start would ignore the signals that it is sent
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_TIME = "left out: there is no more time"
