@@ -174,6 +174,9 @@ def _received(collective: str, args: Any) -> int:
         return second.nbytes - first.nbytes
     if collective == "allgather_":
         return sum(part.nbytes for part in first[0]) - second[0].nbytes
+    if collective == "alltoall_base_":
+        ranks = dist.ProcessGroup.unbox(args[2]).size()
+        return int(first.nbytes) * (ranks - 1) // ranks
     ranks = dist.ProcessGroup.unbox(second).size()
     return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks
 

@@ -33,7 +33,7 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         *(pytest.param(replace(LONG, sequence=ranks), marks=pytest.mark.nightly) for ranks in (1, 2, 8)),
         replace(LONG, sequence=4, recompute=False),
         pytest.param(replace(LONG, sequence=8, step="ref"), marks=pytest.mark.nightly),
-        pytest.param(Setting(EIGHT, sequence=4, packed=True, recompute=False), marks=pytest.mark.nightly),
+        pytest.param(Setting(EIGHT, sequence=4, packed="mask", recompute=False), marks=pytest.mark.nightly),
         pytest.param(replace(LONG, model=MIXTURE, world=16, sequence=16), marks=pytest.mark.nightly),
         Setting(MIXTURE, step="sync"),
         Setting(EIGHT, world=64, shard=8),
