@@ -225,10 +225,11 @@ def _run(setting: Setting, layers: int) -> Live:
             stack.enter_context(context)
         masked = setting.packed != "varlen"
         stack.enter_context(patch.object(attention, "needs_mask", lambda *_: masked))
-        batch = _batch(setting, sequence_group(dist.group.WORLD, setting.sequence))
+        sequence = sequence_group(dist.group.WORLD, setting.sequence)
+        batch = _batch(setting, sequence)
         fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
-        made = _engine(setting, path, mesh, live)
+        made = _engine(setting, path, mesh, sequence, live)
         live.phase = "forward"
         if setting.step == "sync":
             live.within("staging", _sync)(made)
@@ -240,7 +241,7 @@ def _run(setting: Setting, layers: int) -> Live:
     return live
 
 
-def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEngine:
+def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, live: Live) -> engine.FsdpEngine:
     """The engine with its weights, AdamW's averages where it trains, and gradients for an update."""
     frozen = setting.step == "ref"
     with quiet():
@@ -252,7 +253,7 @@ def _engine(setting: Setting, path: str, mesh: Any, live: Live) -> engine.FsdpEn
             recompute=setting.recompute,
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
             packing=bool(setting.packed),
-            sequence_parallel=setting.sequence,
+            sequence=sequence,
             mesh=mesh,
             group=dist.group.WORLD,
         )

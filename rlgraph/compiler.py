@@ -150,12 +150,12 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 
 def digest(tree: Tree, device: str = "cpu") -> str:
     """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
-    how many of them share a copy of a model."""
+    how many of them share a copy of a model or the tokens of a row."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
-        if "shard" in (train := model.get("train") or {}):
-            del train["shard"]
-            if not train:
+        if shared := {"shard", "sequence_parallel"} & {*(train := model.get("train") or {})}:
+            model["train"] = {key: value for key, value in train.items() if key not in shared}
+            if not model["train"]:
                 del model["train"]
     schedule = tree.get("schedule")
     if schedule and (staleness := schedule.get("staleness")):

@@ -127,8 +127,10 @@ def _plan_again(run_dir: Path) -> Plan:
     assert saved.origin
     pools = saved.origin.composed.get("pools") or {}
     single = [f"pools.{name}.devices=1" for name in pools]
-    sharded = [name for name, model in saved.models.items() if model.train and model.train.shard]
-    single += [f"models.{name}.train.shard=null" for name in sharded]
+    trained = {name: model.train for name, model in saved.models.items() if model.train}
+    single += [f"models.{name}.train.shard=null" for name, train in trained.items() if train.shard]
+    shared = [name for name, train in trained.items() if train.sequence_parallel > 1]
+    single += [f"models.{name}.train.sequence_parallel=1" for name in shared]
     tree = compose(saved.origin.graph, (*saved.origin.overrides, *single))
     plan = fixed(plan_tree(as_planned(tree, saved), 1, saved.device))
     if plan.digest != saved.digest:

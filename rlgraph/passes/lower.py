@@ -16,6 +16,8 @@ from rlgraph.passes.refill import collects, members
 from rlgraph.syntax.settings import Optimizer, Serve, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
+# what a train engine does alike for all models that it holds
+OF_ENGINE = ("shard", "sequence_parallel", "micro_tokens", "packing")
 
 
 def make_plan(
@@ -159,7 +161,18 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
             models[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
     apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
-    return {name: replace(model, shares=_shared(name, models, apart)) for name, model in models.items()}
+    owners = {name: _shared(name, models, apart) for name in models}
+    return {name: _as_owned(model, owners[name], models) for name, model in models.items()}
+
+
+def _as_owned(model: ModelPlan, owner: str, models: Mapping[str, ModelPlan]) -> ModelPlan:
+    """Return a model with the settings of the engine that holds its weights, which is another's."""
+    if not owner or not model.train:
+        return replace(model, shares=owner)
+    held = models[owner].train
+    assert held
+    own = model.train.model_copy(update={key: getattr(held, key) for key in OF_ENGINE})
+    return replace(model, shares=owner, train=own)
 
 
 def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) -> str:

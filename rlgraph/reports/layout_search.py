@@ -133,8 +133,9 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         tried += _all([replace(best, generating=at) for at in near], plan, total, attempt)
         best = min((c for c in tried if c.layout), key=lambda c: c.rank).layout
         step //= 2
-    if best:
-        tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
+    laid_out = min((c for c in tried if c.layout), key=lambda c: c.rank, default=None)
+    if laid_out and laid_out.layout:
+        tried += _all(meshes(plan, laid_out.layout, total, per_host), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -151,14 +152,16 @@ def layouts(plan: Plan, splits: Iterable[int], per_host: int) -> Iterator[PoolLa
 
 
 def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[PoolLayout]:
-    """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches."""
+    """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches; where
+    the graph asks for replicas, with one copy too."""
     trains = any(model.optimizer and model.train for model in plan.models.values())
     devices, shard = total - best.generating, per_host
+    sizes = [devices] * any(model.train and model.train.shard for model in plan.models.values())
     while shard < devices:
-        if devices % shard == 0:
-            for micro, again in product(MICRO, (False, True) if trains else (False,)):
-                yield replace(best, micro=micro, recompute=again, shard=shard)
+        sizes += [shard] * (devices % shard == 0)
         shard *= 2
+    for size, micro, again in product(sizes, MICRO, (False, True) if trains else (False,)):
+        yield replace(best, micro=micro, recompute=again, shard=size)
 
 
 def generates(plan: Plan) -> bool:

@@ -19,7 +19,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
-from rlgraph.runtime.cluster.liveness import LOOK_S, ProcessWatch, attended, unresponsive
+from rlgraph.runtime.cluster.liveness import LOOK_S, ProcessWatch, attended, state, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
@@ -29,7 +29,7 @@ from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, place_text
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
 
-LEAVING_S = 1.0  # in which workers end with their children, once the driver has left Ray
+LEAVING_S, LEFT_S = 1.0, 10.0  # at least and at most, until workers have ended as the driver leaves Ray
 SPLIT = re.compile(r"(\d+)")
 
 
@@ -280,9 +280,19 @@ class RayCluster:
         if hasattr(self, "ray"):
             self.watch.go_on()
             # Ray's processes block the signal by which it ends them, and it would wait a second for each
-            sweeping = threading.Timer(LEAVING_S, self.sweeper.close)
+            sweeping = threading.Thread(target=self._sweep)
             sweeping.start()
-            self.ray.shutdown()
-            sweeping.join()
+            try:
+                self.ray.shutdown()
+            finally:
+                sweeping.join()
         else:
             self.sweeper.close()
+
+    def _sweep(self) -> None:
+        """End Ray's processes once its workers have ended, which they do when this process has left Ray."""
+        end = time.monotonic() + LEFT_S
+        time.sleep(LEAVING_S)
+        while any(state(worker) not in ("", "Z") for worker in self.watch.workers) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.sweeper.close()

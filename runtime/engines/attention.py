@@ -23,12 +23,16 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlgraph.costs.limits import needs_mask
 
+GRAPHS = (
+    64  # most compiled graphs of one function, where torch would give up after 8 and run the rest as it is
+)
 REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
 OVER = "_over_"  # in a name, before the group of ranks that share the tokens: fsdp/sequence.py
 VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch
@@ -103,8 +107,13 @@ def flex(
 
 @cache
 def _compiled_flex() -> Any:
-    """Return flex attention compiled, for any width: as it is, it would write out all scores."""
-    return torch.compile(flex_attention, dynamic=True)
+    """Return flex attention compiled, for any width: as it is, it would write out all scores.
+
+    There are 4 graphs for each shape of heads: with gradients or without, of one block or several.
+    """
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def end_to_end(

@@ -89,6 +89,7 @@ class EngineHost:
             device=self.device,
             mesh=self.groups.meshes[name],
             group=self.groups.mesh.get_group(),
+            sequence=self.groups.sequences[name],
             **spec.model_dump(include={*engine.options}),
         )
 

@@ -34,6 +34,7 @@ from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
 
@@ -47,6 +48,7 @@ class Groups:
 
     mesh: DeviceMesh
     meshes: Mapping[str, DeviceMesh]  # the keys are models
+    sequences: Mapping[str, SequenceGroup]  # models -> the ranks that share the tokens of their rows
     links: Mapping[str, Transport]  # the keys are models
     paths: Mapping[str, str]  # model -> the path that the plan names for its weights
 
@@ -85,7 +87,15 @@ def meet(
     # every rank makes every group, in the same order: torch asks for that
     groups = {pool: dist.new_group(own, timeout=FOREVER) for pool, own in members.items()}
     mesh = DeviceMesh.from_group(groups[place[0]], device)
+    # groups inside of a pool, before links: those of torch have to follow equally many on each of their ranks
     meshes = _meshes(plan, place[0], mesh)
+    sizes = {
+        name: model.train.sequence_parallel
+        for name, model in plan.models.items()
+        if model.train and name in meshes
+    }
+    made = {size: sequence_group(mesh.get_group(), size) for size in sorted({*sizes.values()})}
+    sequences = {name: made[size] for name, size in sizes.items()}
     links: dict[str, Transport] = {}
     chosen = syncs(plan, mailbox is not None)
     for model, step in chosen.items():
@@ -98,7 +108,7 @@ def meet(
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    return Groups(mesh, meshes, links, {model: step.path for model, step in chosen.items()})
+    return Groups(mesh, meshes, sequences, links, {model: step.path for model, step in chosen.items()})
 
 
 def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:

@@ -28,7 +28,7 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import autoplace, contest_text
+from rlgraph.reports.layout_search import PoolLayout, autoplace, contest_text, meshes
 from rlgraph.reports.plan_file import parse
 
 EIGHT = ["models.policy.path=Qwen/Qwen3-8B", "models.ref.path=Qwen/Qwen3-8B"]
@@ -162,3 +162,10 @@ def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: py
     _, one_host = autoplace("grpo", given, Target("h100-8"))
     assert mesh_of(one_host, "policy") == Mesh(1, 8)
     assert one_host.models["policy"].train and one_host.models["policy"].train.shard is None
+
+
+def test_a_search_tries_one_copy_where_the_graph_asks_for_replicas() -> None:
+    layout = PoolLayout(0, frozenset(), 1, 16384, False)
+    for asked, tried in (("4", {8, 16}), ("null", {8})):
+        plan = compile_graph("grpo", [f"models.policy.train.shard={asked}"], 16)
+        assert {one.shard for one in meshes(plan, layout, 16, 8)} == tried

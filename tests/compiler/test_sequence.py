@@ -67,6 +67,18 @@ def test_long_rows_fit_on_devices_that_share_them() -> None:
     assert peak.fits
 
 
+def test_a_run_may_go_on_with_others_that_share_rows() -> None:
+    assert planned(2).digest == planned(1).digest == planned(1, "models.policy.train.shard=4").digest
+
+
+def test_a_reference_that_is_the_policy_without_adapters_has_its_engine() -> None:
+    lora = ["models.policy.train={lora: {rank: 4, alpha: 8.0}, sequence_parallel: 4, micro_tokens: 4096}"]
+    plan = planned(1, *lora)
+    policy, ref = (plan.models[name].train for name in ("policy", "ref"))
+    assert plan.models["ref"].shares == "policy" and policy and ref
+    assert (ref.sequence_parallel, ref.micro_tokens, ref.lora) == (4, 4096, None)
+
+
 def test_all_to_alls_are_counted() -> None:
     size, cluster = size_of(EIGHT), load_cluster("h100-8")
     again = "models.policy.train.recompute=true"

@@ -25,8 +25,9 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
-from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check
+from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check, sequence_group
 from rlgraph.runtime.engines.fsdp.shards import gather_full
+from rlgraph.runtime.replay import replay
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 VOCAB, ROWS = 24, 13
@@ -170,7 +171,8 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
 def scenario(root: Path, case: str, sequence: int, **where: Any) -> dict[str, Any]:
     model, options = CASES[case]
     with_defaults = {"optimizer": ADAM, "micro_tokens": 100, **options, **where}
-    return measured(FsdpEngine(str(root / model), sequence_parallel=sequence, **with_defaults))
+    group = sequence_group(with_defaults.get("group") or dist.group.WORLD, sequence)
+    return measured(FsdpEngine(str(root / model), sequence=group, **with_defaults))
 
 
 def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
@@ -265,6 +267,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gpt_oss": ({"head_dim": 8}, "AttentionInterface"),
     "bloom": ({"n_head": 4}, "takes no positions"),
     "qwen3_next": ({"layer_types": ["linear_attention"] * 2}, "carry a state"),
+    "phi3": (
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 8,
+            "max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 6,
+                "long_factor": [2.0] * 6,
+            },
+        },
+        "how long a row is",
+    ),
     "llama": ({"num_attention_heads": 6, "num_key_value_heads": 2}, "its 6 query heads"),
 }
 
@@ -290,7 +308,7 @@ def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_p
     with pytest.raises(ValueError, match="its 6 query heads"):
         load_sharded(Loading(str(tmp_path), *settings))  # a folder without weights
     with pytest.raises(ValueError, match=r"1 ranks can't be shared out in groups of 3"):
-        FsdpEngine(str(root / "qwen3"), frozen=True, sequence_parallel=3)
+        sequence_group(cast(Any, dist.group.WORLD), 3)
 
 
 @pytest.mark.nightly
@@ -299,12 +317,14 @@ def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
     run_on_devices: Callable[..., str],
 ) -> None:
     shared = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
-    run_on_devices(ONES, "--devices", "4", "--run-dir", "plain")
-    run_on_devices(ONES, "--devices", "4", "--run-dir", "shared", *shared)
+    length = "schedule={iterations: 4, record_every: 1}"
+    run_on_devices(ONES, length, "--devices", "4", "--run-dir", "plain")
+    run_on_devices(ONES, length, "--devices", "4", "--run-dir", "shared", *shared)
     plain, found = metrics("plain"), metrics("shared")
     assert [line.keys() for line in found] == [line.keys() for line in plain]
     for one, other in zip(plain, found, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
+    assert "update_policy" in str(replay(Path("shared"), 4, "update_policy"))  # on one device
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
-from rlgraph.runtime.engines.fsdp.sequence import sequence_group
+from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
 from rlgraph.runtime.engines.fsdp.shards import apart, gather_full, gathered, reduce_with_the_last
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
@@ -63,7 +63,7 @@ class FsdpEngine:
         compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
         packing: lay rows end to end, and read a prompt that they share once, where that is less work and
             the model's attention allows it.
-        sequence_parallel: consecutive ranks that share the tokens of their rows: see ``sequence.py``.
+        sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
@@ -88,7 +88,7 @@ class FsdpEngine:
         lora: Mapping[str, Any] | None = None,
         compile: bool = False,
         packing: bool = True,
-        sequence_parallel: int = 1,
+        sequence: SequenceGroup = ALONE,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
@@ -100,7 +100,7 @@ class FsdpEngine:
         self.device = torch.device(device)
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        self.sequence = sequence_group(self.group, sequence_parallel)
+        self.sequence = sequence
         settings = (reshard, recompute, self.lora, compile, self.sequence)
         how = Loading(path, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)

@@ -15,15 +15,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
-from rlgraph.runtime.engines.attention import attend_without_mask, repeat_shared_heads
+from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, sequence
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
 from rlgraph.syntax.settings import Lora
 
 Head = Literal["lm", "value"]
-
-GRAPHS = 64  # most compiled graphs of a decoder layer: 2 x 2 x 2 per model that differs, and some to spare
 
 
 @dataclass(frozen=True)

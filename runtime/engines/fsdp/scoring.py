@@ -75,9 +75,15 @@ def _call(function: Any, *arguments: Any) -> Any:
 
 
 def _with_head(model: Any, function: Any, *arguments: Any) -> Any:
-    """Return what a function of the model and more returns, called while the head's weights are gathered."""
-    gathered = getattr(model.get_output_embeddings(), "gathered", _call)
-    return gathered(function, model, *arguments)
+    """Return what a function of the model and more returns, called while the head's weights are gathered.
+
+    A backward pass wants them once more, and then frees them.
+    """
+    head = model.get_output_embeddings()
+    found = getattr(head, "gathered", _call)(function, model, *arguments)
+    if hasattr(head, "gathered") and not torch.is_grad_enabled():
+        head.reshard()
+    return found
 
 
 def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:

@@ -16,7 +16,7 @@ Shapes: ``width`` tokens of a row, of which a rank has the ``share`` that is ``w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -32,6 +32,7 @@ from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 Columns = Mapping[str, Any]
+BY_LENGTH = {"dynamic", "longrope"}  # kinds of position embeddings that look at the largest position given
 BY_TOKEN = {"full_attention", "sliding_attention"}  # kinds of layers that look across tokens by attention
 
 
@@ -125,11 +126,19 @@ def check(model: Any, ranks: int) -> None:
         "its attention does not go through transformers' AttentionInterface": (
             not model._supports_attention_backend or config._attn_implementation != "sdpa"
         ),
+        "its position embeddings depend on how long a row is": any(
+            {*_kinds(getattr(module, "rope_type", ""))} & BY_LENGTH for module in model.modules()
+        ),
         f"its {heads} query heads can't be shared out": heads % ranks,
     }
     if fault := next((words for words, holds in faults.items() if holds), ""):
         law = f"{config.model_type}: {fault}, so its sequences can't be shared by {ranks} ranks"
         raise ValueError(f"{law}; set train.sequence_parallel to 1")
+
+
+def _kinds(rope: Any) -> Iterable[str]:
+    """Return the kinds of position embeddings that a module has: one, or one for each kind of layer."""
+    return rope.values() if isinstance(rope, Mapping) else [rope]
 
 
 def share_attention(model: Any, group: SequenceGroup) -> None:
