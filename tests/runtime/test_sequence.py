@@ -317,7 +317,7 @@ def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
     run_on_devices: Callable[..., str],
 ) -> None:
     shared = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
-    length = "schedule={iterations: 4, record_every: 1}"
+    length = "schedule={iterations: 4, save_every: 1, record_every: 1}"
     run_on_devices(ONES, length, "--devices", "4", "--run-dir", "plain")
     run_on_devices(ONES, length, "--devices", "4", "--run-dir", "shared", *shared)
     plain, found = metrics("plain"), metrics("shared")
