@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,6 +28,10 @@ from rlgraph.runtime.columns.shared_memory import segments_of
 from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import referred, with_values
+
+# Threads that ask for an object's dictionary at the same time, as pickle does for a plan's records, may get
+# two of the same memory from CPython 3.11; whichever is freed first takes it from the other.
+PICKLING = threading.Lock()
 
 
 class RemoteError(Exception):
@@ -71,7 +76,9 @@ class RemoteProcess:
         from ray.exceptions import RayActorError
 
         try:
-            self.connection.send_bytes(pickle.dumps((method, values)))
+            with PICKLING:
+                request = pickle.dumps((method, values))
+            self.connection.send_bytes(request)
             answer, error = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise RayActorError(error_msg="its process has ended") from error
