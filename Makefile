@@ -51,7 +51,7 @@ nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as 
 SGLANG := runtime/engines/sglang/cpu
 SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) tests/sglang
 .sglang/installed: $(SGLANG)/requirements.txt requirements/sglang-cpu.txt pyproject.toml
-	$(PYTHON) -m venv .sglang
+	$(PYTHON) -m venv --clear .sglang
 	.sglang/bin/python $(PINNED)/build.txt
 	.sglang/bin/python $(OWN)
 	.sglang/bin/python $(PINNED)/sglang-cpu.txt
