@@ -15,6 +15,7 @@ from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
+from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Origin, Plan, Target
 from rlgraph.passes import PASSES
 from rlgraph.passes.lower import make_plan
@@ -153,8 +154,8 @@ def digest(tree: Tree, device: str = "cpu") -> str:
     how many of them share a copy of a model or the tokens of a row."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
-        if shared := {"shard", "sequence_parallel"} & {*(train := model.get("train") or {})}:
-            model["train"] = {key: value for key, value in train.items() if key not in shared}
+        if ON_ONE_DEVICE.keys() & (train := model.get("train") or {}).keys():
+            model["train"] = {key: value for key, value in train.items() if key not in ON_ONE_DEVICE}
             if not model["train"]:
                 del model["train"]
     schedule = tree.get("schedule")

@@ -9,6 +9,7 @@ checkpoint before the iteration. Nothing of the run is changed. Each pool has on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.dependencies import reached
+from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.nodes.support.record_file import Recorded, about, read, steps_of
 from rlgraph.passes.lower import in_one_process
@@ -127,10 +129,11 @@ def _plan_again(run_dir: Path) -> Plan:
     assert saved.origin
     pools = saved.origin.composed.get("pools") or {}
     single = [f"pools.{name}.devices=1" for name in pools]
-    trained = {name: model.train for name, model in saved.models.items() if model.train}
-    single += [f"models.{name}.train.shard=null" for name, train in trained.items() if train.shard]
-    shared = [name for name, train in trained.items() if train.sequence_parallel > 1]
-    single += [f"models.{name}.train.sequence_parallel=1" for name in shared]
+    for name, model in saved.models.items():
+        shared = {
+            key: alone for key, alone in ON_ONE_DEVICE.items() if getattr(model.train, key, alone) != alone
+        }
+        single += [f"models.{name}.train.{key}={json.dumps(alone)}" for key, alone in shared.items()]
     tree = compose(saved.origin.graph, (*saved.origin.overrides, *single))
     plan = fixed(plan_tree(as_planned(tree, saved), 1, saved.device))
     if plan.digest != saved.digest:

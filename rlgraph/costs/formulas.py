@@ -7,12 +7,11 @@ shortest. Rows and tokens are those of the busiest device; bytes are those that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.limits import SMALL
+from rlgraph.costs.limits import SMALL, key_repeats
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.workload import Lengths
 
@@ -187,7 +186,7 @@ def exchange_bytes(size: Size, rates: Rates, tokens: float) -> float:
     """Return the bytes of the all-to-alls of one pass in which a group shares so many tokens
     (DeepSpeed-Ulysses, arXiv 2309.14509): queries, keys, values and what attention puts out."""
     config = size.config
-    keys = config.keys * rates.devices // gcd(rates.devices, config.key_heads)
+    keys = config.keys * key_repeats(config.key_heads, rates.devices)
     numbers = 2 * (config.queries + keys) * tokens / rates.devices
     return config.num_hidden_layers * numbers * rates.width * rates.away
 

@@ -7,9 +7,9 @@ all queries, of all keys, and of the MLP.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 from rlgraph.costs.formulas import MASTER
+from rlgraph.costs.limits import key_repeats
 from rlgraph.costs.model_size import Size
 
 
@@ -43,8 +43,7 @@ class Layer:
 
     @property
     def repeats(self) -> int:
-        """Return how often key and value heads are there, so that each rank that shares tokens has one."""
-        return self.ranks // gcd(self.ranks, self.size.config.key_heads)
+        return key_repeats(self.size.config.key_heads, self.ranks)
 
     @property
     def mlp(self) -> int:

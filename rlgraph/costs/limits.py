@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from math import gcd
 from typing import TypeVar
 
 LOGITS = 2**26  # numbers of the logits that exist at once, or one token's if more: 256 MiB in float32
@@ -28,6 +29,16 @@ def needs_mask(device: str, dtype: str, head: int) -> bool:
         (False, True)
     """
     return device != "cuda" or dtype not in ("bfloat16", "float16") or head % 8 > 0 or not 16 <= head <= 256
+
+
+def key_repeats(key_heads: int, ranks: int) -> int:
+    """Return how often key and value heads are there where each of some ranks that share tokens has one.
+
+    Example:
+        >>> key_repeats(8, 4), key_repeats(8, 16)
+        (1, 2)
+    """
+    return ranks // gcd(key_heads, ranks)
 
 
 def buckets(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -262,10 +262,15 @@ def size_of(path: str, head: str = "lm") -> Size:
     file = Path(with_values(path)) / "config.json"
     name = MATH.sub("2.5-", TWINS.sub("", with_values(path)))
     if file.is_file():
-        return Size(_checked(read(file), str(file)), head)
-    if card := _cards().get(name):
-        return Size(_checked(card, name), head)
+        return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head)
+    if name in _cards().items:
+        return _size(name, None, 0, head)
     raise _unknown(path)
+
+
+@lru_cache(maxsize=64)  # a run asks with every layout of rows
+def _size(name: str, file: Path | None, _changed: int, head: str) -> Size:
+    return Size(_checked(read(Path(name)) if file else _cards().items[name], name), head)
 
 
 def _checked(tree: Tree, name: str) -> Config:

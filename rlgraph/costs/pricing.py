@@ -133,10 +133,8 @@ class Pricing(Footprint):
 
         Devices that share the tokens of a row have an even part of either.
         """
-        rows, ranks = (
-            self.rows(step.reads, step) / (minibatches if step.updates else 1),
-            train.sequence_parallel,
-        )
+        ranks, cuts = train.sequence_parallel, minibatches if step.updates else 1
+        rows = self.rows(step.reads, step) / cuts
         each, longest = rows * ranks / len(step.devices), self.work.longest(rows)
         shares = (each * self.work.mean, each * self.work.square), (longest, longest**2)
         tokens, squares = max(shares, key=lambda part: row_work(part[0], part[1], size.attention_share))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rlgraph.ir.plan import Plan
 
+# settings by which devices share a model or a row, as one device has them: they decide no number of a run
+ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1}
+
 
 @dataclass(frozen=True)
 class Mesh:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from rlgraph.engines.registry import SERVING
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
+from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
@@ -17,7 +18,7 @@ from rlgraph.syntax.settings import Optimizer, Serve, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
 # what a train engine does alike for all models that it holds
-OF_ENGINE = ("shard", "sequence_parallel", "micro_tokens", "packing")
+OF_ENGINE = (*ON_ONE_DEVICE, "micro_tokens", "packing")
 
 
 def make_plan(

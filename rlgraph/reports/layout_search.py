@@ -131,12 +131,17 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
     while best and step:
         near = [best.generating + move for move in (-step, step) if 0 < best.generating + move < total]
         tried += _all([replace(best, generating=at) for at in near], plan, total, attempt)
-        best = min((c for c in tried if c.layout), key=lambda c: c.rank).layout
+        best = _best_layout(tried)
         step //= 2
-    laid_out = min((c for c in tried if c.layout), key=lambda c: c.rank, default=None)
-    if laid_out and laid_out.layout:
-        tried += _all(meshes(plan, laid_out.layout, total, per_host), plan, total, attempt)
+    if best := _best_layout(tried):
+        tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
+
+
+def _best_layout(tried: Iterable[Candidate]) -> PoolLayout | None:
+    """Return the best layout other than the graph's own."""
+    laid_out = [candidate for candidate in tried if candidate.layout]
+    return min(laid_out, key=lambda candidate: candidate.rank).layout if laid_out else None
 
 
 def layouts(plan: Plan, splits: Iterable[int], per_host: int) -> Iterator[PoolLayout]:

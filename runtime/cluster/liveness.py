@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.runtime.cluster.failures import LostError
-from rlgraph.runtime.cluster.sweeper import processes_of
+from rlgraph.runtime.cluster.sweeper import children, processes_of, status
 from rlgraph.runtime.messages.tasks import Place
 
 STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
@@ -28,10 +28,7 @@ STATES = {
 
 def state(process: int) -> str:
     """Return the letter that Linux has for the state of a process of this host, "" if there is none."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return status(process, 0)
 
 
 def attended(function: Callable[[], Any], check: Callable[[], None]) -> Any:
@@ -93,11 +90,10 @@ class ProcessWatch:
 def daemons() -> dict[int, str]:
     """Return Ray's control store and raylet by process, where this process has started them."""
     found = {}
-    for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with suppress(OSError):  # a thread or a process has ended meanwhile
-            for process in map(int, child.read_text().split()):
-                program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
-                found[process] = Path(program).name
+    for process in children(os.getpid()):
+        with suppress(OSError):  # it has ended meanwhile
+            program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
+            found[process] = Path(program).name
     return {process: f"Ray's {name}" for process, name in found.items() if name in DAEMONS}
 
 

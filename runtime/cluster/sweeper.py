@@ -100,16 +100,28 @@ def family(processes: Iterable[int]) -> list[int]:
     """Return processes with their children, and those of these."""
     found = [*processes]
     for process in found:  # it grows meanwhile
-        for children in Path(f"/proc/{process}/task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, children.read_text().split())
+        found += children(process)
+    return found
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that the threads of one have started."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended meanwhile
+            found += map(int, thread.read_text().split())
     return found
 
 
 def begun(process: int) -> str:
     """Return when a process began as the system counts it, "" where there is none."""
+    return status(process, 19)
+
+
+def status(process: int, field: int) -> str:
+    """Return what Linux says of a process of this host behind its name, "" where there is none."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[field]
     except OSError:
         return ""
 

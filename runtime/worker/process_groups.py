@@ -89,11 +89,7 @@ def meet(
     mesh = DeviceMesh.from_group(groups[place[0]], device)
     # groups inside of a pool, before links: those of torch have to follow equally many on each of their ranks
     meshes = _meshes(plan, place[0], mesh)
-    sizes = {
-        name: model.train.sequence_parallel
-        for name, model in plan.models.items()
-        if model.train and name in meshes
-    }
+    sizes = {name: plan.models[name].train.sequence_parallel for name in meshes}
     made = {size: sequence_group(mesh.get_group(), size) for size in sorted({*sizes.values()})}
     sequences = {name: made[size] for name, size in sizes.items()}
     links: dict[str, Transport] = {}

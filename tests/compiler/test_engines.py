@@ -12,6 +12,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, TRAINING, is_installed, takers
 from rlgraph.frontend.bind_model import not_default
+from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Target
 from rlgraph.printing.plan_text import PATHS
 from rlgraph.syntax.settings import Serve, Train
@@ -64,12 +65,7 @@ def test_a_record_says_what_its_package_has(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_train_engine_takes_all_of_its_section(name: str) -> None:
     assert defined(TRAINING[name].builder, name)
-    assert {*TRAINING[name].options} == Train.model_fields.keys() - {
-        "engine",
-        "pool",
-        "shard",
-        "sequence_parallel",
-    }
+    assert {*TRAINING[name].options} == Train.model_fields.keys() - {"engine", "pool", *ON_ONE_DEVICE}
 
 
 @pytest.mark.parametrize("name", ["openai"])

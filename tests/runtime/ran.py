@@ -23,6 +23,13 @@ def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+def begun(*args: str, **env: str) -> subprocess.Popen[str]:
+    """Begin ``rlgraph run`` in a process of its own; what it prints comes line by line."""
+    command = [sys.executable, "-u", "-m", "rlgraph", "run", *args]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=os.environ | env, **pipes)
+
+
 def metrics(run_dir: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from ran import assert_gone, holders, same_weights, wait_for
+from ran import assert_gone, begun, holders, same_weights, wait_for
 
 from rlgraph.cli.main import main
 from rlgraph.errors import RunError
@@ -114,21 +112,17 @@ LOST = {
 
 def test_a_worker_that_stops_while_it_starts_is_told_within_seconds() -> None:
     token = uuid.uuid4().hex
-    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
-    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as run:
+    with begun(ONE, "--devices", "1", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token) as run:
         stopped = set[int]()
         wait_for(lambda: stopped.update(p for p, name in holders(token).items() if WORKER in name) or stopped)
-        begun = time.monotonic()
+        stopped_at = time.monotonic()
         for process in stopped:
             os.kill(process, signal.SIGSTOP)
         said, _ = run.communicate(timeout=200)
     assert run.returncode == 1
     law = r"worker.* on this machine \(process \d+\): its process is stopped \(SIGSTOP, or a "
     assert re.search(law, said), said
-    assert time.monotonic() - begun < 100, "schedule.timeout is 3600 s"
+    assert time.monotonic() - stopped_at < 100, "schedule.timeout is 3600 s"
     assert_gone(token)
 
 
@@ -136,12 +130,8 @@ def test_a_worker_that_stops_while_it_starts_is_told_within_seconds() -> None:
 @pytest.mark.parametrize("process", LOST)
 def test_what_is_lost_while_models_load_ends_the_run(process: str) -> None:
     token = uuid.uuid4().hex
-    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
-    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
     said = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as run:
+    with begun(ONE, "--devices", "1", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token) as run:
         assert run.stdout
         for line in run.stdout:
             said.append(line)

@@ -21,6 +21,15 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 VOCAB, ROWS = 24, 13
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
 ADAM = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 
 
@@ -36,20 +45,11 @@ def write_models(root: Path) -> None:
     )
 
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,
-    }
     vocabulary = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, eos_token="w1")
     built = {
-        "qwen": Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)),
-        "llama": LlamaForCausalLM(LlamaConfig(**shape)),
+        "qwen": Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+        "llama": LlamaForCausalLM(LlamaConfig(**SHAPE)),
     }
     for name, model in built.items():
         model.save_pretrained(root / name)

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from ran import metrics
 from ranks import forked, launch
+from test_fsdp import ROWS, SHAPE, VOCAB
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlgraph.costs import limits
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
-from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches
+from rlgraph.runtime.engines.fsdp.batching import Budget, cut, micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check, sequence_group
@@ -30,7 +31,6 @@ from rlgraph.runtime.engines.fsdp.shards import gather_full
 from rlgraph.runtime.replay import replay
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
-VOCAB, ROWS = 24, 13
 ONES = str(Path(__file__).parent / "ones.yaml")
 ADAM = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,16 +66,6 @@ def write_models(root: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.2,
-    }
     window = {
         "use_sliding_window": True,
         "sliding_window": 4,
@@ -87,7 +77,7 @@ def write_models(root: Path) -> None:
         "windows": ("qwen2", window),
     }
     for name, (kind, more) in kinds.items():
-        config = AutoConfig.for_model(kind, **{**shape, **more})
+        config = AutoConfig.for_model(kind, **{**SHAPE, "head_dim": 8, **more})
         AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
 
 
@@ -137,14 +127,7 @@ def rows_of_rank() -> torch.Tensor:
 def measured(engine: FsdpEngine) -> dict[str, Any]:
     """Scores of this rank's rows, gradients of the first step, metrics and weights after six."""
     rows = rows_of_rank()
-    columns = {
-        n: c.take(rows)
-        if isinstance(c, Ragged)
-        else c[rows]
-        if isinstance(c, torch.Tensor)
-        else [c[r] for r in rows]
-        for n, c in batch_columns().items()
-    }
+    columns = cut(batch_columns(), rows)
     given = columns["tokens"], columns["loss_mask"]
     value = engine.head == "value"
     scores = [engine.values(*given)] if value else [engine.logprobs(*given), *engine.squares(*given)]

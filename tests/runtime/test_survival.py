@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ran import assert_gone, holders, metrics, same_weights, wait_for
+from ran import assert_gone, begun, holders, metrics, same_weights, wait_for
 
 from rlgraph.errors import RunError
 from rlgraph.files import SUMS, discard, read_json, replace, write
@@ -250,8 +250,7 @@ def test_a_run_directory_that_is_removed_meanwhile_is_told(in_demo: None) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Signals) -> None:
     settings = ("schedule={iterations: 100000}", "--inline", "--run-dir", "a")
-    command = [sys.executable, "-m", "rlgraph", "run", ONE, *settings]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with begun(ONE, *settings) as process:
         wait_for(lambda: Path("a/metrics.jsonl").is_file() and len(metrics("a")) > 2)
         process.send_signal(number)
         said, _ = process.communicate(timeout=200)
@@ -262,12 +261,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
 
 
 def test_a_signal_while_workers_start_ends_the_run_with_advice(in_demo: None) -> None:
-    command = [sys.executable, "-u", "-m", "rlgraph", "run", ONE, "--devices", "1", "--run-dir", "a"]
     token = uuid.uuid4().hex
-    env = os.environ | {"RLGRAPH_TEST_TOKEN": token}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as process:
+    with begun(ONE, "--devices", "1", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token) as process:
         wait_for(lambda: any("raylet" in name for name in holders(token).values()))
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=200)
@@ -281,8 +276,7 @@ def test_a_second_signal_ends_it_at_once(in_demo: None) -> None:
     slow = "import time; open('begun', 'w').close(); time.sleep(600); shutil.rmtree"
     Path("slow.py").write_text(GONE.replace("shutil.rmtree", slow))
     settings = ("nodes.rewards={op: slow.py:gone}", "--inline", "--run-dir", "a")
-    command = [sys.executable, "-m", "rlgraph", "run", ONE, *settings]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with begun(ONE, *settings) as process:
         wait_for(Path("begun").exists)
         process.send_signal(signal.SIGTERM)
         time.sleep(1)

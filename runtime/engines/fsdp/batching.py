@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import lcm
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from rlgraph.costs.limits import BLOCK, MASK
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.interfaces import Totals
 from rlgraph.runtime.engines.fsdp.cells import (
-    ALIGNED,
+    alignment,
     block_mask,
     cells_of,
     kernel_of,
@@ -51,11 +50,6 @@ class Budget:
         1 is that of a token beside its attention.
         """
         return tokens + (self.share or 0) * scores / ATTENTION[kernel]
-
-    @property
-    def aligned(self) -> int:
-        """Return what the width of rows under a dense mask is a multiple of."""
-        return lcm(ALIGNED, self.sequence.ranks)
 
     def widths(self, wanted: Ragged) -> torch.Tensor:
         """Return how wide a pass has to be to score what is wanted of each row: int64 ``[rows]``."""
@@ -180,7 +174,8 @@ def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[li
 
 def _widths(units: Sequence[PromptGroup], longest: int, budget: Budget) -> list[int]:
     """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
-    total, tokens, aligned = sum(unit.length for unit in units), budget.tokens, budget.aligned
+    total, tokens = sum(unit.length for unit in units), budget.tokens
+    aligned = alignment("mask", budget.sequence.ranks)
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
     even = {max(longest, -(-total // -(-total // width))) for width in near if total}
     widths = {-(-width // aligned) * aligned for width in even}

@@ -59,8 +59,13 @@ def width_of(lanes: Sequence[PackedLane], kernel: Kernel, ranks: int = 1) -> int
     """Return the common width of lanes: that of the longest, up to what the kernel wants, and the ranks that
     share it."""
     longest = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
-    multiple = lcm(BLOCK if kernel == "flex" else ALIGNED, ranks)
+    multiple = alignment(kernel, ranks)
     return -(-longest // multiple) * multiple
+
+
+def alignment(kernel: Kernel, ranks: int = 1) -> int:
+    """Return what the width of a lane is a multiple of."""
+    return lcm(BLOCK if kernel == "flex" else ALIGNED, ranks)
 
 
 def scores_of(lane: PackedLane) -> int:

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from math import gcd
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from rlgraph.costs.limits import key_repeats
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.weights.transfer import FOREVER
@@ -152,7 +152,7 @@ def share_attention(model: Any, group: SequenceGroup) -> None:
     kind = model.config._attn_implementation
     config = model.config.get_text_config()
     shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    repeats = group.ranks // gcd(group.ranks, shared)
+    repeats = key_repeats(shared, group.ranks)
     for module in model.modules():
         if hasattr(module, "num_key_value_groups"):
             module.num_key_value_groups //= repeats
