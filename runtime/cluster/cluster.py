@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
@@ -23,7 +22,7 @@ from rlgraph.runtime.cluster.liveness import LOOK_S, ProcessWatch, attended, sta
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
-from rlgraph.runtime.columns.shared_memory import segments_of
+from rlgraph.runtime.columns.shared_memory import new_session, segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, place_text
 from rlgraph.runtime.worker.worker import Worker
@@ -159,7 +158,7 @@ class RayCluster:
             RunError: the cluster can't be joined, or has too few devices, or a worker did not start.
         """
         self.places, self.gpus, self.logs = _places(pools), gpus, str(logs.resolve())
-        self.session = f"rlgraph-{uuid4().hex[:8]}"  # what names of shared memory begin with
+        self.session = new_session()
         advice = f"continue with --resume --run-dir {logs.parent}"
         self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
         # the plan that tasks beside workers get, and the variables that it refers to

@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
 CLOSED = b"closed"
 VARIABLE = "RLGRAPH_SESSION"
 RAY = b"/ray/"  # a part of the paths of Ray's programs
+PROGRAM = b"-c"  # behind it comes a program's text, which may name Ray's folder
 
 
 class Sweeper:
@@ -90,8 +92,9 @@ def processes_of(session: str) -> list[int]:
     mark, found = f"{VARIABLE}={session}\0".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
-            command = (folder / "cmdline").read_bytes()
-            if mark in (folder / "environ").read_bytes() and (command.startswith(b"ray::") or RAY in command):
+            command = [*takewhile(PROGRAM.__ne__, (folder / "cmdline").read_bytes().split(b"\0"))]
+            of_ray = command[0].startswith(b"ray::") or any(RAY in part for part in command)
+            if of_ray and mark in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 

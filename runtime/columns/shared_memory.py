@@ -3,17 +3,20 @@
 A segment is used again once nobody reads what it holds, so that its pages are touched once; where an op still
 holds what it read, its reader marks the segment (``keep``), and another one takes its place. Segments are
 unlinked when their worker closes. Where it was killed, or its driver was, ``runtime/cluster/sweeper.py`` does
-that.
+that; where that was killed too, the next worker that starts on the host: a segment is locked while its worker
+runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -24,21 +27,39 @@ from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import Segment
 
 FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
+PREFIX = "rlgraph"  # what the names of all sessions begin with
 LEAST = 1 << 20  # bytes of values from which on they are shared
 CORES = len(os.sched_getaffinity(0))
 COPIERS = ThreadPoolExecutor(CORES)  # long columns are copied by these: others may run meanwhile
 MAPPED: dict[str, mmap.mmap] = {}  # segments that this process reads, kept while they are there
 
 
+@dataclass(frozen=True, eq=False)
+class OwnSegment:
+    """A segment of this worker's: the name of its file, the handle that locks it, and its bytes."""
+
+    name: str
+    handle: int
+    bytes: Any
+
+
 class SharedColumns:
     """The segments of one worker, by the names of the columns in them, and those that are free."""
 
     def __init__(self, session: str) -> None:
-        """None yet; their names begin with ``session``."""
+        """None yet; their names begin with ``session``. Those of workers that are gone are unlinked."""
         self.session = session
         self.is_full = False  # whether there was no room once
-        self.used: dict[str, tuple[SharedMemory, Any]] = {}  # column -> its segment, and the bytes there
-        self.free: list[tuple[SharedMemory, Any]] = []
+        self.used: dict[str, OwnSegment] = {}  # by column
+        self.free: list[OwnSegment] = []
+        for path in FOLDER.glob(f"{PREFIX}-*"):
+            with suppress(OSError):  # its worker runs, or it is another user's, or has gone
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                finally:
+                    os.close(handle)
 
     def put(self, column: str, values: Any, offsets: Any) -> Segment | None:
         """Copy a column's values to where others read them; None where there is no room."""
@@ -46,52 +67,52 @@ class SharedColumns:
         if taken is None:
             return None
         self.used[column] = taken
-        target = taken[1][: values.nbytes].view(values.dtype)
+        target = taken.bytes[: values.nbytes].view(values.dtype)
         edges = np.linspace(0, len(values), CORES + 1, dtype=np.int64).tolist()
         spans = [slice(*edge) for edge in pairwise(edges)]
         list(COPIERS.map(lambda span: np.copyto(target[span], values[span]), spans))
-        return Segment(taken[0].name, values.dtype.str, len(values), offsets)
+        return Segment(taken.name, values.dtype.str, len(values), offsets)
 
     def drop(self, column: str) -> None:
         """Free a column's segment: nobody reads the column any more."""
         if column in self.used:
-            segment, values = self.used.pop(column)
-            if (FOLDER / segment.name).stat().st_mode & stat.S_IWUSR:
-                self.free.append((segment, values))
+            segment = self.used.pop(column)
+            if os.fstat(segment.handle).st_mode & stat.S_IWUSR:
+                self.free.append(segment)
             else:
                 _unlink(segment)
 
     def close(self) -> None:
         """Unlink all of them; what is mapped elsewhere stays until it is let go of."""
-        for segment, _ in [*self.used.values(), *self.free]:
+        for segment in [*self.used.values(), *self.free]:
             _unlink(segment)
         self.used, self.free = {}, []
 
-    def _taken(self, size: int) -> tuple[SharedMemory, Any] | None:
+    def _taken(self, size: int) -> OwnSegment | None:
         """Return the smallest free segment that is large enough, else a new one in place of the largest."""
-        self.free.sort(key=lambda one: len(one[1]))
-        fits = [one for one in self.free if len(one[1]) >= size]
+        self.free.sort(key=lambda one: len(one.bytes))
+        fits = [one for one in self.free if len(one.bytes) >= size]
         if fits:
             self.free.remove(fits[0])
             return fits[0]
         if self.free:
-            _unlink(self.free.pop()[0])
+            _unlink(self.free.pop())
         return self._new(size + size // 4)  # rows of a later iteration may be longer
 
-    def _new(self, size: int) -> tuple[SharedMemory, Any] | None:
-        segment = None
+    def _new(self, size: int) -> OwnSegment | None:
         try:
-            segment = SharedMemory(f"{self.session}-{token_hex(4)}", create=True, size=size)
-            segment.close()  # mapped anew below: its own mapping ends with it, whoever looks at it
-            with open(FOLDER / segment.name, "r+b") as file:
-                # takes the memory now: a page that is missing later would end the process
-                os.posix_fallocate(file.fileno(), 0, size)
+            name, handle = _created(self.session)
         except OSError:
             self.is_full = True
-            if segment:
-                _unlink(segment)
             return None
-        return segment, np.frombuffer(_mapped(segment.name, mmap.ACCESS_WRITE), np.uint8)
+        try:
+            # takes the memory now: a page that is missing later would end the process
+            os.posix_fallocate(handle, 0, size)
+            return OwnSegment(name, handle, np.frombuffer(mmap.mmap(handle, 0), np.uint8))
+        except OSError:
+            self.is_full = True
+            _unlink(OwnSegment(name, handle, None))
+            return None
 
 
 def read(column: str, segment: Segment) -> Any:
@@ -104,10 +125,15 @@ def read(column: str, segment: Segment) -> Any:
         for name in [name for name in MAPPED if not (FOLDER / name).exists()]:
             del MAPPED[name]
         try:
-            MAPPED[segment.name] = _mapped(segment.name, mmap.ACCESS_READ)
+            MAPPED[segment.name] = _mapped(segment.name)
         except OSError as error:
             raise AwayError(f"the column {column} can't be read in shared memory: {error}") from error
     return np.frombuffer(MAPPED[segment.name], segment.dtype, segment.count)
+
+
+def new_session() -> str:
+    """Return what the names of a run's segments begin with."""
+    return f"{PREFIX}-{token_hex(4)}"
 
 
 def segments_of(session: str) -> str:
@@ -120,13 +146,23 @@ def keep(name: str) -> None:
     (FOLDER / name).chmod(stat.S_IRUSR)
 
 
-def _mapped(name: str, access: int) -> mmap.mmap:
-    """Return the bytes of a segment; no handle of it stays open."""
-    with open(FOLDER / name, "r+b" if access == mmap.ACCESS_WRITE else "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=access)
+def _created(session: str) -> tuple[str, int]:
+    """Create a segment's file and lock it; return its name and handle."""
+    while True:
+        name = f"{session}-{token_hex(4)}"
+        handle = os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_nlink:
+            return name, handle
+        os.close(handle)  # a worker that starts was between: nobody seemed to have it
 
 
-def _unlink(segment: SharedMemory) -> None:
-    segment.close()
-    if (FOLDER / segment.name).exists():  # else the driver was first
-        segment.unlink()
+def _mapped(name: str) -> mmap.mmap:
+    """Return the bytes of a segment to read; no handle of it stays open."""
+    with open(FOLDER / name, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _unlink(segment: OwnSegment) -> None:
+    (FOLDER / segment.name).unlink(missing_ok=True)  # the driver may have been first
+    os.close(segment.handle)

@@ -102,8 +102,12 @@ def session_of(token: str) -> str:
     return NONE
 
 
-def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Counts) -> None:
-    """Begin or resume a run, and kill a process of it at a moment; it may have ended before."""
+def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Counts) -> str:
+    """Begin or resume a run, and kill a process of it at a moment; it may have ended before.
+
+    Returns:
+        What the names of its shared memory begin with.
+    """
     token, said, session = uuid.uuid4().hex, [], NONE
     with begun(run_dir, token) as run:
         assert run.stdout
@@ -128,10 +132,11 @@ def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Cou
     limit = time.monotonic() + LEFT_S
     while (left := holders(token)) and time.monotonic() < limit:
         time.sleep(0.5)
-    if left or (shared := [*SHARED.glob(f"{session}-*")]):
+    if left or (shared := [*SHARED.glob(f"{session}-*")] if process != "all" else []):
         counts.leaked[moment, process] += 1
         counts.trouble.append(f"{process} killed at {moment}: {left or shared} is left\n{''.join(said)}")
         end(left)
+    return session
 
 
 def end(processes: Iterable[int]) -> None:
@@ -142,16 +147,19 @@ def end(processes: Iterable[int]) -> None:
 
 def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.Random) -> None:
     """Kill a run several times, let it end, and compare it with its twin."""
-    struck = []
+    struck, sessions = [], []
     for _ in range(kills):
         struck.append((chance.choice([*MOMENTS]), chance.choice(PROCESSES)))
-        killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts)
+        sessions.append(killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts))
     done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
     counts.chains += 1
     if done.returncode:
         counts.trouble.append(f"{struck}: the last resume failed\n{done.stdout}{done.stderr}")
         return
     counts.resumed.update(struck)
+    if left := [path for session in sessions for path in SHARED.glob(f"{session}-*")]:
+        counts.leaked.update(struck[-1:])
+        counts.trouble.append(f"{struck}: {left} is left behind the last resume")
     columns = [path.relative_to(twin) for path in sorted(twin.glob("recorded/*/*.parquet"))]
     same = [(run_dir / path).read_bytes() == (twin / path).read_bytes() for path in columns]
     equal = (

@@ -16,7 +16,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from ranks import imported
 
@@ -24,7 +23,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import perform, threads_each
 from rlgraph.runtime.cluster.liveness import STATES, state
 from rlgraph.runtime.cluster.sweeper import Sweeper
-from rlgraph.runtime.columns.shared_memory import segments_of
+from rlgraph.runtime.columns.shared_memory import new_session, segments_of
 from rlgraph.runtime.messages.tasks import Place, Task
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import referred, with_values
@@ -135,7 +134,7 @@ class ProcessCluster:
         """As ``RayCluster``, on the CPUs of this machine."""
         assert not gpus and address is None
         self.places = [(pool, device) for pool, devices in pools.items() for device in range(devices)]
-        self.logs, self.session = str(logs.resolve()), f"rlgraph-{uuid4().hex[:8]}"
+        self.logs, self.session = str(logs.resolve()), new_session()
         self.sweeper = Sweeper(self.session, segments_of(self.session), "")
         options = {"device": "cpu", "session": self.session}
         threads = threads_each(len(self.places))

@@ -1,4 +1,4 @@
-"""A whole run with two replicas of its models on four devices, killed, and resumed in one copy."""
+"""Whole runs on four devices: two replicas of its models, killed and resumed in one copy; shared tokens."""
 
 from __future__ import annotations
 
@@ -33,3 +33,17 @@ def test_replicas_that_are_killed_go_on_in_one_copy_with_the_numbers_of_one_devi
     for there, here in zip(lines("a"), lines("b"), strict=True):
         assert there == pytest.approx(here, rel=1e-4, abs=1e-4)
     assert "update_policy" in str(replay(Path("a"), 4, "update_policy"))  # on one device, whatever the mesh
+
+
+@pytest.mark.nightly
+def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
+    run_on_devices: Callable[..., str],
+) -> None:
+    shared = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
+    run_on_devices(ONE, LENGTH, "--devices", "4", "--run-dir", "plain")
+    run_on_devices(ONE, LENGTH, "--devices", "4", "--run-dir", "shared", *shared)
+    plain, found = lines("plain"), lines("shared")
+    assert [line.keys() for line in found] == [line.keys() for line in plain]
+    for one, other in zip(plain, found, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
+    assert "update_policy" in str(replay(Path("shared"), 4, "update_policy"))  # on one device

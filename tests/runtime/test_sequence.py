@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
-from ran import metrics
 from ranks import forked, launch
 from test_fsdp import ROWS, SHAPE, VOCAB
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +26,6 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check, sequence_group
 from rlgraph.runtime.engines.fsdp.shards import gather_full
-from rlgraph.runtime.replay import replay
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 ONES = str(Path(__file__).parent / "ones.yaml")
@@ -292,22 +289,6 @@ def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_p
         load_sharded(Loading(str(tmp_path), *settings))  # a folder without weights
     with pytest.raises(ValueError, match=r"1 ranks can't be shared out in groups of 3"):
         sequence_group(cast(Any, dist.group.WORLD), 3)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("in_demo")
-def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
-    run_on_devices: Callable[..., str],
-) -> None:
-    shared = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
-    length = "schedule={iterations: 4, save_every: 1, record_every: 1}"
-    run_on_devices(ONES, length, "--devices", "4", "--run-dir", "plain")
-    run_on_devices(ONES, length, "--devices", "4", "--run-dir", "shared", *shared)
-    plain, found = metrics("plain"), metrics("shared")
-    assert [line.keys() for line in found] == [line.keys() for line in plain]
-    for one, other in zip(plain, found, strict=True):
-        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
-    assert "update_policy" in str(replay(Path("shared"), 4, "update_policy"))  # on one device
 
 
 if __name__ == "__main__":

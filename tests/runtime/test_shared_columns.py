@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_a_task_reads_a_column_where_it_lies_and_copies_none_of_it() -> None:
     del part
     store.settle()
     store.drop(["part"])
-    assert [segment.name for segment, _ in store.shared.free] == [ref.location.name]
+    assert [segment.name for segment in store.shared.free] == [ref.location.name]
     store.close()
     assert not left()
 
@@ -268,6 +269,33 @@ def test_a_driver_that_is_killed_leaves_nothing() -> None:
     assert columns.put("later", np.arange(5), np.array([0, 5]))  # by a worker that ends after its driver
     assert gone()
     columns.close()
+
+
+def test_what_everybody_left_who_was_killed_is_unlinked_by_the_next_worker() -> None:
+    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout
+        name = other.stdout.readline().strip()
+        SharedColumns("rlgraph-later").close()
+        assert left() == [name], "its worker runs"
+        other.kill()
+    assert left() == [name]
+    SharedColumns("rlgraph-later").close()
+    assert not left()
+
+
+def test_what_ends_with_a_driver_are_the_programs_of_ray_that_it_started(tmp_path: Path) -> None:
+    """And not a process whose program names Ray's folder, as one does from which Python forks."""
+    script = tmp_path / "ray" / "agent.py"
+    script.parent.mkdir()
+    script.write_text("input()")
+    sweeper = Sweeper(SESSION, segments_of(SESSION), "")  # in the environment of both
+    named = subprocess.Popen([sys.executable, "-c", f"input({str(script)!r})"], stdin=PIPE)
+    agent = subprocess.Popen([sys.executable, str(script)], stdin=PIPE)
+    sweeper.close()
+    assert agent.wait() == -signal.SIGKILL
+    assert named.poll() is None
+    for process in (agent, named):
+        process.communicate()
 
 
 def test_what_is_shared_is_over_when_its_last_reader_has_reported(
