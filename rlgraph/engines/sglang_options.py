@@ -8,6 +8,9 @@ COPIES = "a server is one copy of the model on one host; a pool has one server f
 BROUGHT = "weights are brought to a server by syncs, by their names in the checkpoint"
 TOKENS = "token ids go in and come out: the run has the tokenizer"
 MEMORY = "the plan says what sleeps when"
+EXACT = (
+    "a draft's tokens are taken as often as the model itself would draw them: else log-probs are of no policy"
+)
 
 OWNED = {
     "model_path": "it is models.NAME.path",
@@ -18,7 +21,9 @@ OWNED = {
     "max_running_requests": "it is serve.max_rows, which the plan counts",
     "load_format": BROUGHT,
     "weight_version": BROUGHT,
-    "quantization": BROUGHT,
+    "quantization": "a sync brings weights in serve.dtype, and SGLang quantizes weights once, as it starts",
+    "speculative_accept_threshold_single": EXACT,
+    "speculative_accept_threshold_acc": EXACT,
     "enable_memory_saver": MEMORY,
     "enable_weights_cpu_backup": MEMORY,
     "tp_size": SPAN,

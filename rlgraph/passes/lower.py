@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,9 +46,16 @@ def make_plan(
         columns={phase: _columns(g) for phase, g in phases.items()},
         functions={phase: {n.name: _function(n) for n in g.nodes if n.call} for phase, g in phases.items()},
         regions=dict(graph.regions),
-        notes=graph.notes,
+        notes=(*graph.notes, *_unpriced(graph)),
         open_values=graph.open_values,
     )
+
+
+def _unpriced(graph: Graph) -> Iterator[str]:
+    """Yield notes of the settings that no price counts."""
+    for name, model in graph.models.items():
+        if options := model.spec.serve.options:
+            yield f"memory and time are planned without `models.{name}.serve.options` ({', '.join(options)})"
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:

@@ -131,6 +131,21 @@ def test_a_file_holds_what_no_command_line_may() -> None:
     assert settings == private | {"host": "127.0.0.1", "port": 30000}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_draft_models_weights_are_those_of_its_file(device: str) -> None:
+    """And it keeps them while the server sleeps: no sync brings them."""
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "some/draft"}
+    settings = Launch("some/model", device, "bfloat16", 1, 1, 1, drafts).settings()
+    assert (settings["load_format"], settings["speculative_draft_load_format"]) == ("dummy", "auto")
+    assert settings.get("enable_draft_weights_cpu_backup", False) == (device == "cuda")
+    own = drafts | {"speculative_draft_load_format": "safetensors"}
+    settings = Launch("some/model", device, "bfloat16", 1, 1, 1, own).settings()
+    assert settings["speculative_draft_load_format"] == "safetensors"
+    assert not any("draft" in name for name in Launch("m", device, "bfloat16", 1, 1, 1).settings())
+    known = {name: settings[name] for name in settings if "draft" in name}
+    assert not wrong(known), "of the installed SGLang"
+
+
 def test_a_key_is_in_a_file_of_this_user_while_the_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,17 +83,19 @@ class Client(Endpoint):
     def begin_update(self) -> None:
         """Open a session of weight updates; one that another left open is closed first.
 
-        A version of SGLang without sessions needs none.
+        A version of SGLang without sessions needs none. A draft model keeps its own weights: it would take
+        those of the model for its own, where they have the same names.
         """
+        target = {"selector": "target"}
         try:
-            self.post("begin_weight_update", {})
+            self.post("begin_weight_update", target)
         except UnknownError:
             return
         except ServerLostError:
             raise
         except RunError:
             self.end_update()
-            self.post("begin_weight_update", {})
+            self.post("begin_weight_update", target)
 
     def end_update(self) -> None:
         """Close the session."""

@@ -28,6 +28,9 @@ CUDA_ENVIRONMENT = {
 }
 # NCCL would hold on to the memory of graphs that are released (fzyzcjy/torch_memory_saver#88)
 SPANNING = {"NCCL_GRAPH_REGISTER": "0"}
+# A draft model's weights are its file's: no sync brings them, and `load_format` would draw them
+DRAFTS, DRAFT_FORMAT = "speculative_algorithm", {"speculative_draft_load_format": "auto"}
+DRAFT_KEPT = {"enable_draft_weights_cpu_backup": True}  # else they are lost as the server sleeps
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Launch:
             "log_level": "warning",
             "sleep_on_idle": True,  # else it keeps a core busy while others train
         }
+        shared |= DRAFT_FORMAT if DRAFTS in self.options else {}
         if self.device != "cpu":
             # its own share would leave 10 GB free; what the plan leaves free is more than 5 % of a device
             saved = {
@@ -66,7 +70,7 @@ class Launch:
                 # the default, breakable, refuses graphs that are released with the cache
                 "cuda_graph_backend_prefill": "disabled",
             }
-            return shared | saved | self.options
+            return shared | saved | (DRAFT_KEPT if DRAFTS in self.options else {}) | self.options
         own = {
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
