@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -184,7 +184,7 @@ def _received(collective: str, args: Any) -> int:
 def collected(setting: Setting) -> Counter[str]:
     """The bytes that a rank receives in each kind of collective of a step of one micro-batch."""
     layers = size_of(setting.model).config.num_hidden_layers
-    few, more = (_run(setting, count).received for count in CUT)
+    few, more = (_run(setting, count)[1] for count in CUT)
     return _further(few, more, layers)
 
 
@@ -211,12 +211,13 @@ def _further(few: Counter[str], more: Counter[str], layers: int) -> Counter[str]
 
 def _peaks(setting: Setting, layers: int) -> dict[str, Counter[str]]:
     """The parts at the peak of each phase, of a model with so many layers."""
-    peaks = _run(setting, layers).peaks
+    peaks, _ = _run(setting, layers)
     return {phase: parts for phase, parts in peaks.items() if phase not in ("before", "after")}
 
 
-def _run(setting: Setting, layers: int) -> Live:
-    """What was counted in a step of a model with so many layers."""
+@lru_cache(maxsize=len(CUT))  # for a peak and for bytes
+def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """The peaks of each phase, and the bytes received, in a step of a model with so many layers."""
     live = Live()
     with ExitStack() as stack:
         path = stack.enter_context(_folder(setting.model, layers))
@@ -238,7 +239,7 @@ def _run(setting: Setting, layers: int) -> Live:
         else:
             _score(made, _faked(batch, fakes))
         live.phase = "after"
-    return live
+    return live.peaks, live.received
 
 
 def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, live: Live) -> engine.FsdpEngine:

@@ -24,7 +24,14 @@ from fake_engine import Setting, measured
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import BEST, MASTER, replica_bytes, score_bytes, update_bytes
+from rlgraph.costs.formulas import (
+    BEST,
+    exchange_bytes,
+    gather_bytes,
+    replica_bytes,
+    score_bytes,
+    update_bytes,
+)
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Lengths, workload
@@ -174,12 +181,17 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
     (name,), (model, size) = step.models, pricing.model_of(step)
     mesh = mesh_of(pricing.plan, name)
     rates = pricing._rates(step.pool, setting.dtype, BEST, mesh)
-    if setting.step != "update":
-        return Counter({"_allgather_base_": round(score_bytes(size, rates, 1))})
-    passes = 2 if mesh.replicate > 1 else 1
-    whole, gradients = update_bytes(size, rates, passes, 1), passes * MASTER * size.parameters * rates.away
-    summed = replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
-    counts = {"_allgather_base_": whole - gradients, "_reduce_scatter_base_": gradients, "allreduce_": summed}
+    group, update = replace(rates, devices=setting.sequence), setting.step == "update"
+    passes = 2 if update and mesh.replicate > 1 else 1
+    runs = passes * ((3 if setting.recompute else 2) if update else 1)
+    counts = {"alltoall_base_": exchange_bytes(size, group, runs * setting.tokens)}
+    if update:
+        gradients = passes * gather_bytes(size, mesh.shard)
+        counts["_allgather_base_"] = update_bytes(size, rates, passes, 1) - gradients
+        counts["_reduce_scatter_base_"] = gradients
+        counts["allreduce_"] = replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
+    else:
+        counts["_allgather_base_"] = score_bytes(size, rates, 1)
     return Counter({collective: round(size) for collective, size in counts.items() if size})
 
 

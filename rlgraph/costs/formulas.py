@@ -164,16 +164,22 @@ def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple
     return max(flops / rates.flops(share), rates.launch(layers) / 4)
 
 
+def gather_bytes(size: Size, devices: int, width: int = MASTER) -> int:
+    """Return the bytes that a device receives as so many gather all weights, of ``width`` bytes per number:
+    whole rows of each tensor, and the padding of one that has fewer rows than there are devices."""
+    return (devices - 1) * size.on_device(devices) * width
+
+
 def score_bytes(size: Size, rates: Rates, passes: int) -> float:
     """Return the bytes of weights, gathered with every micro-batch, or once where the model is small."""
-    return (1 if size.parameters <= SMALL else passes) * size.parameters * rates.width * rates.away
+    return (1 if size.parameters <= SMALL else passes) * gather_bytes(size, rates.devices, rates.width)
 
 
 def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
     """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass."""
     if size.parameters <= SMALL:
-        return optimizer_steps * size.parameters * (rates.width + MASTER) * rates.away
-    return passes * size.parameters * (2 * rates.width + MASTER) * rates.away
+        return optimizer_steps * gather_bytes(size, rates.devices, rates.width + MASTER)
+    return passes * gather_bytes(size, rates.devices, 2 * rates.width + MASTER)
 
 
 def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:
@@ -197,11 +203,6 @@ def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
     return rates.travel(exchange_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
 
 
-def sync_bytes(size: Size, devices: int, width: int = MASTER) -> int:
-    """Return the bytes that a device receives as all gather whole rows, of ``width`` bytes per number."""
-    return (devices - 1) * size.on_device(devices) * width
-
-
 def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
     """Return what it must receive: its group's part of the weights, but what lies in its own shard.
 
@@ -218,7 +219,7 @@ def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
     ``width``: bytes of a number as it is gathered.
     """
     copied = size.parameters * (width + rates.width) / rates.memory
-    received = rates.travel(sync_bytes(size, rates.devices, width))
+    received = rates.travel(gather_bytes(size, rates.devices, width))
     return received + copied + size.buckets(width) * rates.launch(1)
 
 

@@ -151,13 +151,14 @@ class Pricing(Footprint):
         if step.copied:  # all weights are gathered, and each device keeps its shard
             size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
             rates = self._rates(step.pool, "float32", grade, mesh_of(self.plan, step.copied))
-            return formulas.sync_seconds(size, rates, width), formulas.sync_bytes(size, rates.devices, width)
+            moved = formulas.gather_bytes(size, rates.devices, width)
+            return formulas.sync_seconds(size, rates, width), moved
         model, size = self.model_of(step)
         assert model.train and model.serve
         mesh, width = mesh_of(self.plan, next(iter(step.models))), gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
         seconds = formulas.sync_seconds(size, rates, width)
-        moved = formulas.sync_bytes(size, rates.devices, width)
+        moved = formulas.gather_bytes(size, rates.devices, width)
         if model.train.lora:
             moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
         whole = size.parameters * rates.width

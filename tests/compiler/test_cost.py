@@ -21,11 +21,11 @@ from rlgraph.costs.formulas import (
     Tokens,
     decode_seconds,
     decode_step_seconds,
+    gather_bytes,
     prefill_seconds,
     score_bytes,
     score_seconds,
     sync_bound,
-    sync_bytes,
     update_bytes,
     update_seconds,
 )
@@ -138,10 +138,10 @@ def test_bytes_by_hand() -> None:
     assert score_bytes(SEVEN, rates(), passes=3) == pytest.approx(3 * 2 * N * 7 / 8)
     # a gather for forward, one for backward, gradients in float32
     assert update_bytes(SEVEN, rates(), passes=3, optimizer_steps=2) == pytest.approx(3 * 8 * N * 7 / 8)
-    assert sync_bytes(SEVEN, 8) == pytest.approx(4 * N * 7 / 8)
+    assert gather_bytes(SEVEN, 8) == pytest.approx(4 * N * 7 / 8)
     # the facts page: one all-gather of 7.6B in bfloat16 moves 13.3 GB
     assert sync_bound(SEVEN, 8, 2) == pytest.approx(13.3e9, abs=0.05e9)
-    assert sync_bytes(SEVEN, 1) == score_bytes(SEVEN, rates(1), 3) == 0
+    assert gather_bytes(SEVEN, 1) == score_bytes(SEVEN, rates(1), 3) == 0
 
 
 def test_training_holds_16_bytes_a_parameter() -> None:
