@@ -31,8 +31,9 @@ def attention_kinds(model: PreTrainedModel) -> list[str]:
     kinds = getattr(config, "layer_types", None) or [single] * config.num_hidden_layers
     unknown = sorted(set(kinds) - set(ATTENTIONS))
     if unknown or model._is_stateful or "position_ids" not in inspect.signature(model.forward).parameters:
-        law = f"{type(model).__name__} ({', '.join(unknown) or 'no position_ids'}); serve it with sglang"
-        raise ValueError(f"the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids, not {law}")
+        law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids, not "
+        law += ", ".join(unknown) or type(model).__name__
+        raise ValueError(f"{law}; serve it with sglang (models.NAME.serve.engine)")
     return list(kinds)
 
 

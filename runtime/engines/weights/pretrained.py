@@ -46,12 +46,18 @@ def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtyp
 
     ``auto`` is the transformers class that chooses the model's, such as ``AutoModelForCausalLM``; ``options``
     are what is changed in the config.
+
+    Raises:
+        ValueError: transformers has no such class for models of this type.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.initialization import no_init_weights
     from transformers.utils import cached_file
 
     config = AutoConfig.from_pretrained(path, **options, trust_remote_code=False)
+    if type(config) not in auto._model_mapping:
+        law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
+        raise ValueError(f"{law}; take a model of another type, for a critic also one of another than the policy's")
     by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
     with torch.device("meta"), no_init_weights():
         how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
