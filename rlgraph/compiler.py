@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlgraph.costs.axis_sizes import with_axis_sizes
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.device_groups import aligned, heads_shared_out
 from rlgraph.costs.hardware import Here
@@ -129,7 +130,7 @@ def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
     evaluation = bind_evaluation(tree, devices, device)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
     every, made_of = evaluation_every(tree), digest(tree, device)
-    return pipeline(make_plan(lowered, rest[0] if rest else None, every, made_of, device))
+    return pipeline(with_axis_sizes(make_plan(lowered, rest[0] if rest else None, every, made_of, device)))
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:

@@ -110,7 +110,7 @@ def load(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Any]:
     places = _places(folder, types)
     paths = {place.path for place in places.values()}
     tables = {path: read(path, [p.column for p in places.values() if p.path == path]) for path in paths}
-    return {name: _value(tables[p.path][p.column], p.times) for name, p in places.items()}
+    return {name: _value(tables[p.path][p.column], p.times, types[name]) for name, p in places.items()}
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _place(
         named = {_label(column): column for column in files[path].types}
         if name in named:
             stored = ColumnType.parse(files[path].types[named[name]])
-            if (stored.dtype, stored.axis) != (kind.dtype, kind.axis):
+            if (stored.dtype, stored.axis, len(stored.fixed)) != (kind.dtype, kind.axis, len(kind.fixed)):
                 raise RecordError(f"{folder} has `{name}` as {stored}; the graph says {kind}")
             return RecordedPlace(path, named[name], 1 if path == paths[0] else files[paths[0]].times)
     known = sorted({_label(column) for path in paths for column in files[path].types})
@@ -151,12 +151,16 @@ def _label(column: str) -> str:
     return re.split(r"[*/@]", column)[0]
 
 
-def _value(column: Recorded, times: int) -> Any:
-    """Return a recorded column as an op returns it, each row repeated: a tensor, a ``Ragged``, or text."""
+def _value(column: Recorded, times: int, kind: ColumnType) -> Any:
+    """Return a recorded column as an op returns it, each row repeated: a tensor, a ``Ragged``, or text.
+
+    Integers that were stored narrower are int64.
+    """
     if isinstance(column.values, list):
         return [value for value in column.values for _ in range(times)]
     values = torch.tensor(column.values)
+    values = values.long() if kind.dtype == "int64" else values
     if column.offsets is None:
-        return values.repeat_interleave(times)
+        return values.repeat_interleave(times, dim=0)
     rows = Ragged(values, torch.tensor(column.offsets))
     return rows.take(torch.arange(len(rows)).repeat_interleave(times))

@@ -1,7 +1,8 @@
 """Ragged (jagged) columns: one flat tensor of values and the offsets where rows begin.
 
 Shapes in this project are written ``[samples, tokens]`` for a ragged column; its flat storage is
-``values [all tokens]`` and ``offsets [samples + 1]``.
+``values [all tokens]`` and ``offsets [samples + 1]``. A column with fixed axes has them behind:
+``[samples, tokens, k]`` is ``values [all tokens, k]``.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Ragged:
     def sum(self) -> torch.Tensor:
         """Return each row's sum ``[rows]``, 0 for an empty row."""
         values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values
-        return values.new_zeros(len(self)).index_add(0, self.row_of, values)
+        return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.row_of, values)
 
     def take(self, rows: torch.Tensor) -> Ragged:
         """Return the rows with these indices ``[k]``, in this order."""
@@ -75,9 +76,10 @@ class Ragged:
         return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
 
     def padded(self, fill: float = 0) -> torch.Tensor:
-        """Return ``[rows, longest]``, padded on the right."""
+        """Return ``[rows, longest, ...]``, padded on the right."""
         width = int(self.lengths.max()) if len(self) else 0
-        out = torch.full((len(self), width), fill, dtype=self.values.dtype, device=self.values.device)
+        shape = (len(self), width, *self.values.shape[1:])
+        out = torch.full(shape, fill, dtype=self.values.dtype, device=self.values.device)
         out[self.mask()] = self.values
         return out
 

@@ -3,8 +3,9 @@
     runs/grpo/recorded/step-000011/prompts.parquet    a row per prompt: prompt, answer, ...
                                    samples.parquet    a row per sample: tokens, rewards, old_logprobs, ...
 
-A column with a token axis is a column of lists. What a file holds stands in its metadata: the domain, what
-that was made of, and the type of each column as the plan writes it.
+A column with a token axis is a column of lists, and a fixed axis is one of lists of fixed size in it. What a
+file holds stands in its metadata: the domain, what that was made of, and the type of each column as the plan
+writes it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class RecordMetadata:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A column as it was recorded: ``values [rows]``, or ``[all tokens]`` with ``offsets [rows + 1]``."""
+    """A column as it was recorded: ``values [rows]``, or ``[all tokens]`` with ``offsets [rows + 1]``.
+
+    Behind rows or tokens are its fixed axes.
+    """
 
     values: Any  # numpy array or list[str]
     offsets: Any = None
@@ -91,16 +95,28 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:
 
 
 def _array(column: Any) -> Any:
+    values = pyarrow.array(column.values if isinstance(column.values, list) else column.values.reshape(-1))
+    for size in reversed(numpy.shape(column.values)[1:]):
+        values = pyarrow.FixedSizeListArray.from_arrays(values, size)
     if column.offsets is None:
-        return pyarrow.array(column.values)
-    return pyarrow.LargeListArray.from_arrays(pyarrow.array(column.offsets), pyarrow.array(column.values))
+        return values
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array(column.offsets), values)
 
 
 def _column(array: Any) -> Recorded:
     if pyarrow.types.is_string(array.type):
         return Recorded(array.to_pylist())
     if not pyarrow.types.is_large_list(array.type):
-        return Recorded(array.to_numpy(zero_copy_only=False))
+        return Recorded(_values(array))
     offsets = array.offsets.to_numpy()
-    values = array.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    values = _values(array.values)[offsets[0] : offsets[-1]]
     return Recorded(values, (offsets - offsets[0]).astype(numpy.int64))
+
+
+def _values(array: Any) -> Any:
+    """Return numbers, lists of fixed size taken apart, as an array ``[rows or tokens, *fixed]``."""
+    shape = [len(array)]
+    while pyarrow.types.is_fixed_size_list(array.type):
+        shape.append(array.type.list_size)
+        array = array.flatten()
+    return array.to_numpy(zero_copy_only=False).reshape(shape)

@@ -18,9 +18,9 @@ from rlgraph.costs.model_size import Size, size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, mesh_of
-from rlgraph.ir.plan import ModelPlan, Plan, Step, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
-from rlgraph.ops.column_types import BYTES, DOMAINS, ColumnType
+from rlgraph.ops.column_types import DOMAINS
 from rlgraph.units import middle
 
 TEXT = 4  # bytes of a token as text: about four characters of English
@@ -182,7 +182,7 @@ class Pricing(Footprint):
 
     def _repartition(self, step: Step, grade: int) -> tuple[float, float]:
         columns = self.plan.columns[step.phase]
-        whole = sum(self._row_bytes(columns[c].type) * self.work.rows[columns[c].domain] for c in step.reads)
+        whole = sum(self._row_bytes(columns[c]) * self.work.rows[columns[c].domain] for c in step.reads)
         devices = self.plan.pools[step.pool]
         away = whole * (devices - 1) / devices
         # rows that lie or gather on one device pass its link, all of them; else each device takes its share
@@ -191,12 +191,14 @@ class Pricing(Footprint):
         received = away / (1 if step.layout == ONE else devices)
         return seconds, received
 
-    def _row_bytes(self, kind: ColumnType) -> float:
-        """Return the bytes of one row of a column type such as ``int64[samples, tokens]``."""
-        if kind.dtype in BYTES and not kind.axis:
-            return BYTES[kind.dtype]
+    def _row_bytes(self, column: ColumnPlan) -> float:
+        """Return the bytes of one row of a column."""
+        kind = column.type
+        size = kind.cell_bytes(column.sizes, column.stored)
+        if size is not None and not kind.axis:
+            return size
         prompt = kind.axis == "prompt_tokens" or not (kind.axis or DOMAINS[kind.domain].answered)
-        return BYTES.get(kind.dtype, TEXT) * (self.work.prompt if prompt else self.work.mean)
+        return (TEXT if size is None else size) * (self.work.prompt if prompt else self.work.mean)
 
 
 PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {

@@ -52,6 +52,11 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
         return f"{kind}-to-{want.domain}", f"{kind} become {want.domain} only in an op that reduces groups"
     if want.axis != have.axis:
         return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
+    pairs = [*zip(want.fixed, have.fixed, strict=False)]
+    # a name that is a number on the other side stands for it
+    alike = all(one == other or one.isdigit() != other.isdigit() for one, other in pairs)
+    if len(want.fixed) != len(have.fixed) or not alike:
+        return "wrong-axis", "the axes behind the rows and tokens are the same for both"
     return "", ""
 
 

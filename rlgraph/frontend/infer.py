@@ -21,7 +21,7 @@ from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.ir.graph import Column, Graph, GraphDomain, Node
 from rlgraph.ir.steps import Kind
-from rlgraph.ops.column_types import ColumnType, is_made_of
+from rlgraph.ops.column_types import is_made_of
 from rlgraph.ops.declare import Port
 
 
@@ -240,7 +240,7 @@ class Inference:
     def _copy(self, column: Column, domain: GraphDomain) -> None:
         """Insert what makes a column's copy in a domain made of its own: a repeat, or a selection."""
         name = f"{column.name}/{domain.maker}" if domain.filtered else f"{column.name}*{domain.name}"
-        kind = ColumnType(column.type.dtype, domain.kind, column.type.axis)
+        kind = column.type.over(domain.kind)
         self.columns[name] = Column(name, kind, domain.name, name, copy_of=column.copy_of or column.name)
         because = f"`{column.name}` has one row per prompt; its readers have {domain.times}, one per sample"
         if domain.filtered:

@@ -98,7 +98,7 @@ class Column:
     @property
     def label(self) -> str:
         """Return the type with the concrete domain."""
-        return f"{self.type.dtype}[{self.domain}{', ' + self.type.axis if self.type.axis else ''}]"
+        return self.type.over(self.domain)
 
 
 @dataclass(frozen=True)

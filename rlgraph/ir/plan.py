@@ -158,6 +158,8 @@ class ColumnPlan:
     writer: str
     origin: str  # the column of a node that it is, or is a copy of
     moved: bool = False  # whether it is the same rows as another, in another layout
+    sizes: tuple[int, ...] = ()  # of its fixed axes; () where it has none, or its model's path is still open
+    stored: str = ""  # the narrower integers that hold its values; "" where they are of the type's own dtype
 
 
 class TrainPlan(Train):

@@ -1,11 +1,17 @@
 """Column types: what one value that flows between nodes is made of.
 
 A column has a dtype, a *domain* (what it has one row per) and, where its rows differ in length, a *token
-axis*. Ops write their types as annotations, and they print the same way:
+axis*. Behind them it may have *fixed axes*, each as long in every row: a number, or a name that stands for
+one. Ops write their types as annotations, and they print the same way:
 
-    rewards: float32[samples]               one number per sample
-    tokens: int64[samples, tokens]          ragged: flat values and offsets, no padding
-    answer: text[prompts]                   one string per prompt
+    rewards: float32[samples]                    one number per sample
+    tokens: int64[samples, tokens]               ragged: flat values and offsets, no padding
+    answer: text[prompts]                        one string per prompt
+    scores: float32[samples, 3]                  three numbers per sample; ``Literal[3]`` in an annotation
+    top: float32[samples, tokens, k]             ``k`` numbers per token: values are ``[all tokens, k]``
+
+A named axis is as long as the attribute of that name says of the op that writes the column; without one,
+``layers`` and ``k`` are those of its model: layers with a mixture of experts, and experts per token.
 
 The lower-case classes below are those annotations. They are never instantiated: an op's body gets a
 ``torch.Tensor`` for a plain column, a ``Ragged`` (nodes/support/ragged.py) for one with a token axis, and a
@@ -14,9 +20,11 @@ list of ``str`` for text.
 
 from __future__ import annotations
 
+import math
 import re
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, Generic, Self, TypeVarTuple
 
 from rlgraph.text_value import TextValue
@@ -62,6 +70,18 @@ class prompt_tokens(TokenAxis):
     """The prompt alone, before any response."""
 
 
+class FixedAxis:
+    """An axis that is as long in every row; the subclass's name is an attribute of the op that writes it."""
+
+
+class layers(FixedAxis):
+    """The layers of a model that are mixtures of experts."""
+
+
+class k(FixedAxis):
+    """The largest of many: experts per token of a model, or as many as an attribute ``k`` says."""
+
+
 class Annotation(Generic[*Axes]):
     """A column annotation; the subclass names the dtype."""
 
@@ -78,11 +98,13 @@ class boolean(Annotation[*Axes]): ...
 class text(Annotation[*Axes]): ...
 
 
+TOKEN_AXES = {axis.__name__: axis for axis in (tokens, prompt_tokens)}
+AXIS = re.compile(r"[1-9][0-9]*|[^\W0-9]\w*")  # a fixed axis: a number above 0, or a name
 DTYPES = {"float32": float32, "int64": int64, "boolean": boolean, "text": text}
 
 
 class ColumnType(TextValue):
-    """A dtype over a domain, ragged along a token axis or not.
+    """A dtype over a domain, ragged along a token axis or not, with any number of fixed axes behind.
 
     Example:
         >>> ColumnType.of(float32[samples, tokens])
@@ -92,11 +114,22 @@ class ColumnType(TextValue):
     dtype: str
     domain: str
     axis: str | None
+    fixed: tuple[str, ...]  # names, or numbers as they print
 
-    def __new__(cls, dtype: str, domain: str, axis: str | None = None) -> Self:
-        column = super().__new__(cls, f"{dtype}[{domain}{', ' + axis if axis else ''}]")
-        column.dtype, column.domain, column.axis = dtype, domain, axis
+    def __new__(cls, dtype: str, domain: str, axis: str | None = None, fixed: Sequence[str] = ()) -> Self:
+        axes = ", ".join([domain, *([axis] if axis else []), *fixed])
+        column = super().__new__(cls, f"{dtype}[{axes}]")
+        column.dtype, column.domain, column.axis, column.fixed = dtype, domain, axis, tuple(fixed)
         return column
+
+    def over(self, domain: str) -> Self:
+        """Return the same type with one row per something else.
+
+        Example:
+            >>> ColumnType.parse("float32[prompts, 3]").over("samples")
+            'float32[samples, 3]'
+        """
+        return type(self)(self.dtype, domain, self.axis, self.fixed)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -105,23 +138,58 @@ class ColumnType(TextValue):
         Example:
             >>> ColumnType.parse("float32[samples, tokens]").axis
             'tokens'
+            >>> ColumnType.parse("float32[samples, tokens, k, 2]").fixed
+            ('k', '2')
         """
-        match = re.fullmatch(r"(\w+)\[(\w+)(?:, *(\w+))?\]", text.strip())
-        dtype, domain, axis = match.groups() if match else ("", "", None)
-        if dtype not in DTYPES or domain not in DOMAINS or axis not in (None, "tokens", "prompt_tokens"):
+        match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", text.strip())
+        dtype, axes = (match[1], re.split(r", *", match[2])) if match else ("", [""])
+        domain, *rest = axes
+        axis = rest.pop(0) if rest and rest[0] in TOKEN_AXES else None
+        fixed = all(name not in (*DOMAINS, *TOKEN_AXES) and AXIS.fullmatch(name) for name in rest)
+        if dtype not in DTYPES or domain not in DOMAINS or not fixed or (rest and dtype == "text"):
             raise ValueError(f"{text!r} is no column type; write for example float32[samples, tokens]")
-        return cls(dtype, domain, axis)
+        return cls(dtype, domain, axis, rest)
+
+    def cell_bytes(self, sizes: Sequence[int] = (), stored: str = "") -> int | None:
+        """Return the bytes per row, or per token where it has a token axis; None where they are not known.
+
+        ``sizes`` are those of its fixed axes; ``stored``, the integers that hold its values, if narrower.
+
+        Example:
+            >>> ColumnType.parse("int64[samples, tokens, layers, k]").cell_bytes((48, 8), "int16")
+            768
+        """
+        width = {**BYTES, **NARROW}.get(stored or self.dtype)
+        return width * math.prod(sizes) if width and len(sizes) == len(self.fixed) else None
 
     @staticmethod
     def of(annotation: Any) -> ColumnType:
         """Read an annotation such as ``float32[samples, tokens]``; a ``TypeError`` where it is none."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         is_column = isinstance(origin, type) and issubclass(origin, Annotation)
-        if not (is_column and 1 <= len(args) <= 2 and issubclass(args[0], Domain)):
+        if not (is_column and args and _is_a(args[0], Domain)):
             raise TypeError(f"{annotation!r} is no column type; write for example float32[samples, tokens]")
-        if len(args) == 2 and not issubclass(args[1], TokenAxis):
-            raise TypeError(f"{args[1]!r} is no token axis; use tokens or prompt_tokens")
-        return ColumnType(origin.__name__, args[0].__name__, args[1].__name__ if len(args) == 2 else None)
+        rest = list(args[1:])
+        axis = rest.pop(0).__name__ if rest and _is_a(rest[0], TokenAxis) else None
+        fixed = [_fixed(part) for part in rest]
+        if rest and origin is text:
+            raise TypeError(f"{annotation!r}: text has no fixed axes")
+        return ColumnType(origin.__name__, args[0].__name__, axis, fixed)
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
+
+
+def _fixed(part: Any) -> str:
+    """Return a fixed axis of an annotation as it prints: its name, or the number of a ``Literal``."""
+    numbers = typing.get_args(part) if typing.get_origin(part) is typing.Literal else (part,)
+    if _is_a(part, FixedAxis):
+        return str(part.__name__)
+    if len(numbers) != 1 or type(numbers[0]) is not int or numbers[0] < 1:
+        law = f"{part!r} is no axis: the token axis, tokens or prompt_tokens, comes first"
+        raise TypeError(f"{law}; behind it are subclasses of FixedAxis, and numbers as Literal[3]")
+    return str(numbers[0])
 
 
 def is_column(annotation: Any) -> bool:
@@ -155,3 +223,4 @@ def holds_paths(*annotations: Any) -> bool:
 
 
 BYTES = {"float32": 4, "int64": 8, "boolean": 1}  # the bytes of one value in memory
+NARROW = {"int8": 1, "int16": 2, "int32": 4}  # in which an int64 column may be stored (``op(stores=...)``)

@@ -118,6 +118,8 @@ class Declaration:
             what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
         beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
             devices go on with the steps that do not read what it writes.
+        stores: an int64 column that it writes -> the narrower integers that hold its values, ``int8``,
+            ``int16`` or ``int32``: readers get it as it is stored, and the plan counts its bytes so.
         roles: what attributes decide for the plan and for other nodes -> the attribute, as
             ``{"rows": "batch"}`` of a source; an attribute's name alone means nothing to rlgraph.
     """
@@ -134,6 +136,7 @@ class Declaration:
     recorded: bool = False
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
+    stores: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)
 
     def __call__(self, body: Body) -> Body:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.ops.column_types import BYTES, ColumnType
 from rlgraph.printing.plan_text import sentence
 
 
@@ -22,26 +21,25 @@ def lineage_text(plan: Plan, column: str) -> str:
     phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
     if not phases:
         raise _unknown(plan, column)
-    kind = next(iter(phases.values())).type
-    lines = [f"{column}: {kind}, {weight(kind)}"]
+    first = next(iter(phases.values()))
+    pairs = zip(first.type.fixed, first.sizes, strict=False)
+    sizes = [f"{axis} = {size}" for axis, size in pairs if not axis.isdigit()]
+    lines = [", ".join([f"{column}: {first.type}", *sizes, weight(first)])]
     for phase, planned in phases.items():
         lines += ["", "in every iteration" if phase == "train" else "in evaluation"]
         lines += [f"  {word:<8} {text}" for word, text in _phase(plan, phase, column, planned)]
     return "\n".join(lines) + "\n"
 
 
-def weight(kind: ColumnType) -> str:
-    """Return the bytes per row or token of a column type; a token column has 8 more bytes per row.
-
-    Example:
-        >>> types = ("float32[samples]", "int64[samples, tokens]", "text[prompts]")
-        >>> [weight(ColumnType.parse(kind)) for kind in types]
-        ['4 bytes per row', '8 bytes per token', 'bytes per row unknown: text']
-    """
-    size = BYTES.get(kind.dtype)
+def weight(column: ColumnPlan) -> str:
+    """Return the bytes per row or token of a column; a token column has 8 more bytes per row."""
+    kind = column.type
+    size = kind.cell_bytes(column.sizes, column.stored)
     if size is None:
-        return f"bytes per row unknown: {kind.dtype}"
-    return f"{size} byte{'s' * (size != 1)} per {'token' if kind.axis else 'row'}"
+        unknown = kind.dtype if not kind.fixed else "its model's path is open"
+        return f"bytes per row unknown: {unknown}"
+    stored = f" ({column.stored})" if column.stored else ""
+    return f"{size:,} byte{'s' * (size != 1)}{stored} per {'token' if kind.axis else 'row'}"
 
 
 def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tuple[str, str]]:

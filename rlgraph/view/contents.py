@@ -67,7 +67,7 @@ def _phase(plan: Plan, phase: str, steps: tuple[Step, ...], graph: Tree | None) 
 
 def _column(plan: Plan, phase: str, name: str) -> Contents:
     column, domain = plan.columns[phase][name], plan.domain(phase, name)
-    about = {"parent": domain.parent, "times": domain.times, "weight": weight(column.type)}
+    about = {"parent": domain.parent, "times": domain.times, "weight": weight(column)}
     return {**asdict(column), **about}
 
 

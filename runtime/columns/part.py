@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops.column_types import ColumnType
+from rlgraph.ops.column_types import NARROW
 from rlgraph.runtime.columns.shared_memory import COPIERS, CORES
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or strings."""
+    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or strings.
+
+    Behind rows or tokens are the column's fixed axes, if it has any: ``[all tokens, layers, k]``.
+    """
 
     values: Any  # numpy array, a tensor that is not on the host, or list[str]
     offsets: Any = None
@@ -45,6 +49,7 @@ class Part:
 
 LONG = 256  # tokens of a row, on average, from which to copy row by row; below, numpy's index is faster
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
+DTYPES |= {name: getattr(torch, name) for name in NARROW}
 
 
 def pack(value: Any) -> Part:
@@ -57,12 +62,12 @@ def pack(value: Any) -> Part:
     return Part(values.numpy() if values.device.type == "cpu" else values, offsets)
 
 
-def empty(kind: ColumnType) -> Part:
-    """Return a part without rows, of a column type as the plan writes it."""
-    if kind.dtype == "text":
+def empty(column: ColumnPlan) -> Part:
+    """Return a part without rows, of a column as the plan has it."""
+    if column.type.dtype == "text":
         return Part([])
-    values = torch.empty(0, dtype=DTYPES[kind.dtype]).numpy()
-    return Part(values, np.zeros(1, np.int64) if kind.axis else None)
+    values = torch.empty(0, *column.sizes, dtype=DTYPES[column.stored or column.type.dtype]).numpy()
+    return Part(values, np.zeros(1, np.int64) if column.type.axis else None)
 
 
 def unpack(part: Part) -> Any:
@@ -117,7 +122,7 @@ def _copied(parts: Sequence[Part], rows: Any) -> Part:
     lengths = np.concatenate([part.lengths for part in parts])[rows]
     offsets = _offsets(lengths)
     spans = np.stack([starts, starts + lengths, offsets[:-1]], 1)
-    values = np.empty(offsets[-1], parts[0].values.dtype)
+    values = np.empty((offsets[-1], *parts[0].values.shape[1:]), parts[0].values.dtype)
 
     def copy(several: Any) -> None:
         for owner, (start, end, at) in zip(owners[several].tolist(), spans[several].tolist(), strict=True):

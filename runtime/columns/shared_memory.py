@@ -67,11 +67,11 @@ class SharedColumns:
         if taken is None:
             return None
         self.used[column] = taken
-        target = taken.bytes[: values.nbytes].view(values.dtype)
+        target = taken.bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
         edges = np.linspace(0, len(values), CORES + 1, dtype=np.int64).tolist()
         spans = [slice(*edge) for edge in pairwise(edges)]
         list(COPIERS.map(lambda span: np.copyto(target[span], values[span]), spans))
-        return Segment(taken.name, values.dtype.str, len(values), offsets)
+        return Segment(taken.name, values.dtype.str, values.shape, offsets)
 
     def drop(self, column: str) -> None:
         """Free a column's segment: nobody reads the column any more."""
@@ -128,7 +128,7 @@ def read(column: str, segment: Segment) -> Any:
             MAPPED[segment.name] = _mapped(segment.name)
         except OSError as error:
             raise AwayError(f"the column {column} can't be read in shared memory: {error}") from error
-    return np.frombuffer(MAPPED[segment.name], segment.dtype, segment.count)
+    return np.ndarray(segment.shape, segment.dtype, MAPPED[segment.name])
 
 
 def new_session() -> str:

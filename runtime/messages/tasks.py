@@ -23,14 +23,14 @@ def place_text(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A named segment of memory that the processes of a host share, with ``count`` values of a numpy dtype.
+    """A named segment of memory that the processes of a host share, with an array of a numpy dtype.
 
     ``offsets``, int64 ``[rows + 1]``, say where each row begins.
     """
 
     name: str
     dtype: str
-    count: int
+    shape: tuple[int, ...]
     offsets: Any
 
 

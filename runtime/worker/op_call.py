@@ -101,7 +101,7 @@ class OpCall:
         """
         outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
         if result is None and columns and not len(context.rows):
-            return [empty(kinds[column].type) for column in outs.values()]
+            return [empty(kinds[column]) for column in outs.values()]
         values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
         pairs = zip(outs.values(), values, strict=True)
         parts = [self._wanted(column, columns, context).packed(value) for column, value in pairs]
@@ -128,7 +128,7 @@ class OpCall:
             whole = len(context.rows) if context.whole is None else len(context.whole)
             rows = domain.times * whole
         finite = self.plan.schedule.on_nan != "skip"
-        return Wanted(self._named, column, own.type, rows, alike[0] if alike else None, finite)
+        return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite)
 
 
 def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rlgraph.errors import RunError
+from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.columns.part import DTYPES, Part, pack
 
 REMEDY = "return one value per row that the op reads, in their order"
@@ -29,7 +29,7 @@ class Wanted:
     Attributes:
         op: the node and its op, for errors.
         column: its name.
-        kind: its type.
+        plan: its type, and the sizes of its fixed axes.
         rows: how many it has on this worker; None: any number.
         lengths: int64 ``[rows]``, the tokens of each; None: any number.
         finite: whether floats that are not finite are an error.
@@ -37,15 +37,17 @@ class Wanted:
 
     op: str
     column: str
-    kind: ColumnType
+    plan: ColumnPlan
     rows: int | None
     lengths: Any
     finite: bool
 
     def __str__(self) -> str:
         rows = "rows" if self.rows is None else f"{self.rows} rows"
-        form = "a list of str" if self.kind.dtype == "text" else f"a tensor of {self.kind.dtype}"
-        return f"{self.kind}: {f'a Ragged of {self.kind.dtype}' if self.kind.axis else form}, {rows}"
+        kind, dtype = self.plan.type, self.plan.stored or self.plan.type.dtype
+        form = "a list of str" if dtype == "text" else f"a tensor of {dtype}"
+        cell = f", each value {list(self.plan.sizes)}" if self.plan.sizes else ""
+        return f"{kind}: {f'a Ragged of {dtype}' if kind.axis else form}{cell}, {rows}"
 
     def packed(self, value: Any) -> Part:
         """Return a value as a part.
@@ -53,7 +55,7 @@ class Wanted:
         Raises:
             ColumnError: it is not what is wanted.
         """
-        if not _is_of(self.kind, value):
+        if not _is_of(self.plan, value):
             raise self._error(_told(value))
         part = pack(value)
         if self.rows is not None and len(part) != self.rows:
@@ -62,7 +64,7 @@ class Wanted:
             row = int(np.flatnonzero(part.lengths != self.lengths)[0])
             tokens = f"{part.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
             raise self._error(f"{_told(value)} with {tokens}")
-        if self.finite and self.kind.dtype == "float32":
+        if self.finite and self.plan.type.dtype == "float32":
             self._check_finite(part)
         return part
 
@@ -71,11 +73,11 @@ class Wanted:
         finite = values.isfinite()
         if finite.all():
             return
-        places = (~finite).nonzero().squeeze(1).tolist()
+        places = (~finite).nonzero()[:, 0].tolist()
         first = places[0] if part.offsets is None else np.searchsorted(part.offsets, places[0], "right") - 1
-        number = values[places[0]].item()
+        number = values[~finite][0].item()
         law = f"{self.op}: column `{self.column}` holds {number} in row {first}"
-        raise ColumnError(f"{law}; {len(places)} of {len(values)} values are not finite\n  {FINITE}")
+        raise ColumnError(f"{law}; {len(places)} of {values.numel()} values are not finite\n  {FINITE}")
 
     def _error(self, came: str) -> ColumnError:
         return ColumnError(f"{self.op} returned {came} as column `{self.column}`; wanted {self}\n  {REMEDY}")
@@ -92,16 +94,19 @@ def together(op: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
         raise ColumnError(f"{op} returned columns of different numbers of rows: {counts}\n  {REMEDY}")
 
 
-def _is_of(kind: ColumnType, value: Any) -> bool:
-    if kind.dtype == "text":
+def _is_of(column: ColumnPlan, value: Any) -> bool:
+    kind, dtype = column.type, column.stored or column.type.dtype
+    if dtype == "text":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind.axis is None:
-        return _is_flat(value, kind.dtype)
-    return isinstance(value, Ragged) and _is_flat(value.values, kind.dtype) and _begins_rows(value)
+        return _is_flat(value, dtype, column.sizes)
+    return isinstance(value, Ragged) and _is_flat(value.values, dtype, column.sizes) and _begins_rows(value)
 
 
-def _is_flat(value: Any, dtype: str) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == DTYPES[dtype] and value.dim() == 1
+def _is_flat(value: Any, dtype: str, sizes: Sequence[int] = ()) -> bool:
+    """Return whether a value is a tensor ``[any number, *sizes]``."""
+    right = isinstance(value, torch.Tensor) and value.dtype == DTYPES[dtype]
+    return right and value.dim() == 1 + len(sizes) and value.shape[1:] == tuple(sizes)
 
 
 def _begins_rows(value: Ragged) -> bool:

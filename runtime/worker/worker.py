@@ -222,7 +222,7 @@ class Worker(Process):
 
     def mean(self, *parts: Part) -> tuple[float, int]:
         """Return sum and count of a column's values."""
-        return sum(float(part.values.sum()) for part in parts), sum(len(part.values) for part in parts)
+        return sum(float(part.values.sum()) for part in parts), sum(part.values.size for part in parts)
 
     def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> None:
         """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next."""

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.ir.plan import ModelPlan, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, TrainPlan
+from rlgraph.ir.steps import NONE
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.columns import layouts
@@ -155,7 +156,7 @@ def test_taking_rows_and_laying_parts_end_to_end(rows: list[list[int]], data: An
 
 @pytest.mark.parametrize("kind", ["float32[samples]", "int64[samples, tokens]", "text[prompts]"])
 def test_an_empty_part_is_of_its_type(kind: str) -> None:
-    part = empty(ColumnType.parse(kind))
+    part = empty(ColumnPlan(ColumnType.parse(kind), "", NONE, "", ""))
     assert len(part) == 0
     assert len(concat([part, part])) == 0
     assert isinstance(part.values, list) == kind.startswith("text")

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rlgraph.errors import RunError
+from rlgraph.ir.plan import ColumnPlan
+from rlgraph.ir.steps import NONE
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.messages.errors import RaisedError, portable
@@ -22,7 +24,13 @@ ROWS = [[1, 2, 3], [], [4]]
 
 
 def wanted(kind: str, rows: int | None = 3, lengths: Any = None, finite: bool = True) -> Wanted:
-    return Wanted("`n` (my.py:op)", "x", ColumnType.parse(kind), rows, lengths, finite)
+    return Wanted("`n` (my.py:op)", "x", planned(kind), rows, lengths, finite)
+
+
+def planned(kind: str, stored: str = "") -> ColumnPlan:
+    """Return a column whose fixed axes are numbers."""
+    column = ColumnType.parse(kind)
+    return ColumnPlan(column, "samples", NONE, "n", "x", sizes=tuple(map(int, column.fixed)), stored=stored)
 
 
 def ragged(offsets: list[int], dtype: torch.dtype = torch.int64) -> Ragged:
@@ -51,12 +59,16 @@ CAME = [
     (TEXT, ["a", 1, None], "a list of 3 (NoneType, int, str)"),
     (TEXT, ["a"], "a list of 1 (str) with 1 rows"),
     (TEXT, torch.zeros(3), "a tensor of float32 [3]"),
+    ("float32[samples, 2]", torch.zeros(3), "a tensor of float32 [3]"),
+    ("float32[samples, 2]", torch.zeros(3, 3), "a tensor of float32 [3, 3]"),
+    ("float32[samples, 2]", torch.zeros(2, 2), "a tensor of float32 [2, 2] with 2 rows"),
+    ("int64[samples, tokens, 2]", Ragged.of(ROWS), "a Ragged of values a tensor of int64 [4]"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "value", "came"), CAME)
 def test_what_is_not_wanted_is_an_error_of_the_op(kind: str, value: Any, came: str) -> None:
-    lengths = [3, 0, 1] if kind == RAGGED else None
+    lengths = [3, 0, 1] if "tokens" in kind else None
     with pytest.raises(ColumnError) as caught:
         wanted(kind, lengths=lengths).packed(value)
     said = str(caught.value)
@@ -70,6 +82,19 @@ def test_what_is_not_wanted_is_an_error_of_the_op(kind: str, value: Any, came: s
 )
 def test_what_is_wanted_is_packed(kind: str, value: Any) -> None:
     assert len(wanted(kind, lengths=[3, 0, 1] if kind == RAGGED else None).packed(value)) == 3
+
+
+def test_fixed_axes_lie_behind_the_rows_or_tokens_and_may_be_stored_narrower() -> None:
+    column = planned("int64[samples, tokens, 2, 3]", stored="int16")
+    values = Ragged(torch.arange(24, dtype=torch.int16).view(4, 2, 3), torch.tensor([0, 3, 3, 4]))
+    asked = Wanted("`n` (my.py:op)", "x", column, 3, [3, 0, 1], True)
+    assert asked.packed(values).values.shape == (4, 2, 3)
+    with pytest.raises(ColumnError, match=r"a Ragged of int16, each value \[2, 3\], 3 rows"):
+        asked.packed(values.like(values.values.long()))
+    odd = Ragged(torch.ones(4, 2), torch.tensor([0, 3, 3, 4]))
+    odd.values[3, 1] = torch.nan
+    with pytest.raises(ColumnError, match="holds nan in row 2; 1 of 8 values"):
+        wanted("float32[samples, tokens, 2]").packed(odd)
 
 
 def test_a_number_that_is_not_finite_is_named_with_its_row() -> None:

@@ -177,7 +177,7 @@ def test_of_a_process_that_is_killed_nothing_is_left() -> None:
         [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
-    segment = Segment(process.stdout.readline().strip(), "<f4", 7, np.array([0, 3, 7]))
+    segment = Segment(process.stdout.readline().strip(), "<f4", (7,), np.array([0, 3, 7]))
     assert read("seven", segment).tolist() == list(range(7))
     part = Part(read("seven", segment), segment.offsets)
     assert gather([part], [1, 0]).values.tolist() == [3, 4, 5, 6, 0, 1, 2]
@@ -196,7 +196,7 @@ def test_workers_find_out_whether_they_can_read_each_other() -> None:
     assert ref and worker.can_read([(ref, number), (ref, number)])
     assert not worker.can_read([(ref, number), (None, number)])
     assert not worker.can_read([(ref, number + 1)])
-    elsewhere = ColumnRef("sample", Segment("rlgraph-of-another-host", "<i8", 1, np.arange(2)))
+    elsewhere = ColumnRef("sample", Segment("rlgraph-of-another-host", "<i8", (1,), np.arange(2)))
     assert not worker.can_read([(elsewhere, number)])
     worker.close()
     assert not left()

@@ -1,0 +1,59 @@
+"""The sizes of fixed axes (``rlgraph/ops/column_types.py``), from attributes and the cards of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rlgraph.costs.model_size import size_of
+from rlgraph.errors import fail
+from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan
+from rlgraph.ops import registry
+from rlgraph.syntax.source import OPEN
+
+
+def with_axis_sizes(plan: Plan) -> Plan:
+    """Return the plan with the sizes of its columns' fixed axes, and how their values are stored.
+
+    Those of a model whose path is still open are left open.
+
+    Raises:
+        GraphError: nothing says how long an axis is, or its model is no mixture of experts or of unknown
+            size.
+    """
+    columns = {
+        phase: {name: _sized(plan, phase, column) for name, column in columns.items()}
+        for phase, columns in plan.columns.items()
+    }
+    return replace(plan, columns=columns)
+
+
+def _sized(plan: Plan, phase: str, column: ColumnPlan) -> ColumnPlan:
+    made = plan.columns[phase][column.origin]
+    function = plan.functions[phase].get(made.writer)
+    if function is None or not (column.type.fixed or column.type.dtype == "int64"):
+        return column
+    output = next(name for name, out in function.outs.items() if out == column.origin)
+    stored = registry.load(function.target).declared.stores.get(output, "")
+    sizes = [_size(axis, made, function, plan.models) for axis in column.type.fixed]
+    return replace(column, sizes=tuple(filter(None, sizes)) if all(sizes) else (), stored=stored)
+
+
+def _size(axis: str, made: ColumnPlan, function: Function, models: Mapping[str, ModelPlan]) -> int | None:
+    """Return how long an axis of a column is; None where the path of its model is open."""
+    given = int(axis) if axis.isdigit() else function.attributes.get(axis)
+    if isinstance(given, int) and given > 0:
+        return given
+    law = f"node `{made.writer}` writes `{made.origin}`: {made.type}"
+    if axis not in ("layers", "k") or function.model is None:
+        remedy = f"give the op an attribute `{axis}`, a whole number above 0"
+        raise fail("unsized-axis", f"{law}; nothing says how long `{axis}` is", None, remedy=remedy)
+    path = models[function.model].path
+    if path == OPEN:
+        return None
+    config = size_of(path).config
+    mixtures = sum(config.is_sparse(layer) for layer in range(config.num_hidden_layers))
+    if not mixtures:
+        law += f"; models.{function.model} ({path}) is no mixture of experts"
+        raise fail("no-mixture", law, None, remedy=f"leave `{made.origin}` out, or take a mixture of experts")
+    return mixtures if axis == "layers" else config.num_experts_per_tok
