@@ -44,6 +44,7 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.fsdp import batching, engine, scoring
 from rlgraph.runtime.engines.fsdp.batching import MiniBatch
+from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
@@ -53,6 +54,7 @@ from rlgraph.runtime.worker.process_groups import hybrid_mesh
 from rlgraph.syntax.source import read
 
 GATHERED = "gathered weights"
+HOST = "host"  # what belongs to it is not counted
 CUT = (3, 5)  # layers that are run in place of all
 
 
@@ -72,6 +74,7 @@ class Setting:
         packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
+        optimizer_offload: whether the optimizer is on the host, whose memory is not counted.
     """
 
     model: str
@@ -85,6 +88,7 @@ class Setting:
     lora: int = 0
     packed: Literal["", "mask", "varlen"] = ""
     sequence: int = 1
+    optimizer_offload: bool = False
 
 
 @dataclass
@@ -128,6 +132,8 @@ class Live(TorchDispatchMode):
 
     def count(self, tensor: torch.Tensor, part: str, anew: bool = True) -> None:
         """Count a tensor's storage to a part; ``anew``: also one that belongs to another part."""
+        if part == HOST:
+            return
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage._cdata
@@ -255,6 +261,7 @@ def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, liv
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
             packing=bool(setting.packed),
             sequence=sequence,
+            optimizer_offload=setting.optimizer_offload,
             mesh=mesh,
             group=dist.group.WORLD,
         )
@@ -262,7 +269,7 @@ def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, liv
         live.count(parameter, "weights")
     if made.optimizer:
         for parameter in made.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
             live.count(parameter.grad, "gradients")
         live.within("optimizer", made.optimizer.step)()
         if setting.step != "update" or _twice(made):
@@ -345,6 +352,8 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(
         FSDPParamGroup, "wait_for_unshard", live.within(GATHERED, FSDPParamGroup.wait_for_unshard)
     )
+    for name in ("__init__", "step"):
+        yield patch.object(HostAdamW, name, live.within(HOST, getattr(HostAdamW, name)))
     yield patch.object(MicroBatch, "picked", live.within("logits", MicroBatch.picked))
     forward, backward = (
         live.within("logits", getattr(scoring._Scores, name)) for name in ("forward", "backward")

@@ -112,6 +112,10 @@ def settings() -> Iterator[Setting]:
     for dtype in ("float32", "bfloat16"):
         yield Setting(SMALLEST, world=8, shard=1, tokens=4 * K, dtype=dtype)
     yield Setting(SMALLEST, world=8, shard=1, step="ref", tokens=4 * K)
+    for name in (DENSE[0], LARGE, MIXTURE):
+        yield Setting(name, world=64, optimizer_offload=True)
+        yield Setting(name, optimizer_offload=True, tokens=4 * K, recompute=False)
+        yield Setting(name, optimizer_offload=True, step="logprobs")
     for name in OTHERS:
         yield Setting(name, world=64)
         yield Setting(name, world=64, step="logprobs")
@@ -126,6 +130,7 @@ def name_of(setting: Setting) -> str:
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
     words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
+    words += ["hostopt"] * setting.optimizer_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
@@ -139,6 +144,7 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "dtype": setting.dtype,
         "packing": bool(setting.packed),
         "sequence_parallel": setting.sequence,
+        "optimizer_offload": setting.optimizer_offload,
     }
     model = "ref" if setting.step == "ref" else "policy"
     overrides = [f"models.{model}.train.{key}={json.dumps(value)}" for key, value in train.items()]

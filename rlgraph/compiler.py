@@ -28,6 +28,10 @@ from rlgraph.syntax.source import Tree
 from rlgraph.version import VERSION
 
 INDECISIVE = ("about", "eval", "pools", "schedule")
+OF_DEVICES = {
+    *ON_ONE_DEVICE,
+    "optimizer_offload",
+}  # settings of a train engine that decide no number of a run
 
 
 def compile_graph(
@@ -152,11 +156,11 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 
 def digest(tree: Tree, device: str = "cpu") -> str:
     """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
-    how many of them share a copy of a model or the tokens of a row."""
+    how many of them share a copy of a model or the tokens of a row, or what is on their hosts."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
-        if ON_ONE_DEVICE.keys() & (train := model.get("train") or {}).keys():
-            model["train"] = {key: value for key, value in train.items() if key not in ON_ONE_DEVICE}
+        if OF_DEVICES & (train := model.get("train") or {}).keys():
+            model["train"] = {key: value for key, value in train.items() if key not in OF_DEVICES}
             if not model["train"]:
                 del model["train"]
     schedule = tree.get("schedule")

@@ -35,6 +35,9 @@ class Efficiency:
     decode_step: Range = (1e-2, 2e-3)
     # Seconds of one small all-reduce in a tensor-parallel group, beside its bytes (assumed).
     reduction: Range = (3e-5, 8e-6)
+    # Numbers per second that a worker steps on its host, by AdamW and a cast: one thread has done 2.4e8. With
+    # workers that contend for the host's memory it is less, with several threads each more (assumed).
+    host_step: Range = (1e8, 5e8)
     # Columns travel through the host: copies, and Ray's object store (assumed), bytes per second.
     objects: Range = (0.5e9, 4e9)
     # Seconds per step of driver and worker; best measured, 1 to 2 ms (benchmarks/results/2026-11-20.md).

@@ -144,15 +144,24 @@ def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
 
 
 def update_seconds(
-    size: Size, rates: Rates, work: Tokens, optimizer_steps: int, factor: float = 3, summed: float = 0.0
+    size: Size,
+    rates: Rates,
+    work: Tokens,
+    optimizer_steps: int,
+    factor: float = 3,
+    summed: float = 0.0,
+    on_host: int = 0,
 ) -> float:
     """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again).
 
-    ``summed``: the bytes of ``replica_bytes``.
+    ``summed``: the bytes of ``replica_bytes``. ``on_host``: the numbers of a device that its host steps; 0
+    where the device steps all of them.
     """
     compute = _compute(size, rates, work, factor, rates.efficiency.update)
     travel = rates.travel(update_bytes(size, rates, work.passes, optimizer_steps))
     both = rates.overlapped(compute, travel + rates.between_replicas(summed))
+    if on_host:
+        return both + optimizer_steps * host_step_seconds(on_host, rates)
     # the optimizer reads weight, gradient and two averages, and writes all but the gradient
     return both + optimizer_steps * 7 * MASTER * size.parameters / rates.devices / rates.memory
 
@@ -201,6 +210,14 @@ def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
     """Return the seconds of these all-to-alls, four in each layer of a pass, which nothing hides."""
     latency = 4 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
     return rates.travel(exchange_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
+
+
+def host_step_seconds(numbers: int, rates: Rates) -> float:
+    """Return the seconds of an optimizer step on the host (ZeRO-Offload, arXiv 2101.06840): gradients come,
+    masters are stepped, weights go back. At best two of these hide behind the longest."""
+    come, go = (host_seconds(numbers * width, rates) for width in (MASTER, rates.width))
+    parts = come, numbers / rates.efficiency.host_step[rates.grade], go
+    return max(parts) if rates.grade == BEST else sum(parts)
 
 
 def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:

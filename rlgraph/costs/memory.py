@@ -114,8 +114,12 @@ class Footprint:
                 devices = mesh_of(self.plan, name).shard
                 shard, trained = size.on_device(devices), trained_on_device(size, model, devices)
                 added = trained * MASTER if model.train.lora else 0
-                sizes[Item(name, "train", "parameters")] = shard * master(model) + added
-                if not model.frozen:
+                width, on_host = master(model), model.train.optimizer_offload
+                if on_host:  # a CPU's own memory is the host's: masters stay beside the weights
+                    on_host = self.cluster.device == "cuda"
+                    width = WIDTH[model.train.dtype] + (0 if on_host else MASTER)
+                sizes[Item(name, "train", "parameters")] = shard * width + added
+                if not model.frozen and not on_host:
                     sizes[Item(name, "train", "optimizer")] = 2 * trained * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
                 width, group = WIDTH[serve.dtype], serve.tensor_parallel

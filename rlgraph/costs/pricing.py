@@ -114,8 +114,10 @@ class Pricing(Footprint):
         work = self._share(step, size, model.train, minibatches, times)
         if step.updates:
             factor = 4 if model.train.recompute else 3
-            summed = formulas.replica_bytes(trained_on_device(size, model, mesh.shard), rates, times)
-            seconds = formulas.update_seconds(size, rates, work, times, factor, summed)
+            trained = trained_on_device(size, model, mesh.shard)
+            summed = formulas.replica_bytes(trained, rates, times)
+            on_host = trained if model.train.optimizer_offload else 0
+            seconds = formulas.update_seconds(size, rates, work, times, factor, summed, on_host)
             moved = formulas.update_bytes(size, rates, work.passes, times) + summed
         else:
             factor, seconds = 1, formulas.score_seconds(size, rates, work)
@@ -234,3 +236,12 @@ def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
     width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
     dtypes = {width: dtype for dtype, width in WIDTH.items()}
     return size_of(model.path, model.head).buckets(width, fused=inside), dtypes[width]
+
+
+def stepped_on_host(plan: Plan, step: Step) -> int:
+    """Return the bytes of gradients that a device's host takes from it with every optimizer step."""
+    (name,) = step.models
+    model = plan.models[name]
+    assert model.train
+    size, devices = size_of(model.path, model.head), mesh_of(plan, name).shard
+    return MASTER * trained_on_device(size, model, devices) if model.train.optimizer_offload else 0

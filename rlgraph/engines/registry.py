@@ -97,7 +97,7 @@ SERVING = {
 TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
-        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing"),
+        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing", "optimizer_offload"),
     ),
 }
 

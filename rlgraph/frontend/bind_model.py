@@ -30,6 +30,7 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
         law = f"model `{name}` has no optimizer, so it can't be trained"
         remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
+    _offloads(name, spec, tree, binder)
     _serves(name, spec, tree, binder)
     path = resolved(spec.path, tree.items["path"].mark)
     if HUB_ID.match(with_values(spec.path)) and not os.path.exists(with_values(path)):
@@ -58,6 +59,16 @@ def not_default(serve: Serve) -> Iterator[str]:
     """Yield the keys that not every engine takes, where they have another value than by default."""
     default = Serve()
     yield from (key for key in REFUSED if getattr(serve, key) != getattr(default, key))
+
+
+def _offloads(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
+    """Check that a model has what its train section puts on the host."""
+    if spec.train.optimizer_offload and (spec.frozen or spec.train.lora):
+        law = f"model `{name}` is frozen: it has no optimizer that could be on the host"
+        if not spec.frozen:
+            law = f"the optimizer of `{name}` is of its adapters alone, and too small to be on the host"
+        mark = tree.at(("train", "optimizer_offload")).key
+        binder.problem("offload", law, mark, remedy=f"leave out models.{name}.train.optimizer_offload")
 
 
 def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a device of a pool holds, in which step, and what it is made of. Bytes."""
+    """The most that a device of a pool holds, in which step, and what it is made of. Bytes.
+
+    ``host`` is what its train engines keep in host memory all the time, beside what comes and goes.
+    """
 
     bytes: int
     capacity: int
     step: str
     parts: Mapping[str, int]
+    host: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:

@@ -10,18 +10,17 @@ from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.device_groups import inside_hosts
 from rlgraph.costs.hardware import Cluster, Here
-from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
+from rlgraph.planning.host_memory import fits, hosts_hold, kept_on_host
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
 from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
-from rlgraph.units import size_text
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
             where its memory goes and the changes that would make it fit.
     """
     pricing, before = laid_out(plan, scenario)
-    peak = pricing.peaks()
+    peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
         raise refuse(pricing, before)
-    _host_holds(pricing)
+    hosts_hold(pricing)
     steps = tuple(map(pricing.priced, pricing.plan.steps))
     return replace(pricing.plan, steps=steps, peak=peak, predicted=prediction(pricing, steps))
 
@@ -93,7 +92,7 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
     def seconds(laid: Pricing) -> float:
         return math.prod(prediction(laid, [*map(laid.priced, laid.plan.steps)]).seconds)
 
-    return settle(plan, work.most, lay, _fits, seconds)
+    return settle(plan, work.most, lay, fits, seconds)
 
 
 def _holds_a_sample(plan: Plan, work: Workload) -> None:
@@ -104,35 +103,6 @@ def _holds_a_sample(plan: Plan, work: Workload) -> None:
             law = f"models.{name}.serve.cache_tokens: {tokens:,} tokens hold no sample of {work.most:,.0f}, "
             law += "which prompt and response may have together"
             raise fail("cache-size", law, None, remedy=f"give at least {math.ceil(work.most):,}, or auto")
-
-
-def _fits(footprint: Footprint) -> bool:
-    """Return whether the devices and the hosts hold a plan."""
-    return all(peak.fits for peak in footprint.peaks().values()) and not _too_much_away(footprint)
-
-
-def _host_holds(footprint: Footprint) -> None:
-    """Check that what leaves the devices fits into a host's memory."""
-    for pool, whole in _too_much_away(footprint).items():
-        plan, cluster = footprint.plan, footprint.cluster
-        law = f"{plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool {pool} "
-        law += f"takes {size_text(whole)} of a host, which has {size_text(cluster.host_memory or 0)}"
-        remedy = "more devices, so that less has to leave; or change host_memory in the cluster's file"
-        raise fail("does-not-fit", law, None, remedy=remedy)
-
-
-def _too_much_away(footprint: Footprint) -> dict[str, int]:
-    """Return the pools of which more leaves the devices of a host than that holds, and how many bytes."""
-    plan, cluster = footprint.plan, footprint.cluster
-    too_much: dict[str, int] = {}
-    moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
-    for pool, devices in plan.pools.items():
-        sizes = footprint.items(pool).items()
-        own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
-        whole = own * min(devices, cluster.devices)
-        if cluster.host_memory is not None and whole > cluster.host_memory:
-            too_much[pool] = whole
-    return too_much
 
 
 def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:

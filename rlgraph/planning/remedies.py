@@ -13,6 +13,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
+from rlgraph.planning.host_memory import fits
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
 from rlgraph.syntax.source import flow
@@ -23,6 +24,7 @@ LEAST_TOKENS, FEW_ROWS, LEAST_ROWS = 1024, 64, 8  # remedies suggest no less
 NOTHING: Mapping[str, Any] = {}
 BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
 RECOMPUTED = {"train.recompute": True}
+ON_HOST = {"train.optimizer_offload": True}
 
 
 def refuse(footprint: Footprint, before: Plan) -> GraphError:
@@ -39,18 +41,13 @@ def refuse(footprint: Footprint, before: Plan) -> GraphError:
     return GraphError([Problem("does-not-fit", law, remedy=remedy, drawing="\n".join(memory_text(peak)))])
 
 
-def fits(footprint: Footprint) -> bool:
-    """Return whether each pool's peak is within its devices, with engines off them where that helps."""
-    moved = replace(footprint, plan=reside(footprint))
-    return all(peak.fits for peak in moved.peaks().values())
-
-
 def remedies(footprint: Footprint) -> list[str]:
     """Return the smallest change of each kind that makes the plan fit; where none does, several together."""
     plan = footprint.plan
     kinds = (
         _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16),
         _tried(plan, RECOMPUTED),
+        _tried(plan, ON_HOST) if footprint.cluster.device == "cuda" else iter(()),
         _tried(plan, {"train.shard": None}),
         _smaller(plan, "serve.max_rows", LEAST_ROWS),
         _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
@@ -67,7 +64,12 @@ def remedies(footprint: Footprint) -> list[str]:
 
 
 def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
-    return next((words for words, changed in tries if fits(replace(footprint, plan=changed))), "")
+    """Return the first change with which the plan fits, with engines off their devices where that helps."""
+    for words, changed in tries:
+        laid = replace(footprint, plan=changed)
+        if fits(replace(laid, plan=reside(laid))):
+            return words
+    return ""
 
 
 def _groups(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
@@ -121,8 +123,11 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
     for path, value in settings.items():
         engine, name = path.split(".")
         held = getattr(model, engine)
-        # what is frozen never goes backward
-        again = name == "recompute" and (model.frozen or (held and getattr(held, name)))
+        # what is frozen never goes backward; adapters' optimizers are small
+        again = name in ("recompute", "optimizer_offload") and (
+            model.frozen or (held and getattr(held, name))
+        )
+        again = again or (name == "optimizer_offload" and model.train is not None and bool(model.train.lora))
         if held and not again and (isinstance(value, str | bool | None) or value < getattr(held, name)):
             model = replace(model, **{engine: held.model_copy(update={name: value})})
     return model

@@ -74,6 +74,7 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
     if isinstance(spec, TrainPlan):
         words += [str(mesh)] * bool(mesh and mesh.replicate > 1)
         words += ["computing activations again"] * bool(spec.recompute)
+        words += ["optimizer on the host"] * spec.optimizer_offload
         words += [f"each row over {spec.sequence_parallel} devices"] * (spec.sequence_parallel > 1)
     return f"{spec.engine} ({', '.join(words)})"
 
@@ -196,6 +197,11 @@ def step_text(plan: Plan, step: Step) -> str:
         count, dtype = sync_buckets(plan, step)
         said += f" ({size_text(sync_least(plan, step))} at least)"
         said += f" in {count} bucket{'s' * (count != 1)} of {dtype}"
+    if step.updates and step.engine == "train":
+        from rlgraph.costs.pricing import stepped_on_host
+
+        if gradients := stepped_on_host(plan, step):
+            said += f", steps {size_text(gradients)} of gradients on its host"
     return said
 
 
@@ -237,3 +243,6 @@ def memory_text(peak: Mapping[str, Peak]) -> Iterator[str]:
         yield f"peak of a device of {pool}, in `{most.step}`: {of_capacity} ({share})"
         for part, size in sorted(most.parts.items(), key=lambda item: -item[1]):
             yield f"  {part:<17} {size_text(size):>9}  {size / most.bytes:>4.0%}"
+        if most.host:
+            kept = " and ".join(f"{part} {size_text(size)}" for part, size in most.host.items())
+            yield f"  beside it, in its host's memory: {kept}"

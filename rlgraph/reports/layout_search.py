@@ -6,6 +6,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     pools       all devices together, or training and generation apart; apart, each other model on either
     groups      tensor-parallel sizes of engines that have them
     micro       tokens of a micro-batch; activations kept or computed again
+    host        where nothing fits: optimizers on the host
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
@@ -38,6 +39,8 @@ from rlgraph.units import middle, range_text, size_text
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
 BEST = 5  # rows of the table
+# settings of models that train, by what is on the host: each is tried where nothing fits with those before it
+HOST: Mapping[str, tuple[str, ...]] = {"": (), ", optimizer on the host": ("optimizer_offload",)}
 
 Settings = Mapping[str, Any]  # path in the graph -> value
 PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
@@ -53,6 +56,7 @@ class PoolLayout:
     micro: int
     recompute: bool
     shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
+    host: str = ""  # of HOST
 
     @property
     def family(self) -> str:
@@ -74,6 +78,8 @@ class PoolLayout:
                 settings[f"models.{name}.train.shard"] = self.shard
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
+            if model.train and model.optimizer and not model.train.lora:
+                settings |= {f"models.{name}.train.{setting}": True for setting in HOST[self.host]}
             if model.serve:
                 settings[f"models.{name}.serve.pool"] = generates
             if has_groups(model):
@@ -125,7 +131,10 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
     tried = [_tried(None, {}, attempt)]
     coarse = max(total // COARSE, 1)
     splits = [0, *range(coarse, total, coarse)] if generates(plan) else [0]
-    tried += _all(layouts(plan, splits, per_host), plan, total, attempt)
+    for host in HOST:
+        if not host or (plan.device == "cuda" and not any(candidate.fits for candidate in tried)):
+            again = (replace(layout, host=host) for layout in layouts(plan, splits, per_host))
+            tried += _all(again, plan, total, attempt)
     best = min(tried, key=lambda candidate: candidate.rank).layout
     step = coarse // 2 if best and best.generating else 0
     while best and step:
@@ -242,7 +251,7 @@ def _table(best: Sequence[Candidate]) -> Table:
     for number, candidate in enumerate(best, 1):
         plan, layout = candidate.plan, candidate.layout
         assert plan and plan.predicted and plan.peak
-        micro = f"{layout.micro}{', again' if layout.recompute else ''}" if layout else "as is"
+        micro = f"{layout.micro}{', again' * layout.recompute}{layout.host}" if layout else "as is"
         mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
         beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
         table.add_row(

@@ -142,6 +142,11 @@ class Train(Section):
         "consecutive devices that share the tokens of each row, for rows whose activations no device "
         "holds; it divides the devices of the pool and the model's query heads.",
     )
+    optimizer_offload: bool = option(
+        False,
+        "keep float32 weights and the optimizer's averages in host memory and step there, so that a device "
+        "holds weights as it computes with them, and gradients; not with lora.",
+    )
 
 
 class ModelSection(Section):

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rlgraph.files import sha256, sync
+from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.weights.pretrained import shard_of
@@ -88,7 +89,7 @@ def training_state(
     """
     if optimizer is None or scheduler is None:
         return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, {}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: exact(optimizer, p) for name, p in model.named_parameters() if p.requires_grad}
     _start(optimizer)
     moments = {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS for name, p in trained.items()}
     steps = {name: float(optimizer.state[p]["step"]) for name, p in trained.items()}
@@ -123,28 +124,29 @@ def load_state(
         return
     for name, p in model.named_parameters():
         if p.requires_grad:
-            optimizer.state[p]["step"].fill_(state["steps"][name])
+            optimizer.state[exact(optimizer, p)]["step"].fill_(state["steps"][name])
     for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
         group["lr"] = rate
     scheduler.load_state_dict(state["schedule"])
 
 
 @torch.no_grad()
-def blend(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], mix: float) -> None:
-    """Set W <- (1 - mix) W + mix W' for this rank's rows of every parameter, from full weights.
+def blend(own: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: float) -> None:
+    """Set W <- (1 - mix) W + mix W' for this rank's rows of its ``own`` tensors, from full weights.
 
     Raises:
         ValueError: they are those of another model.
     """
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, full in weights:
         if name not in own or own[name].shape != full.shape:
             has = f"is {[*own[name].shape]}" if name in own else "is missing"
             raise ValueError(f"{name} {has} in the model copied onto, and {[*full.shape]} in the other")
         sharded = isinstance(own[name], DTensor)
         for there, here in _shared(own[name], 0, 1) if sharded else [(..., ...)]:
-            target = local(own[name])[here]
-            target.copy_(torch.lerp(target.float(), full[there].float(), mix) if mix < 1 else full[there])
+            target, other = local(own[name])[here], full[there]
+            if mix < 1:
+                other = torch.lerp(target.float(), other.to(target.device, torch.float32), mix)
+            target.copy_(other)
 
 
 def stored_dtype(path: str) -> torch.dtype | None:

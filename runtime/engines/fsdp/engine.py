@@ -21,6 +21,7 @@ from rlgraph.ops.interfaces import Batch, Objective
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
+from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW, exact
 from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
@@ -28,7 +29,13 @@ from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimize
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
-from rlgraph.runtime.engines.fsdp.shards import apart, gather_full, gathered, reduce_with_the_last
+from rlgraph.runtime.engines.fsdp.shards import (
+    apart,
+    gather_full,
+    gathered,
+    hold_in,
+    reduce_with_the_last,
+)
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.weights.naming import in_pieces
@@ -64,6 +71,8 @@ class FsdpEngine:
         packing: lay rows end to end, and read a prompt that they share once, where that is less work and
             the model's attention allows it.
         sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
+        optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
+            holds weights in ``dtype``. Not with ``lora``.
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
@@ -89,6 +98,7 @@ class FsdpEngine:
         compile: bool = False,
         packing: bool = True,
         sequence: SequenceGroup = ALONE,
+        optimizer_offload: bool = False,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
@@ -112,8 +122,16 @@ class FsdpEngine:
         self.optimizer = self.scheduler = None
         if not frozen:
             self.options = options_of(optimizer or {})
-            self.optimizer, self.scheduler = make_optimizer(self.parameters, self.options)
-        parts = {"parameters": self.model.parameters, "optimizer": lambda: optimizer_tensors(self.optimizer)}
+            made = make_optimizer(self.parameters, self.options, on_host=optimizer_offload)
+            self.optimizer, self.scheduler = made
+            if optimizer_offload and any(p.dtype != compute for p in self.parameters):
+                hold_in(self.model, self.shards, compute)
+        # beside a GPU an optimizer on the host has nothing that could leave; a CPU's memory is the host's
+        on_device = not optimizer_offload or self.device.type == "cpu"
+        parts = {
+            "parameters": lambda: [*self.model.parameters(), *(self._exact().values() if on_device else ())],
+            "optimizer": lambda: optimizer_tensors(self.optimizer if on_device else None),
+        }
         self.residency = Residency(path, self.device, parts)
         self.saves = checkpoint.Saves(self.copy_group, writes=self.in_first)
         self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
@@ -222,15 +240,29 @@ class FsdpEngine:
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return ``weights`` as the model's own parameters."""
         self.residency.need(["parameters"], "weights")
-        parameters = ((name, apart(p)) for name, p in self.model.named_parameters())
-        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
+        parameters = ((n, apart(self._read(p, narrow.get(n)))) for n, p in self.model.named_parameters())
+        buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.copy_group, narrow)
         return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
 
+    def _read(self, parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.Tensor:
+        """Return a parameter on the device, for a reader of ``dtype`` or, if None, of all that it is."""
+        held = exact(self.optimizer, parameter)
+        return parameter if parameter.dtype in (held.dtype, dtype) else held.detach().to(self.device)
+
+    def _exact(self) -> dict[str, torch.Tensor]:
+        """Return every parameter by name, as the optimizer holds it."""
+        return {name: exact(self.optimizer, p) for name, p in self.model.named_parameters()}
+
+    def _publish(self) -> None:
+        """Bring what was read or copied into masters on the host to the device."""
+        if isinstance(self.optimizer, HostAdamW):
+            self.optimizer.publish()
+
     def _narrowed(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
         """Return what a reader of ``dtype`` loses nothing of where it is cast before it is gathered."""
-        wider = (name for name, p in self.model.named_parameters() if dtype.itemsize < p.dtype.itemsize)
+        wider = (name for name, p in self._exact().items() if dtype.itemsize < p.dtype.itemsize)
         return {name: dtype for name in wider if not any(p.name.endswith(WIDE) for p in self.pieces[name])}
 
     def copy(self, of: FsdpEngine, mix: float = 1.0) -> None:
@@ -244,13 +276,15 @@ class FsdpEngine:
         """
         self.residency.need(["parameters"], "copy")
         self.residency.changed(["parameters"])
-        checkpoint.blend(self.model, of._full(), mix)
+        checkpoint.blend({**self._exact(), **dict(self.model.named_buffers())}, of._full(), mix)
+        self._publish()
 
     def checkpoint_bytes(self) -> int:
         """Return the bytes that this rank writes of a checkpoint: what trains, with AdamW's two averages."""
         if not self.in_first:
             return 0
-        kept = [p for p in self.model.parameters() if self.optimizer is None or p.requires_grad]
+        trained = (p for p in self.model.parameters() if self.optimizer is None or p.requires_grad)
+        kept = [exact(self.optimizer, p) for p in trained]
         copies = 1 if self.optimizer is None else 1 + len(checkpoint.MOMENTS)
         return copies * sum(checkpoint.local(p).nbytes for p in kept)
 
@@ -293,6 +327,7 @@ class FsdpEngine:
         with self.residency.back():
             self.residency.changed(["parameters", "optimizer"])
             checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
+            self._publish()
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory with the tokenizer; it is whole when any rank returns.

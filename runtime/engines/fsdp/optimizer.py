@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.syntax.settings import Optimizer
 
@@ -25,14 +26,15 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
 
 
 def make_optimizer(
-    parameters: list[torch.nn.Parameter], options: Optimizer
+    parameters: list[torch.nn.Parameter], options: Optimizer, on_host: bool = False
 ) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LRScheduler]:
-    """Return AdamW over sharded parameters, and the schedule that steps with it."""
+    """Return AdamW over sharded parameters, whose device it is on unless ``on_host``, and the schedule that
+    steps with it."""
     from transformers import get_scheduler
 
     # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
     own = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    optimizer = torch.optim.AdamW(parameters, **own, fused=True)
+    optimizer = HostAdamW(parameters, **own) if on_host else torch.optim.AdamW(parameters, **own, fused=True)
     # transformers' plain constant schedule takes no warmup.
     name = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     return optimizer, get_scheduler(name, optimizer, options.warmup_steps, options.total_steps)

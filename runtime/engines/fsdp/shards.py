@@ -93,3 +93,18 @@ def reduce_with_the_last(shards: Sequence[FSDPModule], last: bool, whole: bool) 
         shard.set_requires_gradient_sync(last, recurse=False)
         shard.set_reshard_after_backward(last, recurse=False)
         shard.set_is_last_backward(last)
+
+
+def hold_in(model: torch.nn.Module, shards: Sequence[FSDPModule], dtype: torch.dtype) -> None:
+    """Hold the weights of a sharded model in ``dtype``, which it computes in, and gradients in float32.
+
+    FSDP2 would cast gradients to the type that weights are held in, and add up those of micro-batches in it.
+    """
+    for parameter in dict.fromkeys(model.parameters()):
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().to(dtype)))
+        parameter.grad_dtype = torch.float32
+    states = [shard._get_fsdp_state() for shard in reversed(shards)]  # the root first, which prepares all
+    for state in states:
+        state._lazy_init()
+        if state._fsdp_param_group:
+            state._fsdp_param_group._orig_dtype = torch.float32

@@ -1,0 +1,66 @@
+"""Memory of hosts: what leaves their devices, and what train engines keep there all the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlgraph.costs import limits
+from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.lora_size import trained_on_device
+from rlgraph.costs.memory import Footprint
+from rlgraph.errors import fail
+from rlgraph.ir.mesh import mesh_of
+from rlgraph.units import size_text
+
+
+def fits(footprint: Footprint) -> bool:
+    """Return whether the devices and the hosts hold a plan."""
+    return all(peak.fits for peak in footprint.peaks().values()) and not _too_much(footprint)
+
+
+def hosts_hold(footprint: Footprint) -> None:
+    """Check that what leaves the devices fits into a host's memory.
+
+    Raises:
+        GraphError: it does not.
+    """
+    for pool, whole in _too_much(footprint).items():
+        plan, cluster = footprint.plan, footprint.cluster
+        law = f"{plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool {pool} "
+        law += f"takes {size_text(whole)} of a host, which has {size_text(cluster.host_memory or 0)}"
+        remedy = "more devices, so that less has to leave; or change host_memory in the cluster's file"
+        raise fail("does-not-fit", law, None, remedy=remedy)
+
+
+def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
+    """Return the bytes of each part that a device of a pool has in host memory all the time.
+
+    An optimizer on the host has float32 masters and two averages, and room for the gradients and the weights
+    of two buckets on their way.
+    """
+    kept: Counter[str] = Counter()
+    if footprint.cluster.device == "cpu":
+        return kept  # its own memory is the host's
+    for name, model in footprint.plan.models.items():
+        train, size = model.train, footprint.sizes.get(name)
+        if train and size and train.pool == pool and train.optimizer_offload:
+            devices = mesh_of(footprint.plan, name).shard
+            trained = trained_on_device(size, model, devices)
+            largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
+            kept["optimizer"] += 3 * MASTER * trained
+            kept["optimizer"] += 2 * min(trained, largest) * (MASTER + WIDTH[train.dtype])
+    return kept
+
+
+def _too_much(footprint: Footprint) -> dict[str, int]:
+    """Return the pools of whose devices a host would have to hold more than it can, and how many bytes."""
+    plan, cluster = footprint.plan, footprint.cluster
+    too_much: dict[str, int] = {}
+    moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
+    for pool, devices in plan.pools.items():
+        sizes = footprint.items(pool).items()
+        own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
+        whole = (own + kept_on_host(footprint, pool).total()) * min(devices, cluster.devices)
+        if cluster.host_memory is not None and whole > cluster.host_memory:
+            too_much[pool] = whole
+    return too_much

@@ -1,0 +1,110 @@
+"""What train engines keep in host memory, in plans: what it saves and costs, and where it is proposed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.formulas import BEST, WORST, Rates, host_step_seconds
+from rlgraph.costs.model_size import size_of
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.planning.predict import Scenario, predict
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.layout_search import autoplace
+
+EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
+ON_HOST = "models.policy.train.optimizer_offload=true"
+AGAIN = "models.policy.train.recompute=true"
+TIGHT = ["models.policy.serve.tensor_parallel=8", AGAIN, "models.policy.train.micro_tokens=4096"]
+
+
+def planned(*more: str, path: str = EIGHT, cluster: str = "h100-8") -> Plan:
+    paths = [f"models.{name}.path={path}" for name in ("policy", "ref")]
+    return compile_graph("grpo", [*paths, *more], target=Target(cluster))
+
+
+def update(plan: Plan) -> Step:
+    (step,) = [step for step in plan.steps if step.updates]
+    return step
+
+
+def test_masters_and_averages_are_on_the_host() -> None:
+    small = [AGAIN, "models.policy.serve.cache_tokens=65536"]
+    device, host = planned(*small), planned(*small, ON_HOST)
+    shard = size_of(EIGHT).on_device(8)
+    before, after = (plan.peak["main"] for plan in (device, host) if plan.peak)
+    assert before.step == after.step == "update_policy"
+    assert before.parts["optimizer"] == 8 * shard and "optimizer" not in after.parts
+    assert before.parts["gradients"] == after.parts["gradients"]
+    reference = 2 * shard  # that is beside it
+    assert before.parts["weights"] - reference == 2 * (after.parts["weights"] - reference) == 4 * shard
+    assert not before.host
+    # three numbers of each weight, and two buckets of gradients and weights on their way
+    largest = max(size_of(EIGHT).numbers) // 8
+    assert after.host == {"optimizer": 12 * shard + 2 * max(2**26, largest) * (4 + 2)}
+    text = plan_text(host)
+    assert "optimizer on the host" in text and "beside it, in its host's memory: optimizer 13.2 GB" in text
+    assert "steps 4.1 GB of gradients on its host" in text
+
+
+def test_a_step_takes_the_longest_of_three_or_all_of_them() -> None:
+    cluster, numbers = load_cluster("h100-8"), 10**9
+    best, worst = (Rates(cluster, 8, "bfloat16", grade) for grade in (BEST, WORST))
+    come, stepped, go = 4e9 / 64e9, 1e9, 2e9 / 64e9
+    assert host_step_seconds(numbers, best) == max(come / 0.8, stepped / 5e8, go / 0.8)
+    assert host_step_seconds(numbers, worst) == pytest.approx(come / 0.4 + stepped / 1e8 + go / 0.4)
+    device, host = update(planned(AGAIN)), update(planned(AGAIN, ON_HOST))
+    assert device.seconds and host.seconds
+    shard, steps = size_of(EIGHT).on_device(8), 4
+    assert host.seconds[0] - device.seconds[0] == pytest.approx(steps * shard / 5e8, rel=0.05)
+
+
+def test_a_model_that_does_not_fit_is_told_of_it() -> None:
+    with pytest.raises(GraphError, match=ON_HOST) as error:
+        planned(*TIGHT, path=LARGE)
+    assert "or 16 devices" in str(error.value)
+    assert planned(*TIGHT, ON_HOST, path=LARGE).peak["main"].fits
+
+
+def test_it_is_proposed_neither_for_adapters_nor_for_cpus() -> None:
+    lora = ["models.policy.train.lora={rank: 4}", "models.policy.train.micro_tokens=4000000"]
+    for settings, cluster in ((lora, "h100-8"), ([], "cpu")):
+        with pytest.raises(GraphError, match="does not fit") as error:
+            planned(*settings, path=LARGE, cluster=cluster)
+        assert "optimizer_offload" not in str(error.value)
+
+
+def test_on_cpus_nothing_is_saved() -> None:
+    """Their memory is the host's: weights are there twice."""
+    cluster = load_cluster("cpu").model_copy(update={"memory": 1e12, "host_memory": None})
+    paths = [f"models.{name}.path={EIGHT}" for name in ("policy", "ref")]
+    device, host = (
+        predict(compile_graph("grpo", [*paths, *more], 4), Scenario(cluster)).peak["main"]
+        for more in ([], [ON_HOST])
+    )
+    assert host.bytes - device.bytes == 4 * size_of(EIGHT).on_device(4) and not host.host
+
+
+def test_hosts_have_to_hold_it() -> None:
+    cluster = load_cluster("h100-8").model_copy(update={"host_memory": 50e9})
+    paths = [f"models.{name}.path={EIGHT}" for name in ("policy", "ref")]
+    plan = compile_graph("grpo", [*paths, ON_HOST, AGAIN], 8, device="cuda")
+    with pytest.raises(GraphError, match=r"leaves the devices of pool main takes 10\d GB of a host"):
+        predict(plan, Scenario(cluster))
+
+
+def test_the_search_takes_it_where_nothing_else_fits() -> None:
+    settings = [f"models.{name}.path={LARGE}" for name in ("policy", "ref")]
+    _, best = autoplace("grpo", settings, Target("h100-8"))
+    assert best.peak and best.peak["main"].fits
+    assert best.models["policy"].train.optimizer_offload and not best.models["ref"].train.optimizer_offload
+    roomy, _ = autoplace(
+        "grpo", [f"models.{name}.path={EIGHT}" for name in ("policy", "ref")], Target("h100-8")
+    )
+    assert not any(candidate.layout and candidate.layout.host for candidate in roomy)
+
+
+def test_a_run_may_go_on_with_it_or_without() -> None:
+    assert planned(ON_HOST).digest == planned().digest
