@@ -389,7 +389,9 @@ def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:
     """What the files of a checkpoint would hold."""
     from transformers import AutoModelForCausalLM
 
-    model = pretrained.shape_of(path, AutoModelForCausalLM, {}, torch.float32)
+    from rlgraph.runtime.engines.model_files import ModelFiles
+
+    model = pretrained.shape_of(ModelFiles(path), AutoModelForCausalLM, {}, torch.float32)
     pieces = [piece for parts in naming.pieces_of(model, []).values() for piece in parts]
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return {p.name: pretrained.StoredWeight("", list(p.shape)) for p in pieces if p.name not in tied}

@@ -21,6 +21,7 @@ from rlgraph.nodes.support.mixture import pick_mixed
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
+from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
 
@@ -74,7 +75,8 @@ class Preflight:
                 continue
             mark = self.tree.at(("models", name, "path")).mark
             brings = model.serve is not None and not serving(model.serve).paths  # weights of its own
-            reason = self._model(name, model.path, model.serve is not None or name in needed, not brings)
+            files = ModelFiles(with_values(model.path), model.config, model.trust_remote_code)
+            reason = self._model(name, files, model.serve is not None or name in needed, not brings)
             if reason:
                 refused.add(model.path)
                 remedy = f"give a Hugging Face model folder: models.{name}.path=DIR"
@@ -99,26 +101,30 @@ class Preflight:
                 law = f"{path}.{'.'.join(fault.key)}: {fault.law}"
                 self.problem(fault.kind, law, mark, fault.remedy.replace("SERVE", path))
 
-    def _model(self, name: str, path: str, tokenizer: bool, weights: bool) -> str:
+    def _model(self, name: str, files: ModelFiles, tokenizer: bool, weights: bool) -> str:
         """Return the problem with a model's path, or nothing."""
-        from transformers import AutoConfig, AutoTokenizer
-
-        path = with_values(path)
+        path = files.path
         folder = Path(path)
         if folder.exists() and not (folder / "config.json").is_file():
             return "is no model folder: it has no config.json"
         if not folder.exists() and path.count("/") != 1:
             return "does not exist"
-        files = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-        if weights and folder.exists() and not files:
+        if (
+            weights
+            and folder.exists()
+            and not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+        ):
             return "has no weights (*.safetensors)"
         try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = files.config()
             if tokenizer:
-                self.tokenizers[name] = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+                self.tokenizers[name] = files.tokenizer()
         except (OSError, ValueError) as error:
+            if not files.trusted and "trust_remote_code" in str(error):
+                say = f"models.{name}.trust_remote_code=true"
+                return f"brings Python code of its own, which is not run unasked: read it, then say {say}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
-        self.context[name] = getattr(config, "max_position_embeddings", None)
+        self.context[name] = context_of(config)
         return ""
 
     def data(self) -> None:

@@ -54,7 +54,7 @@ def heads_shared_out(plan: Plan) -> None:
             continue
         ranks, devices = model.train.sequence_parallel, plan.pools[model.train.pool]
         try:
-            heads = size_of(model.path, model.head).config.num_attention_heads
+            heads = size_of(model.path, model.head, model.config).config.num_attention_heads
         except GraphError:
             continue  # the engine asks the model itself
         if heads % ranks:

@@ -7,10 +7,10 @@ experts as Qwen3-MoE and Mixtral have them. Not covered: shared experts, latent 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -125,7 +125,6 @@ class Config(BaseModel):
 
 
 def _linear(rows: int, numbers: int, biased: bool) -> list[tuple[int, int]]:
-    """Return the tensors of a linear layer, in the order of a checkpoint."""
     return [(rows, numbers), *([(rows, 1)] if biased else [])]
 
 
@@ -253,31 +252,34 @@ def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
     return sum(-(-rows // devices) * devices * numbers for rows, numbers in tensors)
 
 
-def size_of(path: str, head: str = "lm") -> Size:
+def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = None) -> Size:
     """Return the size of a model: of a folder with a ``config.json``, or of a card by its hub name.
+
+    ``changed`` are fields of the configuration that are others (``models.NAME.config``).
 
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
     file = Path(with_values(path)) / "config.json"
     name = MATH.sub("2.5-", TWINS.sub("", with_values(path)))
+    fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
-        return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head)
+        return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head, fields)
     if name in _cards().items:
-        return _size(name, None, 0, head)
+        return _size(name, None, 0, head, fields)
     raise _unknown(path)
 
 
 @lru_cache(maxsize=64)  # a run asks with every layout of rows
-def _size(name: str, file: Path | None, _changed: int, head: str) -> Size:
-    return Size(_checked(read(Path(name)) if file else _cards().items[name], name), head)
+def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tuple[str, Any], ...]) -> Size:
+    return Size(_checked(read(Path(name)) if file else _cards().items[name], name, dict(fields)), head)
 
 
-def _checked(tree: Tree, name: str) -> Config:
+def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
     kind = tree.items.get("model_type")
     untold = UNTOLD.get(str(kind.plain()), {}) if kind else {}
-    defaults = {field: Tree(value, tree.mark) for field, value in untold.items()}
-    return read_record(Config, Tree({**defaults, **tree.items}, tree.mark), name)
+    before, after = ({k: Tree(v, tree.mark) for k, v in more.items()} for more in (untold, changed))
+    return read_record(Config, Tree({**before, **tree.items, **after}, tree.mark), name)
 
 
 @cache

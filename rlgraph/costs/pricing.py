@@ -37,7 +37,7 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
     for name, model in plan.models.items():
         if model.train or model.serve:
             try:
-                sizes[name] = size_of(model.path, model.head)
+                sizes[name] = size_of(model.path, model.head, model.config)
             except GraphError as error:
                 problems += [replace(p, remedy=p.remedy.replace("NAME", name)) for p in error.problems]
     if problems:
@@ -51,7 +51,7 @@ def attention_share(models: Mapping[str, ModelPlan]) -> float:
     sizes: list[Size] = []
     for model in models.values():
         with suppress(GraphError):
-            sizes += [size_of(model.path, model.head)] if model.train else []
+            sizes += [size_of(model.path, model.head, model.config)] if model.train else []
     return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
 
 
@@ -220,7 +220,8 @@ def sync_least(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    size, devices = size_of(model.path, model.head), 0 if step.source else mesh_of(plan, name).shard
+    size = size_of(model.path, model.head, model.config)
+    devices = 0 if step.source else mesh_of(plan, name).shard
     return round(formulas.sync_bound(size, devices, WIDTH[model.serve.dtype], model.serve.tensor_parallel))
 
 
@@ -235,7 +236,7 @@ def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
     inside = step.path == "memory"
     width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
     dtypes = {width: dtype for dtype, width in WIDTH.items()}
-    return size_of(model.path, model.head).buckets(width, fused=inside), dtypes[width]
+    return size_of(model.path, model.head, model.config).buckets(width, fused=inside), dtypes[width]
 
 
 def stepped_on_host(plan: Plan, step: Step) -> int:
@@ -243,5 +244,5 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.train
-    size, devices = size_of(model.path, model.head), mesh_of(plan, name).shard
+    size, devices = size_of(model.path, model.head, model.config), mesh_of(plan, name).shard
     return MASTER * trained_on_device(size, model, devices) if model.train.optimizer_offload else 0

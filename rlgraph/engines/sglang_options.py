@@ -15,6 +15,8 @@ EXACT = (
 OWNED = {
     "model_path": "it is models.NAME.path",
     "model": "it is models.NAME.path",
+    "trust_remote_code": "it is models.NAME.trust_remote_code",
+    "json_model_override_args": "it is models.NAME.config",
     "device": "it is that of the run's workers",
     "dtype": "it is serve.dtype, which weights are synced in",
     "max_total_tokens": "it is serve.cache_tokens, which the plan counts",

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, fail, nearest
-from rlgraph.frontend.bind_model import bind_model, reads_own_weights
+from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
 from rlgraph.frontend.bind_node import bind_node
 from rlgraph.frontend.infer import edge_problems
 from rlgraph.frontend.ports import written
@@ -42,6 +42,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     stages = _section(tree, "nodes", binder)
     nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
     reads_own_weights(nodes, models, binder)
+    reads_alike(models, binder)
     pools = _pools(_section(tree, "pools", binder), devices, binder)
     _pools_exist(sections, stages, pools, binder)
     engines = _engine_pools(models, [*pools])

@@ -15,6 +15,14 @@ from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
 
+# fields of a config.json that decide which weights there are, and of what shapes
+SHAPING = frozenset(
+    {"model_type", "architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"}
+    | {"num_attention_heads", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts"}
+    | {"n_routed_experts", "n_shared_experts", "moe_intermediate_size", "tie_word_embeddings"}
+    | {"decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
+    | {"attention_bias", "mlp_bias", "kv_lora_rank", "q_lora_rank", "quantization_config"}
+)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 
@@ -31,6 +39,9 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
         remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
     _offloads(name, spec, tree, binder)
+    for field in sorted(SHAPING & {*spec.config}):
+        law = f"`models.{name}.config.{field}` changes the shapes of weights, which the model's files have"
+        binder.problem("config-shape", law, tree.at(("config", field)).key, remedy=f"leave out {field}")
     _serves(name, spec, tree, binder)
     path = resolved(spec.path, tree.items["path"].mark)
     if HUB_ID.match(with_values(spec.path)) and not os.path.exists(with_values(path)):
@@ -92,6 +103,11 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"`{path}.addresses` are of servers that run already, with a tensor_parallel of their own"
         mark = tree.at(("serve", "tensor_parallel")).key
         binder.problem("addresses", law, mark, remedy="leave out tensor_parallel")
+    if serve.addresses and engine.paths and (spec.config or spec.trust_remote_code):
+        key = "config" if spec.config else "trust_remote_code"
+        law = f"`{path}.addresses` are of servers that run already: `models.{name}.{key}` can't reach them"
+        remedy = f"let the run start its servers, or leave out {key}"
+        binder.problem("addresses", law, tree.at((key,)).key, remedy=remedy)
     _options(path, serve, tree, binder)
 
 
@@ -118,3 +134,16 @@ def reads_own_weights(nodes: Iterable[Node], models: Mapping[str, Model], binder
             law += f"{model.spec.serve.engine} generates with weights of its own, which the run does not hold"
             remedy = f"choose another models.{model.name}.serve.engine, or generate with another model"
             binder.problem("engine-frozen", law, node.mark, remedy=remedy)
+
+
+def reads_alike(models: Mapping[str, Model], binder: Binder) -> None:
+    """Check that models of one path, such as a policy and its reference, are read in one way."""
+    first: dict[str, Model] = {}
+    for model in models.values():
+        other = first.setdefault(model.path, model)
+        for key in ("config", "trust_remote_code"):
+            if getattr(model.spec, key) != getattr(other.spec, key):
+                law = f"`{model.name}` and `{other.name}` are of one path, and not alike in {key}: "
+                law += "what one scores would be another model's"
+                remedy = f"give models.{model.name}.{key} and models.{other.name}.{key} the same value"
+                binder.problem("unlike-files", law, model.mark, remedy=remedy)

@@ -187,6 +187,8 @@ class ModelPlan:
     rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
     # the model whose train engine it is too: frozen alike, or trained by an adapter, which is off then
     shares: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)  # fields of its config.json that are others here
+    trust_remote_code: bool = False  # whether Python files that come with it run
 
 
 @dataclass(frozen=True)

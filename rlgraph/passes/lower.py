@@ -167,7 +167,8 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
-            models[name] = ModelPlan(model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
+            held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
+            models[name] = ModelPlan(*held, config=spec.config, trust_remote_code=spec.trust_remote_code)
     apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
     owners = {name: _shared(name, models, apart) for name in models}
     return {name: _as_owned(model, owners[name], models) for name, model in models.items()}
@@ -190,7 +191,7 @@ def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) 
         return ""
     for other in names:
         held = models[other].train
-        if not held or (models[other].path, models[other].head) != (model.path, model.head):
+        if not held or _weights(models[other]) != _weights(model):
             continue
         alike = models[other].frozen and held == model.train and other not in apart
         if alike and names.index(other) < names.index(name):
@@ -199,6 +200,11 @@ def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) 
         if same and held.lora and not models[other].frozen and model.head == "lm" and not model.train.lora:
             return other
     return ""
+
+
+def _weights(model: ModelPlan) -> tuple[object, ...]:
+    """Return what two models have alike whose weights and forward pass are the same."""
+    return model.path, model.head, model.config, model.trust_remote_code
 
 
 def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:

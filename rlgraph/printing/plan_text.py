@@ -40,6 +40,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
             by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
         rate = f", lr {model.rate}" if model.rate else ""
         yield f"  model {name}: {state}, head {model.head}, held by {by}{rate}"
+        if model.trust_remote_code:
+            yield f"    runs the Python files of {model.path}"
+        if model.config:
+            changed = ", ".join(f"{key} {value}" for key, value in model.config.items())
+            yield f"    with another config.json: {changed}"
     for engine, parts in plan.away.items():
         yield f"  between iterations {' and '.join(parts)} of {engine} are off the device"
     yield ""

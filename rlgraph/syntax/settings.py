@@ -158,6 +158,14 @@ class ModelSection(Section):
     )
     frozen: bool = option(False, "whether it is only read; any other model needs an optimizer.")
     optimizer: Optimizer | None = option(None, "how its updates step; null where it is frozen.")
+    config: dict[str, Any] = option(
+        {},
+        "fields of its config.json that are others in this run, such as rope_parameters or "
+        "max_position_embeddings; none that changes the shapes of weights.",
+    )
+    trust_remote_code: bool = option(
+        False, "run the Python files that come with the model, with all that you may do; else it is refused."
+    )
     serve: Serve = option(Serve(), "the engine that generates with it.")
     train: Train = option(Train(), "the engine that trains it, and scores with it.")
 

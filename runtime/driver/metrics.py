@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,7 @@ def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -
     (name,) = step.models
     model, function = plan.models[name], plan.functions[step.phase][step.node]
     assert model.train
-    size = _size(model.path, model.head)
+    size = _size(model.path, model.head, json.dumps(dict(model.config)))
     if size is None:
         return None
     passes = 3 * function.value("epochs", 1) if step.updates else 1
@@ -162,8 +163,8 @@ def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -
 
 
 @cache
-def _size(path: str, head: str) -> Size | None:
+def _size(path: str, head: str, changed: str) -> Size | None:
     try:
-        return size_of(path, head)
+        return size_of(path, head, json.loads(changed))
     except GraphError:  # a kind of model that sizes.py does not cover
         return None

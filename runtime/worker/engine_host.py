@@ -74,7 +74,7 @@ class EngineHost:
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
         if model.serve and model.serve.pool == self.pool:
-            self.serve[name] = self._served(name, model.path, model.serve)
+            self.serve[name] = self._served(name, model, model.serve)
             self._put_away(Kind.SLEEP, name)
 
     def _trainer(self, name: str, model: ModelPlan, spec: TrainPlan) -> Any:
@@ -90,10 +90,12 @@ class EngineHost:
             mesh=self.groups.meshes[name],
             group=self.groups.mesh.get_group(),
             sequence=self.groups.sequences[name],
+            config=model.config,
+            trust_remote_code=model.trust_remote_code,
             **spec.model_dump(include={*engine.options}),
         )
 
-    def _served(self, name: str, path: str, spec: ServePlan) -> Any:
+    def _served(self, name: str, model: ModelPlan, spec: ServePlan) -> Any:
         """Return the serve engine of one model."""
         engine, is_remote = serving(spec), isinstance(self.groups.links.get(name), RemoteTransport)
         offered = {
@@ -105,7 +107,9 @@ class EngineHost:
         }
         settings = spec.model_dump(include={*engine.options}, exclude_none=True)
         own = {engine.options[key]: value for key, value in settings.items()}
-        return resolve_name(engine.builder)(path, **{key: offered[key] for key in engine.offered}, **own)
+        own |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
+        offers = {key: offered[key] for key in engine.offered}
+        return resolve_name(engine.builder)(model.path, **offers, **own)
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""

@@ -25,6 +25,7 @@ from rlgraph.runtime.columns.part import Part, concat, gathered, load, pack, sav
 from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.errors import AwayError, portable
 from rlgraph.runtime.messages.report import Report, Scope
@@ -118,10 +119,8 @@ class Worker(Process):
     def tokenizer(self, model: str) -> Any:
         """Return the tokenizer that lies with a model's weights."""
         if model not in self.tokenizers:
-            from transformers import AutoTokenizer
-
-            path = self.plan.models[model].path
-            self.tokenizers[model] = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            held = self.plan.models[model]
+            self.tokenizers[model] = ModelFiles(held.path, held.config, held.trust_remote_code).tokenizer()
         return self.tokenizers[model]
 
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:

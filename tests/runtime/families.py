@@ -64,6 +64,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **GROUPS,
         **FEW,
         **LATENT,
+        # what SGLang reads of its config.json, and transformers does not
+        "moe_layer_freq": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     },
     "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4},
     "qwen3_next": {
@@ -73,6 +85,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{f"linear_num_{kind}_heads": 2 for kind in ("key", "value")},
         **{f"linear_{kind}_head_dim": 8 for kind in ("key", "value")},
         "layer_types": ["linear_attention", "full_attention"],
+        "full_attention_interval": 2,
     },
 }
 # a name here -> the family of which it is a variant

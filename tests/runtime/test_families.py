@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import pretrained
 from rlgraph.runtime.engines.weights.naming import pieces_of
 
@@ -19,7 +20,7 @@ from rlgraph.runtime.engines.weights.naming import pieces_of
 def test_a_family_is_scored_trained_and_given_away(one_rank: None, tmp_path: Path, family: str) -> None:
     path = build(tmp_path, family)
     stored, model = load_file(path / "model.safetensors"), plain(path)
-    shape = pretrained.shape_of(str(path), AutoModelForCausalLM, {}, torch.float32)
+    shape = pretrained.shape_of(ModelFiles(str(path)), AutoModelForCausalLM, {}, torch.float32)
     assert pretrained.reads_by_rows(shape, pieces_of(shape, stored), pretrained.weights_of(str(path)), ())
     engine = FsdpEngine(str(path), optimizer={"lr": 1e-2, "max_grad_norm": 1e9})
     torch.testing.assert_close(dict(engine.weights()), stored, rtol=0, atol=0)

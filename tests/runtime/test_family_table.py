@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from families import VARIANTS, build, expected, objective, plain, scored
-from model_table import REFUSED, ROWS, YES, Cell, compare
 from ranks import forked, launch
 from safetensors.torch import load_file
 
+from model_table import REFUSED, ROWS, YES, Cell, compare
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.nodes.support.ragged import Ragged
@@ -34,7 +34,9 @@ ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "max_grad_norm": 1e9, "weight_d
 STEPS = 3
 NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 WEIGHTS: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}  # behind several steps
-PROMPTED = Ragged.of([[5, 6, 7, 8, 9, 10, 3, 4], [5, 6, 7, 8, 2, 3], [5, 6, 7, 8, 9, 9, 9, 1, 2], [1, 2, 3, 4]])
+PROMPTED = Ragged.of(
+    [[5, 6, 7, 8, 9, 10, 3, 4], [5, 6, 7, 8, 2, 3], [5, 6, 7, 8, 9, 9, 9, 1, 2], [1, 2, 3, 4]]
+)
 BESIDE = "beside"  # rows are not packed: each lies beside the others, and reads its prompt itself
 
 
@@ -119,7 +121,9 @@ def lora(path: Path, root: Path) -> None:
     """Adapters train; merged, or by peft beside the model that they began from, they score as here."""
     from peft import PeftModel
 
-    engine = FsdpEngine(str(path), optimizer={"lr": 1e-2}, lora={"rank": 2, "alpha": 4, "targets": "all-linear"})
+    engine = FsdpEngine(
+        str(path), optimizer={"lr": 1e-2}, lora={"rank": 2, "alpha": 4, "targets": "all-linear"}
+    )
     engine.update(scored(), objective, torch.arange(3), 3, epochs=2)
     engine.export(str(root / "adapted"))
     wanted = engine.logprobs(**scored()).values

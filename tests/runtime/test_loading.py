@@ -28,6 +28,7 @@ from transformers import (
 
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import pretrained
 from rlgraph.runtime.engines.weights.naming import pieces_of
 
@@ -164,7 +165,7 @@ def test_no_rank_holds_a_full_copy(launched: Path) -> None:
 
 def reads_rows(path: Path) -> bool:
     """Whether ranks read their rows alone."""
-    model = pretrained.shape_of(str(path), AutoModelForCausalLM, {}, torch.float32)
+    model = pretrained.shape_of(ModelFiles(str(path)), AutoModelForCausalLM, {}, torch.float32)
     files = pretrained.weights_of(str(path))
     return pretrained.reads_by_rows(model, pieces_of(model, files), files, ())
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+from families import build, expected, objective, plain, scored
 from ranks import forked, launch
 from safetensors.torch import load_file, save_file
-from families import build, expected, objective, plain, scored
 from torch.distributed.tensor import DTensor
 
 from rlgraph.nodes.support.ragged import Ragged

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -128,6 +129,9 @@ def test_only_full_attention_with_positions_packs() -> None:
     windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
     assert packs(LlamaForCausalLM(LlamaConfig(**SHAPE)))
     assert not packs(windowed)
+    by_distance = FalconConfig(vocab_size=24, hidden_size=32, num_hidden_layers=1, alibi=True)
+    by_distance.num_attention_heads = 4
+    assert not packs(AutoModelForCausalLM.from_config(by_distance))
     sinks = GptOssConfig(**SHAPE, num_local_experts=2, num_experts_per_tok=1, head_dim=8)
     assert not packs(AutoModelForCausalLM.from_config(sinks))
 

@@ -26,6 +26,7 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check, sequence_group
 from rlgraph.runtime.engines.fsdp.shards import gather_full
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 ONES = str(Path(__file__).parent / "ones.yaml")
@@ -286,7 +287,7 @@ def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_p
     mesh, four = init_device_mesh("cpu", (1,)), SequenceGroup(cast(Any, "a group"), 0, 4)
     settings = ("lm", 0, True, torch.float32, mesh, None, False, None, False, four)
     with pytest.raises(ValueError, match="its 6 query heads"):
-        load_sharded(Loading(str(tmp_path), *settings))  # a folder without weights
+        load_sharded(Loading(ModelFiles(str(tmp_path)), *settings))  # a folder without weights
     with pytest.raises(ValueError, match=r"1 ranks can't be shared out in groups of 3"):
         sequence_group(cast(Any, dist.group.WORLD), 3)
 

@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.pretrained import shard_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
@@ -149,20 +151,11 @@ def blend(own: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: f
             target.copy_(other)
 
 
-def stored_dtype(path: str) -> torch.dtype | None:
-    """Return the data type that a Hugging Face directory states for its weights, if it does."""
-    from transformers import AutoConfig
+def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor], files: ModelFiles) -> None:
+    """Write a Hugging Face directory from full weights as it names them, with the tokenizer of another.
 
-    dtype: torch.dtype | None = AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
-    return dtype
-
-
-def write_pretrained(
-    directory: str, model: Any, weights: dict[str, torch.Tensor], tokenizer: str | Path
-) -> None:
-    """Write a Hugging Face directory from full weights as it names them, with the tokenizer of another."""
-    from transformers import AutoTokenizer
-
+    Of a model that runs code of its own, the Python files of its directory come with it.
+    """
     kinds = {t.dtype for n, t in weights.items() if t.is_floating_point() and not n.endswith(WIDE)}
     with quiet():
         # transformers would write nothing where this is not the first of all ranks, but the first of its pool
@@ -176,7 +169,9 @@ def write_pretrained(
             fields = json.loads(config.read_text(encoding="utf-8"))
             fields["dtype"] = str(kinds.pop()).removeprefix("torch.")
             config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(directory)
+        files.tokenizer().save_pretrained(directory)
+        for code in Path(files.path).glob("*.py") if files.trusted else ():
+            copy(code, directory)
 
 
 def _room(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:

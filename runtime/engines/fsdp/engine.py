@@ -38,6 +38,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
 )
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
+from rlgraph.runtime.engines.model_files import ModelFiles, longrope_limit
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
@@ -73,6 +74,7 @@ class FsdpEngine:
         sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
         optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
             holds weights in ``dtype``. Not with ``lora``.
+        config, trust_remote_code: as ``models.NAME``.
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
@@ -99,9 +101,12 @@ class FsdpEngine:
         packing: bool = True,
         sequence: SequenceGroup = ALONE,
         optimizer_offload: bool = False,
+        config: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
+        self.files = ModelFiles(path, config or {}, trust_remote_code)
         self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
         self.group = group or self.mesh.get_group()
         self.copy_group = self.mesh.get_group(self.mesh.ndim - 1)  # the ranks that share one copy
@@ -112,7 +117,7 @@ class FsdpEngine:
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self.sequence = sequence
         settings = (reshard, recompute, self.lora, compile, self.sequence)
-        how = Loading(path, head, seed, frozen, compute, self.mesh, *settings)
+        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) if packing and packs(self.model) else None
@@ -210,6 +215,7 @@ class FsdpEngine:
         metric_sums = MetricSums()
         pooled, _ = self.sequence.pooled({**columns, ROW: rows})
         rows = pooled.pop(ROW)
+        self._check_lengths(pooled["tokens"])
         plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, self.group)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
@@ -336,7 +342,7 @@ class FsdpEngine:
         it, and lie by themselves in its folder ``adapter``, as peft reads them.
         """
         first = self.group.rank() == 0
-        dtype = checkpoint.stored_dtype(self.path)
+        dtype = self.files.config().dtype
         with self.residency.back():
             typed = cast(self.weights(), dtype) if dtype else self.weights()
             # copied one by one: what shares memory, transformers would copy once more
@@ -344,10 +350,22 @@ class FsdpEngine:
             own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
             adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.copy_group) if first}
         if first:
-            checkpoint.write_pretrained(directory, self.model, weights, self.path)
+            checkpoint.write_pretrained(directory, self.model, weights, self.files)
         if first and self.lora:
             adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path)
         dist.barrier(self.group)
+
+    def _check_lengths(self, tokens: Ragged) -> None:
+        """Check that no row changes the position embeddings of the others in its pass (ValueError)."""
+        limit, longest = longrope_limit(self.model.config), max(tokens.lengths.tolist(), default=0)
+        if limit and longest > limit:
+            law = (
+                f"{self.model.config.model_type}: a row has {longest} tokens, and with more than {limit} the "
+            )
+            law += "position embeddings of all rows in its pass are others (longrope)"
+            raise ValueError(
+                f"{law}; keep rows within {limit}, or give models.NAME.config another rope_parameters"
+            )
 
     def _score(
         self, what: str, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
@@ -356,6 +374,7 @@ class FsdpEngine:
         self.residency.need(["parameters"], what)
         squares, off = what == "squares", [] if adapter else self.adapted.values()
         columns, own = self.sequence.pooled({"tokens": tokens, "loss_mask": loss_mask})
+        self._check_lengths(columns["tokens"])
         count = len(columns["tokens"].values)
         columns["place"] = columns["tokens"].like(torch.arange(count))
         batches = micro_batches(columns, self.budget, self.device)

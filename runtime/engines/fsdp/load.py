@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, sequence
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
 from rlgraph.syntax.settings import Lora
@@ -28,7 +29,7 @@ Head = Literal["lm", "value"]
 class Loading:
     """The settings by which a model is read and sharded; see ``FsdpEngine``."""
 
-    path: str
+    files: ModelFiles
     head: Head
     seed: int  # gives the same new value head on every rank
     frozen: bool  # parameters take no gradients, and are held in ``compute``; else in float32
@@ -90,16 +91,16 @@ def _build(how: Loading) -> tuple[Any, Pieces, Any]:
     """Return a model, the pieces of its parameters, and the files whose weights it still lacks, if any."""
     dtype = how.compute if how.frozen or how.adapter else torch.float32
     with quiet(), torch.random.fork_rng(devices=[]):
-        files = pretrained.weights_of(how.path)
-        model = pretrained.shape_of(how.path, *_classes(how.head), dtype)
+        files = pretrained.weights_of(how.files.path)
+        model = pretrained.shape_of(how.files, *_classes(how.head), dtype)
         if how.head == "lm":
             scoring.check(model)
         sequence.check(model, how.sequence.ranks)
         pieces = naming.pieces_of(model, files)
-        pretrained.check_experts(how.path, pieces, files)
+        pretrained.check_experts(how.files.path, pieces, files)
         direct = pretrained.reads_by_rows(model, pieces, files, how.new)
         if direct:
-            pretrained.check(how.path, model, pieces, files, how.new)
+            pretrained.check(how.files.path, model, pieces, files, how.new)
             pretrained.compute_the_rest(model, pieces, files, how.seed)
         else:
             model = load_model(how, dtype, model.config._attn_implementation)
@@ -122,16 +123,18 @@ def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(how.seed)
         model, report = auto.from_pretrained(
-            how.path,
+            how.files.path,
+            config=how.files.config(**options),
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
-            trust_remote_code=False,
-            **options,
+            trust_remote_code=how.files.trusted,
         )
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(how.new)):
-        raise ValueError(f"{how.path} holds no weights for {pretrained.listed(missing)} (head: {how.head})")
-    pretrained.report_unexpected(how.path, model, report["unexpected_keys"], how.new)
+        raise ValueError(
+            f"{how.files.path} holds no weights for {pretrained.listed(missing)} (head: {how.head})"
+        )
+    pretrained.report_unexpected(how.files.path, model, report["unexpected_keys"], how.new)
     return model
 
 

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from rlgraph.costs.limits import key_repeats
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.runtime.engines import attention
+from rlgraph.runtime.engines.model_files import runs_own_code
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 Columns = Mapping[str, Any]
@@ -120,6 +121,7 @@ def check(model: Any, ranks: int) -> None:
     heads = getattr(config, "num_attention_heads", ranks)
     kinds = {*(getattr(config, "layer_types", None) or ())} - BY_TOKEN
     faults = {
+        "it runs Python code that came with it": runs_own_code(model),
         "its layers carry a state from token to token": getattr(model, "_is_stateful", False),
         f"it has layers of {', '.join(sorted(kinds))}": kinds,
         "it takes no positions": "position_ids" not in inspect.signature(type(model).forward).parameters,

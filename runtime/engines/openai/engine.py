@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-from transformers import AutoConfig, AutoTokenizer
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.openai.completions import FORMS, Completions, body, generation, model_of
 from rlgraph.runtime.engines.servers.calls import Ask, Calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
@@ -42,6 +42,7 @@ class OpenAIEngine:
         addresses: of the servers, as ``http://host:8000``; their key is in ``OPENAI_API_KEY``.
         max_rows: samples of this engine in flight on a server at a time; the others wait here.
         options: fields of a request's own, such as ``{"model": "judge"}``; they go with every one.
+        config, trust_remote_code: as ``models.NAME``; the servers have their own.
         pool: the process group of all who send requests to these servers, each beginning at another one.
 
     Raises:
@@ -59,11 +60,13 @@ class OpenAIEngine:
         max_rows: int = 1024,
         options: Mapping[str, Any] | None = None,
         pool: dist.ProcessGroup | None = None,
+        config: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
-        self.context: int | None = getattr(config, "max_position_embeddings", None)
-        self.stops = stop_ids(path, config, self.tokenizer)
+        files = ModelFiles(path, config or {}, trust_remote_code)
+        self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
+        self.context = context_of(text)
+        self.stops = stop_ids(path, text, self.tokenizer)
         servers = Completions.at(addresses)
         self.asked = dict(options or {})
         self.asked["model"] = self.asked.get("model") or model_of(servers[0], path)

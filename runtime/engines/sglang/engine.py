@@ -19,17 +19,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig, AutoTokenizer
 
 from rlgraph.engines.registry import SERVERS, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.allocator import release
+from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, body, generation
 from rlgraph.runtime.engines.sglang.launch import Launch
+from rlgraph.runtime.engines.sglang.options import options_of
 from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
 from rlgraph.runtime.engines.stop_tokens import stop_ids
@@ -72,6 +73,7 @@ class SglangEngine:
         pool: the process group of all who do as this engine does; they wait for one another around what
             is done to servers that several of them use.
         ranks: the workers whose devices one server spans, the first of which leads.
+        config, trust_remote_code: as ``models.NAME``.
 
     Raises:
         RunError: the server does not come up: with its last lines.
@@ -101,14 +103,16 @@ class SglangEngine:
         sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
         ranks: ServerRanks | None = None,
+        config: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
-        self.context: int | None = getattr(config, "max_position_embeddings", None)
-        self.tied = bool(getattr(config, "tie_word_embeddings", False))
-        self.stops = stop_ids(path, config, self.tokenizer)
+        files = ModelFiles(path, config or {}, trust_remote_code)
+        self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
+        self.context = context_of(text)
+        self.tied = bool(getattr(text, "tie_word_embeddings", False))
+        self.stops = stop_ids(path, text, self.tokenizer)
         self.version, self.away, self.paused = -1, frozenset[str](), False
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
@@ -118,7 +122,15 @@ class SglangEngine:
         if leads and servers:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
         elif leads:
-            launch = Launch(path, self.device, dtype, group, max_cached_tokens, max_rows, options or {})
+            launch = Launch(
+                path,
+                self.device,
+                dtype,
+                group,
+                max_cached_tokens,
+                max_rows,
+                {**(options or {}), **options_of(files)},
+            )
             self.supervisor = SglangSupervisor(
                 launch, logs, devices, host, restarts, keeps, start_timeout, ranks
             )

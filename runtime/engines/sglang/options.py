@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from rlgraph.errors import RunError, nearest, shortened
+from rlgraph.runtime.engines.model_files import ModelFiles
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
@@ -30,6 +31,12 @@ def words(settings: Mapping[str, Any]) -> list[str]:
         if value is not False:
             line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return line
+
+
+def options_of(files: ModelFiles) -> dict[str, str | bool]:
+    """Return what SGLang is told of a model's files, beside where they are."""
+    changed = {"json_model_override_args": json.dumps(files.resolved())} if files.changed else {}
+    return {**changed, **({"trust_remote_code": True} if files.trusted else {})}
 
 
 def wrong(settings: Mapping[str, Any]) -> dict[str, str]:

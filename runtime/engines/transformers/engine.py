@@ -12,18 +12,19 @@ Shapes: prompts (rows of one prefill), rows (slots), live (running samples), voc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from rlgraph.costs.limits import PREFILL
 from rlgraph.engines.registry import EMBEDDED, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storages
 from rlgraph.runtime.engines.memory.saver import SavedMemory
+from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
@@ -51,6 +52,7 @@ class TransformersEngine:
         max_cached_tokens: positions that the slots may hold together. Fewer rows run where they are long; one
             always does.
         prefill_tokens: padded prompt tokens in one forward; a longer prompt goes alone.
+        config, trust_remote_code: as ``models.NAME``.
 
     Raises:
         ValueError: the model has layers that this engine does not run.
@@ -67,20 +69,23 @@ class TransformersEngine:
         max_rows: int = 1024,
         max_cached_tokens: int = SERVING[EMBEDDED].cached,
         prefill_tokens: int = PREFILL,
+        config: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         self.path, self.device = path, torch.device(device)
         self.max_rows, self.max_cached_tokens = max_rows, max_cached_tokens
         self.prefill_tokens = prefill_tokens
-        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        self.model = empty_model(path, self.device, getattr(torch, dtype))
+        self.files = ModelFiles(path, config or {}, trust_remote_code)
+        self.tokenizer = self.files.tokenizer()
+        self.model = empty_model(self.files, self.device, getattr(torch, dtype))
         self.pieces = pieces_of(self.model, weights_of(path))
         self.fused = fused(self.model)
         self.weights = named_weights(self.model)
-        config = self.model.config.get_text_config()
-        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        text = self.model.config.get_text_config()
+        self.context = context_of(text)
         self.attentions = attention_kinds(self.model)
-        self.window: int = getattr(config, "sliding_window", None) or 0
-        stops = stop_ids(path, config, self.tokenizer)
+        self.window: int = getattr(text, "sliding_window", None) or 0
+        stops = stop_ids(path, text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
@@ -136,7 +141,9 @@ class TransformersEngine:
         """Take the weights that lie at ``path``, as version 0."""
         self._need("load_pretrained")
         dtype = next(self.model.parameters()).dtype
-        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            self.path, config=self.files.config(), dtype=dtype, trust_remote_code=self.files.trusted
+        )
         held = named_weights(model)
         self.load_weights(in_pieces(held.items(), self.pieces), 0)
 

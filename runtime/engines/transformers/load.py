@@ -6,19 +6,20 @@ import inspect
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rlgraph.runtime.engines.attention import repeat_shared_heads
+from rlgraph.runtime.engines.model_files import ModelFiles
 
 ATTENTIONS = ("full_attention", "sliding_attention")
 
 
-def empty_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Return the model with uninitialised weights; buffers that no checkpoint holds are computed."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config = files.config()
     with device, no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=files.trusted)
     model.tie_weights()
     repeat_shared_heads(model, device, dtype)
     return model.eval().requires_grad_(False)
@@ -31,8 +32,8 @@ def attention_kinds(model: PreTrainedModel) -> list[str]:
     kinds = getattr(config, "layer_types", None) or [single] * config.num_hidden_layers
     unknown = sorted(set(kinds) - set(ATTENTIONS))
     if unknown or model._is_stateful or "position_ids" not in inspect.signature(model.forward).parameters:
-        law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids, not "
-        law += ", ".join(unknown) or type(model).__name__
+        law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
+        law += f", not {', '.join(unknown) or type(model).__name__}"
         raise ValueError(f"{law}; serve it with sglang (models.NAME.serve.engine)")
     return list(kinds)
 

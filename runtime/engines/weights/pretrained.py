@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.naming import Piece, Pieces, base_name
 
 NEW_HEAD = ("score", "classifier")  # transformers' names for a value head
@@ -41,7 +42,7 @@ class StoredWeight:
 StoredWeights = Mapping[str, StoredWeight]  # stored weights by name
 
 
-def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
+def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the model with its parameters on the meta device, and its buffers computed, on the CPU.
 
     ``auto`` is the transformers class that chooses the model's, such as ``AutoModelForCausalLM``; ``options``
@@ -50,21 +51,24 @@ def shape_of(path: str, auto: Any, options: Mapping[str, Any], dtype: torch.dtyp
     Raises:
         ValueError: transformers has no such class for models of this type.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
     from transformers.initialization import no_init_weights
     from transformers.utils import cached_file
 
-    config = AutoConfig.from_pretrained(path, **options, trust_remote_code=False)
-    if type(config) not in auto._model_mapping:
+    config = files.config(**options)
+    brings = files.trusted and auto.__name__ in (getattr(config, "auto_map", None) or {})
+    if not brings and type(config) not in auto._model_mapping:
         law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
-        raise ValueError(f"{law}; take a model of another type, for a critic also one of another than the policy's")
+        raise ValueError(
+            f"{law}; take a model of another type, for a critic also one of another than the policy's"
+        )
     by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
     with torch.device("meta"), no_init_weights():
         how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
-        model = auto.from_config(config, **how, trust_remote_code=False)
+        model = auto.from_config(config, **how, trust_remote_code=files.trusted)
     model.tie_weights()
-    if model.can_generate() and cached_file(path, "generation_config.json", **_OPTIONAL):
-        model.generation_config = GenerationConfig.from_pretrained(path)
+    if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
+        model.generation_config = GenerationConfig.from_pretrained(files.path)
     return model
 
 

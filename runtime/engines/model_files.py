@@ -1,0 +1,76 @@
+"""Reads the configuration and the tokenizer of a model, as the model's section of a graph says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
+OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A Hugging Face directory or name, with what a graph says of its files."""
+
+    path: str
+    changed: Mapping[str, Any] = field(default_factory=dict)  # fields of config.json that are others here
+    trusted: bool = False  # whether Python files that come with the model may run
+
+    def config(self, **options: Any) -> Any:
+        """Return the model's configuration with the changed fields, and with ``options`` set on it."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self.path, **options, trust_remote_code=self.trusted)
+        if not self.changed:
+            return config
+        fields, _ = type(config).get_config_dict(self.path)
+        changed = type(config).from_dict({**fields, **self._changed(fields)}, **options)
+        changed.name_or_path = self.path  # where transformers looks for the code of the model
+        return changed
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that lies with the model."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trusted)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the changed fields as transformers reads them."""
+        config = self.config()
+        names = {ROPE if name == ROPE_BEFORE else name for name in self.changed}
+        return {name: getattr(config, name) for name in sorted(names)}
+
+    def _changed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the changed fields; of position embeddings, under one name and with the model's base."""
+        changed = dict(self.changed)
+        rope = changed.pop(ROPE_BEFORE, None) or changed.pop(ROPE, None)
+        if rope is not None:
+            before = fields.get(ROPE) or {}
+            fields.pop(ROPE_BEFORE, None)
+            changed[ROPE] = {**{key: before[key] for key in OF_ROPE if key in before}, **rope}
+        return changed
+
+
+def context_of(config: Any) -> int | None:
+    """Return the tokens that fit into a row of a model, or None where its configuration does not say.
+
+    Position embeddings of the kind ``longrope`` are other ones in a pass that has a row of more tokens than
+    the model was first made for: what a row scores would depend on the rows beside it. So rows end there.
+    """
+    config = config.get_text_config()
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    return min(filter(None, (most, longrope_limit(config))), default=None)
+
+
+def longrope_limit(config: Any) -> int | None:
+    """Return up to how many tokens position embeddings of the kind ``longrope`` stay the same."""
+    rope = getattr(config.get_text_config(), ROPE, None) or {}
+    limit: int | None = rope.get("original_max_position_embeddings")
+    return limit if rope.get("rope_type") == "longrope" else None
+
+
+def runs_own_code(model: Any) -> bool:
+    """Return whether a model's class came with it, by the package in which transformers puts such."""
+    return any(kind.__module__.startswith("transformers_modules") for kind in type(model).__mro__)

@@ -1,0 +1,100 @@
+"""Fields of config.json that a graph changes (``models.NAME.config``), and rows that a model can't hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import build, expected, plain, scored
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlgraph.costs.model_size import size_of
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.fsdp.load import quiet
+from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+BASE = 100.0  # not the family's own, which would come back where one left it out
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    path = build(tmp_path, "llama")
+    fields = json.loads((path / "config.json").read_text())
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE}
+    (path / "config.json").write_text(json.dumps(fields))
+    return path
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_the_train_and_the_serve_engine_read_the_changed_config(
+    llama: Path, name: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(llama, rope_parameters={**LINEAR, "rope_theta": BASE})
+    with quiet(), torch.no_grad():
+        changed = expected(AutoModelForCausalLM.from_pretrained(llama, config=config).eval())
+        assert (changed - expected(plain(llama))).abs().max() > 1e-3
+    given = {name: LINEAR, "max_position_embeddings": 256}
+    engine = FsdpEngine(str(llama), optimizer={"lr": 1e-3}, config=given)
+    torch.testing.assert_close(engine.logprobs(**scored()).values, changed, **NEAR)
+    serve = TransformersEngine(str(llama), config=given)
+    assert serve.context == 256
+    serve.load_pretrained()
+    ((made,),) = serve.generate([Request([5, 6, 7], [1])], Sampling(8))
+    row = Ragged.of([[5, 6, 7, *made.tokens]])
+    mask = Ragged.of([[False] * 3 + [True] * len(made.tokens)], torch.bool)
+    own = torch.tensor(made.logprobs)
+    torch.testing.assert_close(engine.logprobs(row, mask).values[3:], own, rtol=1e-4, atol=1e-4)
+    engine.export(str(tmp_path / "exported"))
+    with torch.no_grad():
+        torch.testing.assert_close(expected(plain(tmp_path / "exported")), changed, **NEAR)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_change_of_shapes_that_only_the_files_tell_is_refused(tmp_path: Path) -> None:
+    path = build(tmp_path, "deepseek_v3")
+    with pytest.raises(ValueError, match=r"kv_b_proj\.weight is \[64, 16\], the model's is \[48, 16\]"):
+        FsdpEngine(str(path), frozen=True, config={"v_head_dim": 4})
+
+
+def test_the_size_counts_with_it(tmp_path: Path) -> None:
+    path = str(build(tmp_path, "mixtral"))
+    one, two = (size_of(path, "lm", {"num_experts_per_tok": n, "sliding_window": 7}) for n in (1, 2))
+    assert one.parameters == two.parameters
+    assert two.multiplied - one.multiplied == 2 * 3 * 32 * 48  # an expert in each of two layers
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_no_row_changes_the_position_embeddings_of_others(tmp_path: Path) -> None:
+    """16 tokens are what the model was first made for; a row of 20 would be embedded otherwise."""
+    path = build(tmp_path, "phi3, longrope")
+    engine = FsdpEngine(str(path), optimizer={"lr": 1e-3})
+    for length, law in (
+        (16, ""),
+        (20, r"^phi3: a row has 20 tokens, and with more than 16 .*; keep rows within"),
+    ):
+        rows = Ragged.of([[3, 4, 5, 6], [*range(2, 2 + length)]])
+        mask = Ragged.of([[t > 0 for t in range(n)] for n in rows.lengths.tolist()], torch.bool)
+        if law:
+            with pytest.raises(ValueError, match=law):
+                engine.logprobs(rows, mask)
+            continue
+        with torch.no_grad():
+            ids = torch.tensor([rows[0].tolist()])
+            log_p = torch.log_softmax(plain(path)(ids).logits[0, :-1], -1)
+        alone = log_p.gather(1, ids[0, 1:, None]).squeeze(1)
+        torch.testing.assert_close(engine.logprobs(rows, mask)[0][1:], alone, **NEAR)
+    assert context_of(ModelFiles(str(path)).config()) == 16
+    assert context_of(ModelFiles(str(path), {"rope_scaling": {"rope_type": "default"}}).config()) == 64
+    serve = TransformersEngine(str(path))
+    serve.load_pretrained()
+    with pytest.raises(ValueError, match="more than the model's context of 16"):
+        serve.generate([Request([5, 6, 7], [1])], Sampling(14))
