@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from rlgraph.engines.registry import serving
+from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
 from rlgraph.ir.plan import Function, Plan
 from rlgraph.nodes import OPS
@@ -125,7 +125,20 @@ class Preflight:
                 return f"brings Python code of its own, which is not run unasked: read it, then say {say}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
         self.context[name] = context_of(config)
+        self._fits(name, config)
         return ""
+
+    def _fits(self, name: str, config: Any) -> None:
+        """Check that the engines of a model run models of its family."""
+        model = self.plan.models[name]
+        found = {}
+        if model.serve and (unfit := serving(model.serve).unfit):
+            found["serve"] = resolve_name(unfit)(config)
+        if model.train:
+            found["train"] = resolve_name(TRAINING[model.train.engine].unfit)(config, model.head)
+        for law, _, remedy in (law.partition("; ") for law in found.values() if law):
+            mark = self.tree.at(("models", name, "path")).mark
+            self.problem("unfit-model", f"models.{name}: {law}", mark, remedy.replace("NAME", name))
 
     def data(self) -> None:
         """Check that every source's files can be read, and that their rows fit the models that read them."""

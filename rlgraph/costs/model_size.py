@@ -1,7 +1,6 @@
 """A model's tensors and bytes follow from the fields of its ``config.json``: no weights, no hub, no torch.
 
-Covers decoders with grouped-query attention and gated MLPs: Llama, Mistral, Qwen2, Qwen3, and mixtures of
-experts as Qwen3-MoE and Mixtral have them. Not covered: shared experts, latent attention, vision towers.
+Covers Llama, Mistral, Qwen2, Qwen3, and mixtures of experts as Qwen3-MoE and Mixtral have them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,7 +60,7 @@ class Config(BaseModel):
 
     @property
     def keys(self) -> int:
-        """Return the width of all key heads, which is that of the value heads."""
+        """Return the width of all key heads, or of all value heads."""
         return self.key_heads * self.head_size
 
     @property
@@ -86,13 +85,12 @@ class Config(BaseModel):
         """Return whether a layer's MLP is a mixture of experts."""
         if self.model_type == "mixtral":
             return True
-        if self.model_type != "qwen3_moe" or layer in self.mlp_only_layers:
-            return False
-        return self.experts > 0 and (layer + 1) % self.decoder_sparse_step == 0
+        mixes = self.model_type == "qwen3_moe" and self.experts > 0 and layer not in self.mlp_only_layers
+        return mixes and (layer + 1) % self.decoder_sparse_step == 0
 
     def layer(self, index: int, active: bool = False) -> int:
         """Return the parameters of one decoder layer; ``active``: of them, what one token multiplies with."""
-        whole = sum(rows * numbers for rows, numbers in self.tensors(index))
+        whole = padded(self.tensors(index), 1)
         idle = self.experts - self.num_experts_per_tok if active and self.is_sparse(index) else 0
         return whole - idle * 3 * self.hidden_size * self.expert_size
 
@@ -190,7 +188,7 @@ class Size:
             embedding, *rest = self.root_tensors
             layers = (tensor for index in range(self.config.num_hidden_layers) for tensor in layer(index))
             filled = buckets([embedding, *layers, *rest], lambda tensor: tensor[0] * tensor[1] * width)
-            self._buckets[width, fused] = sum(1 for _ in filled)
+            self._buckets[width, fused] = len([*filled])
         return self._buckets[width, fused]
 
     @property
@@ -206,8 +204,7 @@ class Size:
 
     def touched(self, rows: float) -> float:
         """Return the parameters that a decode step of ``rows`` tokens reads, with chosen experts alone."""
-        config = self.config
-        whole, active = sum(self.layers), sum(self.active_layers)
+        config, whole, active = self.config, sum(self.layers), sum(self.active_layers)
         if whole == active:
             return self.multiplied
         chosen = config.num_experts_per_tok / config.experts
@@ -276,8 +273,11 @@ def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tup
 
 
 def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
-    kind = tree.items.get("model_type")
-    untold = UNTOLD.get(str(kind.plain()), {}) if kind else {}
+    family = kind.plain() if (kind := tree.items.get("model_type")) else ""
+    if kind and family not in get_args(Family):
+        law = f"{family}: sizes of models of this type are not known, so memory and times can't be predicted"
+        raise fail("unknown-size", f"{law}; plan without --cluster", kind.mark, get_args(Family))
+    untold = UNTOLD.get(str(family), {})
     before, after = ({k: Tree(v, tree.mark) for k, v in more.items()} for more in (untold, changed))
     return read_record(Config, Tree({**before, **tree.items, **after}, tree.mark), name)
 

@@ -31,6 +31,7 @@ class Serving:
             of its weight syncs, where it is the one that sends them to servers at addresses).
         sender: ``module:name`` of what brings weights to servers at addresses from a worker that trains, made
             of the addresses, the device, the path and ``sync_folder``.
+        unfit: ``module:name`` of what says of a model's configuration why the engine can't run it.
         paths: how a weight sync reaches it from a train engine on its own devices, and then from elsewhere;
             empty: it has weights of its own, so that its model is frozen and nothing else reads it.
     """
@@ -43,6 +44,7 @@ class Serving:
     sender: str = ""
     module: str = ""  # what must be importable for it; the extra of its name installs that
     preflight: str = ""  # ``module:name`` of what yields what is wrong with a section before a run
+    unfit: str = ""
     paths: tuple[str, ...] = ()
     own_servers: bool = False  # its servers hold weights and cache from start to sleep
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
@@ -53,11 +55,12 @@ class Serving:
 
 @dataclass(frozen=True)
 class Training:
-    """An engine that trains and scores: the ``module:name`` of its class, and the keys of
-    ``models.NAME.train`` that it takes."""
+    """An engine that trains and scores: the ``module:name`` of its class, the keys of ``models.NAME.train``
+    that it takes, and of what says of a configuration and a head why it can't train such a model."""
 
     builder: str
     options: tuple[str, ...]
+    unfit: str
 
 
 EMBEDDED, SERVERS = "transformers", "sglang"  # what ``engine: auto`` stands for
@@ -66,6 +69,7 @@ SERVING = {
         "in the worker",
         f"{RUNTIME}.transformers.engine:TransformersEngine",
         {**SIZES, "cache_tokens": "max_cached_tokens"},
+        unfit=f"{RUNTIME}.transformers.load:unfit",
         paths=("memory", "broadcast", "disk"),
         paged=False,
         cuda_graphs=False,
@@ -80,6 +84,7 @@ SERVING = {
         sender=f"{RUNTIME}.sglang.groups:sender",
         module="sglang",
         preflight=f"{RUNTIME}.sglang.preflight:problems",
+        unfit=f"{RUNTIME}.sglang.preflight:unfit",
         paths=("ipc", "broadcast", "disk"),
         own_servers=True,
         owned=sglang_options.OWNED,
@@ -98,6 +103,7 @@ TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
         ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing", "optimizer_offload"),
+        f"{RUNTIME}.weights.pretrained:unfit",
     ),
 }
 

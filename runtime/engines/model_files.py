@@ -53,6 +53,13 @@ class ModelFiles:
         return changed
 
 
+def attention_kinds(config: Any) -> list[str]:
+    """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ..."""
+    config = config.get_text_config()
+    single = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return list(getattr(config, "layer_types", None) or [single] * config.num_hidden_layers)
+
+
 def context_of(config: Any) -> int | None:
     """Return the tokens that fit into a row of a model, or None where its configuration does not say.
 

@@ -249,6 +249,14 @@ def test_a_model_of_unknown_size_runs_without_a_plan_of_its_memory() -> None:
 
 
 @pytest.mark.usefixtures("gpus")
+def test_so_does_a_family_of_unknown_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3_text"}')
+    plan = compile_graph("grpo", [f"models.policy.path={tmp_path}"], 8, device="cuda")
+    assert plan.peak is None
+    assert any("gemma3_text: sizes of models of this type are not known" in note for note in plan.notes)
+
+
+@pytest.mark.usefixtures("gpus")
 def test_what_does_not_fit_is_refused_there() -> None:
     with pytest.raises(GraphError, match="does not fit on auto-8xH100"):
         compile_graph("grpo", ["models.policy.path=Qwen/Qwen2.5-72B"], 8, device="cuda")

@@ -107,6 +107,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 ROWS = Ragged.of([[5, 6, 7, 8, 9], [11, 12, 13], [3, 4, 5, 6, 7, 8, 9, 10, 11]])
 
 
+def family_of(name: str) -> str:
+    return VARIANTS.get(name, (name, {}))[0]
+
+
 def build(root: Path, family: str) -> Path:
     """A random model of a family as transformers writes it, with a tokenizer."""
     from tokenizers import Tokenizer, models

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from families import VARIANTS, build, expected, objective, plain, scored
+from families import build, expected, family_of, objective, plain, scored
 from ranks import forked, launch
 from safetensors.torch import load_file
 
@@ -208,10 +208,6 @@ TRIALS: dict[str, Callable[[Path, Path], str | None]] = {
     "size": size,
 }
 SHARED = "sequence parallel"
-
-
-def family_of(name: str) -> str:
-    return VARIANTS.get(name, (name, {}))[0]
 
 
 def refusal(name: str, error: Exception) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from families import build, expected, plain, scored
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlgraph.costs.model_size import size_of
+from rlgraph.errors import GraphError
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+from rlgraph.runtime.run import run_graph
 
 NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -98,3 +102,41 @@ def test_no_row_changes_the_position_embeddings_of_others(tmp_path: Path) -> Non
     serve.load_pretrained()
     with pytest.raises(ValueError, match="more than the model's context of 16"):
         serve.generate([Request([5, 6, 7], [1])], Sampling(14))
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "fault"),
+    [
+        ("mistral, windows", {}, r"^mistral: SGLang sees all tokens .* windows of 4; .*null}, or keep rows"),
+        ("mistral, windows", {"sliding_window": None}, ""),
+        ("mistral, windows", {"max_position_embeddings": 4}, ""),
+        ("mistral", {}, ""),
+        ("gemma3_text", {}, ""),
+        ("qwen2", {}, ""),
+    ],
+)
+def test_windows_that_sglang_would_leave_out_are_refused(
+    tmp_path: Path, family: str, changed: dict[str, Any], fault: str
+) -> None:
+    law = unfit(ModelFiles(str(build(tmp_path, family)), changed).config())
+    assert re.search(fault, law) if fault else not law
+
+
+@pytest.mark.parametrize(
+    ("graph", "family", "laws"),
+    [
+        (
+            "grpo",
+            "qwen3_next",
+            ("policy: qwen3_next: the embedded engine runs", "with sglang"),
+        ),
+        ("ppo", "olmo2", ("models.critic: olmo2: transformers has no ModelForTokenClassification", "take a")),
+    ],
+)
+def test_a_family_is_refused_by_name_before_a_worker_starts(
+    tmp_path: Path, graph: str, family: str, laws: tuple[str, ...]
+) -> None:
+    path = build(tmp_path, family)
+    with pytest.raises(GraphError) as caught:
+        run_graph(graph, (f"models.policy.path={path}", "prompts.files=[none.jsonl]"), 1, inline=True)
+    assert all(law in str(caught.value) for law in laws)

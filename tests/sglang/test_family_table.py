@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch.distributed as dist
 from families import build
 from test_train_engine import TEMPERATURE, generated, objective
 
-from model_table import ROWS, YES, compare
+from model_table import REFUSED, ROWS, YES, compare
 from rlgraph.errors import RunError
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.preflight import unfit
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.nightly]
 # what SGLang 0.5.23 lacks without a GPU: a word of its error, and why
@@ -56,7 +59,11 @@ def test_the_page_says_what_is_served(
 ) -> None:
     path = str(build(tmp_path, ROWS[label]))
     cell = YES, ""
-    if label in LACKING:
+    if law := unfit(ModelFiles(path).config()):
+        with pytest.raises(ValueError, match=re.escape(law)):
+            agrees(path, tmp_path / "logs")
+        cell = REFUSED, law
+    elif label in LACKING:
         word, why = LACKING[label]
         with pytest.raises(RunError, match=word):
             agrees(path, tmp_path / "logs")

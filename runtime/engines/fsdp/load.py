@@ -92,7 +92,7 @@ def _build(how: Loading) -> tuple[Any, Pieces, Any]:
     dtype = how.compute if how.frozen or how.adapter else torch.float32
     with quiet(), torch.random.fork_rng(devices=[]):
         files = pretrained.weights_of(how.files.path)
-        model = pretrained.shape_of(how.files, *_classes(how.head), dtype)
+        model = pretrained.shape_of(how.files, *pretrained.classes(how.head), dtype)
         if how.head == "lm":
             scoring.check(model)
         sequence.check(model, how.sequence.ranks)
@@ -119,7 +119,7 @@ def _choose_trained(model: Any, how: Loading) -> None:
 
 def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
     """Return the whole model in host memory, loaded and converted by transformers."""
-    auto, options = _classes(how.head)
+    auto, options = pretrained.classes(how.head)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(how.seed)
         model, report = auto.from_pretrained(
@@ -136,15 +136,6 @@ def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
         )
     pretrained.report_unexpected(how.files.path, model, report["unexpected_keys"], how.new)
     return model
-
-
-def _classes(head: Head) -> tuple[Any, dict[str, Any]]:
-    """Return the transformers class that makes a model with this head, and its changes to the config."""
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
-    if head == "lm":
-        return AutoModelForCausalLM, {}
-    return AutoModelForTokenClassification, {"num_labels": 1}
 
 
 def _own_logits(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:

@@ -31,6 +31,7 @@ from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, body, generation
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import options_of
+from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
 from rlgraph.runtime.engines.stop_tokens import stop_ids
@@ -77,6 +78,7 @@ class SglangEngine:
 
     Raises:
         RunError: the server does not come up: with its last lines.
+        ValueError: SGLang would run another model.
     """
 
     overlaps = True
@@ -109,6 +111,8 @@ class SglangEngine:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
         files = ModelFiles(path, config or {}, trust_remote_code)
+        if law := unfit(files.config()):
+            raise ValueError(law)
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
         self.context = context_of(text)
         self.tied = bool(getattr(text, "tie_word_embeddings", False))

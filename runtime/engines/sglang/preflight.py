@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 from rlgraph.ir.plan import ServePlan
 from rlgraph.runtime.engines.faults import SectionFault
+from rlgraph.runtime.engines.model_files import attention_kinds, context_of
 from rlgraph.runtime.engines.sglang.options import wrong
+
+# families whose sliding windows SGLang 0.5.23 has too (srt/models); in others every layer sees all tokens
+WINDOWED = frozenset(
+    {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text", "gpt_oss", "cohere2"}
+    | {"olmo3", "exaone4", "ministral3", "phimoe"}
+)
 
 
 def problems(serve: ServePlan, device: str) -> Iterator[SectionFault]:
@@ -24,3 +32,15 @@ def problems(serve: ServePlan, device: str) -> Iterator[SectionFault]:
         return
     for option, law in wrong(serve.options).items() if serve.options else ():
         yield SectionFault("serve-option", ("options", option), law)
+
+
+def unfit(config: Any) -> str:
+    """Return why SGLang would score a model of a configuration unlike transformers, or nothing."""
+    text = config.get_text_config()
+    window, context = getattr(text, "sliding_window", None), context_of(config)
+    slides = "sliding_attention" in attention_kinds(config) and text.model_type not in WINDOWED
+    if not slides or not window or (context and context <= window):
+        return ""
+    law = f"{config.model_type}: SGLang sees all tokens where this model has windows of {window}"
+    remedy = "let training see them too by models.NAME.config={sliding_window: null}, or keep rows within by "
+    return f"{law}; {remedy}{{max_position_embeddings: {window}}}"

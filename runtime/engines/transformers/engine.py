@@ -24,12 +24,12 @@ from rlgraph.engines.registry import EMBEDDED, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storages
 from rlgraph.runtime.engines.memory.saver import SavedMemory
-from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
 from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
-from rlgraph.runtime.engines.transformers.load import attention_kinds, copy_into, empty_model, named_weights
+from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 
@@ -83,7 +83,7 @@ class TransformersEngine:
         self.weights = named_weights(self.model)
         text = self.model.config.get_text_config()
         self.context = context_of(text)
-        self.attentions = attention_kinds(self.model)
+        self.attentions = attention_kinds(text)
         self.window: int = getattr(text, "sliding_window", None) or 0
         stops = stop_ids(path, text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)

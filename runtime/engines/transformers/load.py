@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +11,20 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rlgraph.runtime.engines.attention import repeat_shared_heads
-from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds
 
 ATTENTIONS = ("full_attention", "sliding_attention")
 
 
 def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model with uninitialised weights; buffers that no checkpoint holds are computed."""
+    """Return the model with uninitialised weights; buffers that no checkpoint holds are computed.
+
+    Raises:
+        ValueError: it has layers that the engine does not run.
+    """
     config = files.config()
+    if law := unfit(config):
+        raise ValueError(law)
     with device, no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=files.trusted)
     model.tie_weights()
@@ -25,17 +32,16 @@ def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> 
     return model.eval().requires_grad_(False)
 
 
-def attention_kinds(model: PreTrainedModel) -> list[str]:
-    """Return the kind of attention of each layer."""
-    config = model.config.get_text_config()
-    single = ATTENTIONS[1] if getattr(config, "sliding_window", None) else ATTENTIONS[0]
-    kinds = getattr(config, "layer_types", None) or [single] * config.num_hidden_layers
-    unknown = sorted(set(kinds) - set(ATTENTIONS))
-    if unknown or model._is_stateful or "position_ids" not in inspect.signature(model.forward).parameters:
-        law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
-        law += f", not {', '.join(unknown) or type(model).__name__}"
-        raise ValueError(f"{law}; serve it with sglang (models.NAME.serve.engine)")
-    return list(kinds)
+def unfit(config: Any) -> str:
+    """Return why this engine can't run a model of a configuration, or nothing."""
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    unknown = sorted({*attention_kinds(config)} - {*ATTENTIONS})
+    odd = kind and (kind._is_stateful or "position_ids" not in inspect.signature(kind.forward).parameters)
+    if not unknown and not odd:
+        return ""
+    law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
+    law += f", not {', '.join(unknown) or kind.__name__}"
+    return f"{law}; serve it with sglang (models.NAME.serve.engine)"
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:

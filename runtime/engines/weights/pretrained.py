@@ -56,12 +56,8 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
     from transformers.utils import cached_file
 
     config = files.config(**options)
-    brings = files.trusted and auto.__name__ in (getattr(config, "auto_map", None) or {})
-    if not brings and type(config) not in auto._model_mapping:
-        law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
-        raise ValueError(
-            f"{law}; take a model of another type, for a critic also one of another than the policy's"
-        )
+    if law := _without_class(config, auto):
+        raise ValueError(law)
     by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
     with torch.device("meta"), no_init_weights():
         how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
@@ -70,6 +66,27 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
     if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
         model.generation_config = GenerationConfig.from_pretrained(files.path)
     return model
+
+
+def classes(head: str) -> tuple[Any, dict[str, Any]]:
+    """Return the transformers class that makes a model with this head, and its changes to the config."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    if head == "lm":
+        return AutoModelForCausalLM, {}
+    return AutoModelForTokenClassification, {"num_labels": 1}
+
+
+def unfit(config: Any, head: str) -> str:
+    """Return why a model of a configuration can't be trained with a head, or nothing."""
+    return _without_class(config, classes(head)[0])
+
+
+def _without_class(config: Any, auto: Any) -> str:
+    if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
+        return ""
+    law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
+    return f"{law}; take a model of another type, for a critic also one of another than the policy's"
 
 
 def weights_of(path: str) -> StoredWeights:
