@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
+ORIGINAL = "original_max_position_embeddings"
 OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
 
 
@@ -63,19 +64,23 @@ def attention_kinds(config: Any) -> list[str]:
 def context_of(config: Any) -> int | None:
     """Return the tokens that fit into a row of a model, or None where its configuration does not say.
 
-    Position embeddings of the kind ``longrope`` are other ones in a pass that has a row of more tokens than
+    What position embeddings of some kinds are depends on the longest row of a pass, if that is longer than
     the model was first made for: what a row scores would depend on the rows beside it. So rows end there.
     """
+    most: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(filter(None, (most, rope_limit(config))), default=None)
+
+
+def rope_limit(config: Any) -> int | None:
+    """Return up to how many tokens in a row position embeddings are the same, where that has an end."""
     config = config.get_text_config()
-    most: int | None = getattr(config, "max_position_embeddings", None)
-    return min(filter(None, (most, longrope_limit(config))), default=None)
-
-
-def longrope_limit(config: Any) -> int | None:
-    """Return up to how many tokens position embeddings of the kind ``longrope`` stay the same."""
-    rope = getattr(config.get_text_config(), ROPE, None) or {}
-    limit: int | None = rope.get("original_max_position_embeddings")
-    return limit if rope.get("rope_type") == "longrope" else None
+    rope = getattr(config, ROPE, None) or {}
+    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [
+        rope
+    ]  # one for each kind of layer
+    ends = {"dynamic": getattr(config, "max_position_embeddings", None)}
+    found = ({"longrope": kind.get(ORIGINAL), **ends}.get(str(kind.get("rope_type"))) for kind in kinds)
+    return min(filter(None, found), default=None)
 
 
 def runs_own_code(model: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import build, expected, plain, scored
+from families import build, expected, family_of, objective, plain, scored
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlgraph.costs.model_size import size_of
@@ -77,31 +77,51 @@ def test_the_size_counts_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_no_row_changes_the_position_embeddings_of_others(tmp_path: Path) -> None:
-    """16 tokens are what the model was first made for; a row of 20 would be embedded otherwise."""
-    path = build(tmp_path, "phi3, longrope")
-    engine = FsdpEngine(str(path), optimizer={"lr": 1e-3})
-    for length, law in (
-        (16, ""),
-        (20, r"^phi3: a row has 20 tokens, and with more than 16 .*; keep rows within"),
-    ):
-        rows = Ragged.of([[3, 4, 5, 6], [*range(2, 2 + length)]])
-        mask = Ragged.of([[t > 0 for t in range(n)] for n in rows.lengths.tolist()], torch.bool)
-        if law:
-            with pytest.raises(ValueError, match=law):
-                engine.logprobs(rows, mask)
-            continue
-        with torch.no_grad():
-            ids = torch.tensor([rows[0].tolist()])
-            log_p = torch.log_softmax(plain(path)(ids).logits[0, :-1], -1)
-        alone = log_p.gather(1, ids[0, 1:, None]).squeeze(1)
-        torch.testing.assert_close(engine.logprobs(rows, mask)[0][1:], alone, **NEAR)
-    assert context_of(ModelFiles(str(path)).config()) == 16
-    assert context_of(ModelFiles(str(path), {"rope_scaling": {"rope_type": "default"}}).config()) == 64
-    serve = TransformersEngine(str(path))
+@pytest.mark.parametrize(
+    ("family", "config", "most"),
+    [
+        ("phi3, longrope", {}, 16),  # what it was first made for
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 12},
+            12,
+        ),
+    ],
+)
+def test_no_row_changes_the_position_embeddings_of_others(
+    tmp_path: Path, family: str, config: dict[str, Any], most: int
+) -> None:
+    path = build(tmp_path, family)
+    engine = FsdpEngine(str(path), optimizer={"lr": 1e-3}, config=config)
+    fits, longer = ({"tokens": Ragged.of([[3, 4, 5, 6], [*range(2, 2 + n)]])} for n in (most, most + 2))
+    for columns in fits, longer:
+        mask = [[t > 0 for t in range(n)] for n in columns["tokens"].lengths.tolist()]
+        columns["loss_mask"] = Ragged.of(mask, torch.bool)
+    with quiet(), torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=ModelFiles(str(path), config).config()
+        ).eval()
+        ids = fits["tokens"][0][None]
+        log_p = torch.log_softmax(model(ids).logits[0, :-1], -1)
+    alone = log_p.gather(1, ids[0, 1:, None]).squeeze(1)
+    torch.testing.assert_close(engine.logprobs(**fits)[0][1:], alone, **NEAR)
+    law = (
+        rf"^{family_of(family)}: a row has {most + 2} tokens, and with more than {most} .*; keep rows within"
+    )
+    with pytest.raises(ValueError, match=law):
+        engine.logprobs(**longer)
+    with pytest.raises(ValueError, match=law):
+        engine.update(longer, objective, torch.arange(2), 2)
+    serve = TransformersEngine(str(path), config=config)
     serve.load_pretrained()
-    with pytest.raises(ValueError, match="more than the model's context of 16"):
-        serve.generate([Request([5, 6, 7], [1])], Sampling(14))
+    with pytest.raises(ValueError, match=f"more than the model's context of {most}"):
+        serve.generate([Request([5, 6, 7], [1])], Sampling(most - 2))
+
+
+def test_other_position_embeddings_take_the_limit_away(tmp_path: Path) -> None:
+    path = str(build(tmp_path, "phi3, longrope"))
+    assert context_of(ModelFiles(path, {"rope_scaling": {"rope_type": "default"}}).config()) == 64
+    assert context_of(ModelFiles(str(build(tmp_path, "gemma3_text"))).config()) == 64
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
 )
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
-from rlgraph.runtime.engines.model_files import ModelFiles, longrope_limit
+from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
@@ -357,12 +357,12 @@ class FsdpEngine:
 
     def _check_lengths(self, tokens: Ragged) -> None:
         """Check that no row changes the position embeddings of the others in its pass (ValueError)."""
-        limit, longest = longrope_limit(self.model.config), max(tokens.lengths.tolist(), default=0)
+        limit, longest = rope_limit(self.model.config), max(tokens.lengths.tolist(), default=0)
         if limit and longest > limit:
             law = (
                 f"{self.model.config.model_type}: a row has {longest} tokens, and with more than {limit} the "
             )
-            law += "position embeddings of all rows in its pass are others (longrope)"
+            law += "position embeddings of all rows in its pass are others"
             raise ValueError(
                 f"{law}; keep rows within {limit}, or give models.NAME.config another rope_parameters"
             )
