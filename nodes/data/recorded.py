@@ -21,7 +21,7 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.record_file import Recorded, RecordError, RecordMetadata, about, read, steps_of
 from rlgraph.ops import Context, op
-from rlgraph.ops.column_types import ColumnType, File
+from rlgraph.ops.column_types import ColumnType, File, strip_none
 
 BASE = "tokens"  # the column whose rows are those of a recorded iteration
 
@@ -73,7 +73,7 @@ def recorded_steps(run: Path) -> dict[int, Path]:
 def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
     """Return the columns that must be there, with their types: a rollout's and more."""
     hints = typing.get_type_hints(Rollout, include_extras=True)
-    own = {name: ColumnType.of(hint) for name, hint in hints.items()}
+    own = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
     return own | {name: ColumnType.parse(text) for name, text in columns.items()}
 
 

@@ -9,9 +9,20 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op
-from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
+from rlgraph.ops.column_types import (
+    boolean,
+    float32,
+    int64,
+    k,
+    layers,
+    prompt_tokens,
+    prompts,
+    samples,
+    text,
+    tokens,
+)
 from rlgraph.ops.declare import Role
 
 
@@ -24,6 +35,7 @@ class Rollout(NamedTuple):
     responses: text[samples]
     group: int64[samples]
     truncated: boolean[samples]
+    routing: int64[samples, tokens, layers, k] | None = None
 
 
 SAMPLING: dict[Role, str] = {
@@ -33,7 +45,15 @@ SAMPLING: dict[Role, str] = {
 }
 
 
-@op(makes="samples", times="n", rows="each", roles=SAMPLING)
+@op(
+    makes="samples",
+    times="n",
+    rows="each",
+    when={"routing": "routing"},
+    stores={"routing": "int16"},
+    assumes=("routed",),
+    roles=SAMPLING,
+)
 def rollout(
     model: ServeEngine,
     ctx: Context,
@@ -44,13 +64,16 @@ def rollout(
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
+    routing: bool = False,
 ) -> Rollout:
     """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
 
     Sample k of prompt p is row p * n + k; ``group`` is p. Its random numbers depend on the run's seed, the
     iteration, the node and that row, not on which engine draws it or beside what. ``loss_mask`` is true on
     the response, its end token included. ``rollout_logprobs``, in nats, are the serve engine's own, before
-    top_k and top_p cut; 0 on the prompt. Records ``rollout/length`` (response tokens),
+    top_k and top_p cut; 0 on the prompt. ``routing``, of a mixture of experts, are those that each token was
+    routed to in each layer that has them, by their numbers; -1 where a token was not routed, as the last.
+    Records ``rollout/length`` (response tokens),
     ``rollout/prompt_length`` (prompt tokens), ``rollout/truncated`` (a fraction) and ``tokens/generated`` (a
     total). Nucleus sampling: arXiv 1904.09751.
 
@@ -60,6 +83,7 @@ def rollout(
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
+        routing: whether to write the experts that were chosen, for log-probs and updates to replay.
 
     Example:
         rollout: {op: rollout, model: policy, n: 8, max_new_tokens: 1024, temperature: 1.0}
@@ -67,7 +91,7 @@ def rollout(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
-    answers = model.generate(requests, Sampling(max_new_tokens, temperature, top_p, top_k))
+    answers = model.generate(requests, Sampling(max_new_tokens, temperature, top_p, top_k, routing))
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
     record_lengths(ctx, pairs)
@@ -92,7 +116,17 @@ def assemble(
         responses=[tokenizer.decode(list(g.tokens), skip_special_tokens=True) for _, g in pairs],
         group=torch.tensor(group, dtype=torch.int64),
         truncated=torch.tensor([g.finish == "length" for _, g in pairs], dtype=torch.bool),
+        routing=_routing(pairs),
     )
+
+
+def _routing(pairs: Sequence[tuple[Sequence[int], Generation]]) -> Ragged | None:
+    """Return the experts that each token was routed to; None where none were told."""
+    told = [generation.routing for _, generation in pairs if generation.routing is not None]
+    if not told:
+        return None
+    lengths = torch.tensor([len(ids) + len(g.tokens) for ids, g in pairs], dtype=torch.int64)
+    return Ragged(torch.cat(told), offsets_of(lengths))
 
 
 def record_lengths(ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]]) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from pydantic import PositiveFloat
 
-from rlgraph.ops import TrainEngine, boolean, float32, int64, op, samples, tokens
+from rlgraph.ops import TrainEngine, op
+from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 
 
 class Squared(NamedTuple):
@@ -16,11 +17,12 @@ class Squared(NamedTuple):
     squares: float32[samples, tokens]
 
 
-@op(roles={"temperature": "temperature", "keep": "keep"})
+@op(own=("routing",), assumes=("replayed",), roles={"temperature": "temperature", "keep": "keep"})
 def logprobs(
     model: TrainEngine,
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
+    routing: int64[samples, tokens, layers, k] | None,
     *,
     temperature: PositiveFloat | None = None,
     keep: bool = False,
@@ -29,7 +31,8 @@ def logprobs(
 
     log softmax(logits / temperature)[token] at the position before the token, in nats; 0 where ``loss_mask``
     is false. Name the node ``old_logprobs`` for the policy before its update (PPO, arXiv 1707.06347), and
-    ``ref_logprobs`` for a frozen reference.
+    ``ref_logprobs`` for a frozen reference. With ``routing`` of the same model's rollout a mixture routes
+    each token to the experts that generated with it (R3, arXiv 2510.11370).
 
     Attributes:
         temperature: what the logits are divided by, above 0; null: the rollout's, so that both engines speak
@@ -40,14 +43,15 @@ def logprobs(
     Example:
         old_logprobs: {op: logprobs, model: policy}
     """
-    return model.logprobs(tokens, loss_mask, 1.0 if temperature is None else temperature)
+    return model.logprobs(tokens, loss_mask, 1.0 if temperature is None else temperature, routing=routing)
 
 
-@op(roles={"temperature": "temperature"})
+@op(own=("routing",), assumes=("replayed",), roles={"temperature": "temperature"})
 def squares(
     model: TrainEngine,
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
+    routing: int64[samples, tokens, layers, k] | None,
     *,
     temperature: PositiveFloat | None = None,
 ) -> Squared:
@@ -63,7 +67,8 @@ def squares(
     Example:
         old_logprobs: {op: logprobs.squares, model: policy, out: {logprobs: old_logprobs}}
     """
-    return Squared(*model.squares(tokens, loss_mask, 1.0 if temperature is None else temperature))
+    divisor = 1.0 if temperature is None else temperature
+    return Squared(*model.squares(tokens, loss_mask, divisor, routing=routing))
 
 
 @op(head="value")

@@ -12,7 +12,7 @@ from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Batch, Context, Loss, Objective, Totals, TrainEngine, op
-from rlgraph.ops.column_types import boolean, float32, int64, samples, tokens
+from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.declare import Role
 
 Metrics = dict[str, tuple[Any, Any]]  # scalars on the micro-batch's device
@@ -22,7 +22,8 @@ PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 @op(
     updates=True,
     when={"ref_logprobs": "kl_coef"},
-    assumes=("reference", "constant_norm"),
+    own=("routing",),
+    assumes=("reference", "constant_norm", "replayed"),
     measures={"kl_coef": "kl_ref"},
     roles={**PASSES, "temperature": "temperature"},
 )
@@ -34,6 +35,7 @@ def policy(
     ref_logprobs: float32[samples, tokens] | None,
     rollout_logprobs: float32[samples, tokens] | None,
     rollout_weights: float32[samples, tokens] | None,
+    routing: int64[samples, tokens, layers, k] | None,
     *,
     loss: Loss,
     minibatches: Annotated[int, Field(ge=1)] = 1,
@@ -50,7 +52,9 @@ def policy(
     L = agg(w loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
     whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
     columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. w is ``rollout_weights``,
-    which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. Records
+    which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. With
+    ``routing`` of its own rollout a mixture routes each token to the experts that generated with it: routers
+    weigh those, and learn by that (R3, arXiv 2510.11370). Records
     ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a
     token) and ``clip_fraction`` (tokens whose ratio is outside the clip). Between ``rollout_logprobs`` and
     ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``,
@@ -80,6 +84,7 @@ def policy(
         "ref_logprobs": ref_logprobs,
         "rollout_logprobs": rollout_logprobs,
         "rollout_weights": rollout_weights,
+        "routing": routing,
     }
     present = {name: column for name, column in extra.items() if column is not None}
     columns = {"tokens": tokens, "loss_mask": loss_mask, **present, **loss.columns}

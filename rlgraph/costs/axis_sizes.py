@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.costs.model_size import size_of
-from rlgraph.errors import fail
-from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan
+from rlgraph.errors import GraphError, fail
+from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, Step
 from rlgraph.ops import registry
 from rlgraph.syntax.source import OPEN
 
@@ -26,6 +26,13 @@ def with_axis_sizes(plan: Plan) -> Plan:
         for phase, columns in plan.columns.items()
     }
     return replace(plan, columns=columns)
+
+
+def bytes_beside(plan: Plan, step: Step) -> int:
+    """Return the bytes per token of the columns with fixed axes that a step reads, such as ``routing``."""
+    read = (plan.columns[step.phase][name] for name in step.reads)
+    cells = (c.type.cell_bytes(c.sizes, c.stored) for c in read if c.type.fixed and c.type.axis)
+    return sum(filter(None, cells))
 
 
 def _sized(plan: Plan, phase: str, column: ColumnPlan) -> ColumnPlan:
@@ -51,7 +58,11 @@ def _size(axis: str, made: ColumnPlan, function: Function, models: Mapping[str, 
     path = models[function.model].path
     if path == OPEN:
         return None
-    config = size_of(path).config
+    try:
+        config = size_of(path).config
+    except GraphError as error:
+        unknown = error.problems[0]
+        raise fail(unknown.kind, f"{law}; {unknown.law}", None, remedy=unknown.remedy) from error
     mixtures = sum(config.is_sparse(layer) for layer in range(config.num_hidden_layers))
     if not mixtures:
         law += f"; models.{function.model} ({path}) is no mixture of experts"

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlgraph.costs import limits
+from rlgraph.costs.axis_sizes import bytes_beside
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer
@@ -184,7 +185,8 @@ class Footprint:
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         mask = _mask_bytes(model, size, tokens, int(most), self.cluster.device)
-        micro_batch = Pass(size, model, mesh.shard, own, mask, mesh.replicate)
+        beside = mask + own * bytes_beside(self.plan, step)
+        micro_batch = Pass(size, model, mesh.shard, own, beside, mesh.replicate)
         return micro_batch.update() if step.updates else micro_batch.score()
 
     def _syncing(self, pool: str, step: Step) -> int:

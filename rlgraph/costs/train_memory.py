@@ -30,7 +30,7 @@ class Pass:
     model: ModelPlan
     devices: int  # its shards lie on so many
     tokens: int  # the device reads so many of the micro-batch, padding included
-    mask: int = 0  # bytes of the mask of packed rows; 0 where rows lie beside each other
+    mask: int = 0  # bytes of the mask of packed rows, if any, and of columns with fixed axes
     replicas: int = 1  # copies of the model, whose gradients are summed
 
     def score(self) -> Moments:

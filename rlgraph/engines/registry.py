@@ -51,6 +51,8 @@ class Serving:
     cuda_graphs: bool = True  # decoding is captured in CUDA graphs
     cached: int = 2**16  # tokens that one engine holds where memory is not planned
     owned: Mapping[str, str] = field(default_factory=dict)  # settings that options may not give -> why
+    # ``options`` with which it says which experts of a mixture it chose; None: it does not say
+    routing: Mapping[str, bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ SERVING = {
         paged=False,
         cuda_graphs=False,
         cached=2**19,
+        routing={},
     ),
     SERVERS: Serving(
         "in servers of its own",
@@ -88,6 +91,7 @@ SERVING = {
         paths=("ipc", "broadcast", "disk"),
         own_servers=True,
         owned=sglang_options.OWNED,
+        routing={"enable_return_routed_experts": True},
     ),
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",

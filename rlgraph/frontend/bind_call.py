@@ -46,7 +46,7 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     if attributes is None:
         fields = op.attributes.model_fields.items()
         attributes = {n: None if spec.is_required() else spec.get_default() for n, spec in fields}
-    op = _with_columns(name, op, attributes, tree, binder)
+    op = _with_columns(name, _with_outputs(op, attributes), attributes, tree, binder)
     return Call(op, target, attributes, courses=courses), hooks
 
 
@@ -89,6 +89,12 @@ def _attributes(
         return None, {}
     own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
     return own | _paths(op, tree), courses
+
+
+def _with_outputs(op: Op, attributes: Mapping[str, Any]) -> Op:
+    """Return an op without the optional columns that its attributes do not ask for."""
+    asked = {name for name, attribute in op.declared.when.items() if attributes.get(attribute)}
+    return replace(op, outputs=tuple(p for p in op.outputs if not p.optional or p.name in asked))
 
 
 def _with_columns(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:

@@ -103,6 +103,9 @@ class Inference:
                 self.problem("unknown-input", law, node.mark, remedy)
         for port in wanted(node):
             column = ins.get(port.name) or self._measured(node, port)
+            other = column in self.writers and self.writers[column].model != node.model
+            if other and port.name in node.op.declared.own and port.name not in ins:
+                continue
             if column in self.writers or not port.optional or port.name in ins:
                 yield port.name, (port, column)
 

@@ -106,7 +106,9 @@ class Declaration:
         times: the attribute that says how many rows each input row becomes.
         updates: whether it writes the next version of its model.
         head: the head that its model must have, ``lm``, ``value`` or ``any``.
-        when: optional column -> attribute; the column is read only where the attribute is not 0.
+        when: optional column -> attribute; the column is read, or written, only where the attribute is
+            neither 0 nor false. One that it may write and that is not named here it never does.
+        own: optional columns that it reads unasked only of a node that runs on the same model.
         assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/check_laws.py``.
         filters: whether its one boolean column says which rows stay: other nodes then read those alone
             (``rows: NODE``).
@@ -130,6 +132,7 @@ class Declaration:
     updates: bool = False
     head: str = "lm"
     when: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
     filters: bool = False
     leaves: int = 0

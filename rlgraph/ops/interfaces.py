@@ -19,13 +19,15 @@ class Sampling:
     """Settings of sampling.
 
     Units: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Log-probs that come back are
-    those of the distribution at ``temperature`` before ``top_p`` and ``top_k`` cut it.
+    those of the distribution at ``temperature`` before ``top_p`` and ``top_k`` cut it. ``routing`` asks a
+    mixture for the experts that it chose.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    routing: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ class Generation:
     """One continuation: the new token ids, the end token among them, and a log-prob for each.
 
     ``finish`` is ``stop`` (the model ended it), ``length`` (the limit did) or ``abort`` (it was ended from
-    outside). ``versions`` are those of the weights, one per token, where an engine tells them.
+    outside). ``versions`` are those of the weights, one per token, where an engine tells them. ``routing``,
+    where it was asked for, is an int16 tensor ``[prompt and new tokens, layers, k]``: the experts that each
+    token was routed to, and -1 where the engine has routed none, as for the last token.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     finish: str
     versions: Sequence[int] = ()
+    routing: Any = None
 
 
 Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop
@@ -107,13 +112,14 @@ class TrainEngine(Protocol):
     """A model that trains, sharded over the ranks of its pool; every rank calls the same methods in order.
 
     Token columns are ``Ragged``; position t speaks of token t given the tokens before it. Positions where
-    ``loss_mask`` is false (and each row's first) hold 0.
+    ``loss_mask`` is false (and each row's first) hold 0. ``routing``, of integers ``[samples, tokens, layers,
+    k]``, are the experts that a mixture routes each token to; -1 where its routers choose by themselves.
     """
 
-    def logprobs(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
+    def logprobs(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
         """Return the log-prob of each token: float32 ``Ragged`` ``[samples, tokens]``."""
 
-    def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0) -> Any:
+    def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
         """Return ``logprobs``, and each token's sum of squared probabilities: two ``Ragged``."""
 
     def values(self, tokens: Any, loss_mask: Any) -> Any:
@@ -136,7 +142,8 @@ class TrainEngine(Protocol):
         """Train on the rows of this rank; ``minibatches`` optimizer steps an epoch.
 
         Args:
-            columns: ``tokens`` and ``loss_mask``, and whatever ``objective`` reads, cut to each micro-batch.
+            columns: ``tokens`` and ``loss_mask``, and whatever ``objective`` reads, cut to each micro-batch;
+                ``routing`` is for the model alone.
             objective: from a micro-batch (the columns, with ``logprobs`` or ``new_values`` computed now, and
                 ``entropy`` where asked) and the mini-batch's totals, the loss (a scalar that sums to the
                 mini-batch's over micro-batches and ranks) and metrics as (sum, count), or (largest, None).

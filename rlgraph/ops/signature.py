@@ -48,7 +48,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         else:
             law = f"op {name}: parameter {parameter.name}: {hint!r} is no column type"
             raise OpError(f"{law}; put attributes behind a * in the signature")
-    outputs = () if kind and not kind.writes else _outputs(name, hints.get("return"))
+    written = () if kind and not kind.writes else _outputs(name, hints.get("return"))
+    outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     op = Op(
@@ -94,4 +95,5 @@ def _outputs(name: str, hint: Any) -> tuple[Port, ...]:
     if not hasattr(hint, "_fields"):
         raise OpError(f"op {name}: returns {hint!r}; write a column type, a NamedTuple of them, or None")
     fields = typing.get_type_hints(hint, include_extras=True)
-    return tuple(Port(field, ColumnType.of(kind)) for field, kind in fields.items())
+    ports = ((field, strip_none(kind), kind is not strip_none(kind)) for field, kind in fields.items())
+    return tuple(Port(field, ColumnType.of(kind), optional) for field, kind, optional in ports)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlgraph.engines.registry import SERVING
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.passes.off_policy_laws import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
@@ -131,6 +132,31 @@ def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("one-step", law, graph, node, [], remedy)
 
 
+def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that a serve engine that is asked for its choice of experts tells it."""
+    serve = graph.models[str(node.model)].spec.serve
+    if not call.attributes.get("routing") or SERVING[serve.engine].routing is not None:
+        return None
+    able = [name for name, engine in SERVING.items() if engine.routing is not None]
+    law = (
+        f"node `{node.name}` writes `routing`; the engine {serve.engine} does not say which experts it chose"
+    )
+    remedy = f"set: {{{node.name}.routing: false}}, or models.{node.model}.serve.engine: {' or '.join(able)}"
+    return refusal("no-routing", law, graph, node, [], remedy)
+
+
+def _replayed(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that a train engine can replay a choice of experts: its layers are not compiled."""
+    if "routing" not in call.ins or not graph.models[str(node.model)].spec.train.compile:
+        return None
+    law = (
+        f"node `{node.name}` replays `{call.ins['routing']}`, a choice of experts; layers that are compiled "
+    )
+    law += "choose by themselves"
+    remedy = f"set: {{models.{node.model}.train.compile: false}}"
+    return refusal("compiled-routing", law, graph, node, [], remedy)
+
+
 LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "groups": _groups,
     "sampling_logprobs": sampling_logprobs,
@@ -142,6 +168,8 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "constant_norm": _constant_norm,
     "dropped": _dropped,
     "one_step": _one_step,
+    "routed": _routed,
+    "replayed": _replayed,
 }
 
 

@@ -91,7 +91,7 @@ def entry_of(name: str) -> OpEntry:
         name=name,
         doc=doc,
         reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
-        writes=tuple((port.name or "(the node's name)", str(port.type)) for port in outputs),
+        writes=tuple((port.name or "(the node's name)", _written(op, port)) for port in outputs),
         facts=tuple((title, text) for title, text in facts if text),
         attributes=tuple(attribute_rows(op)),
     )
@@ -138,8 +138,14 @@ def is_loss(op: Op) -> bool:
     )
 
 
+def _written(op: Op, port: Port) -> str:
+    return f"{port.type}, only where {op.declared.when[port.name]} is true" if port.optional else port.type
+
+
 def condition(op: Op, port: Port) -> str:
     """Return the condition under which an op reads a column; empty for always."""
+    if port.name in op.declared.own:
+        return "where a node of the same model writes it"
     if port.name in op.declared.when:
         return f"only where {op.declared.when[port.name]} is not 0"
     if op.kind and port.name in op.kind.provides:

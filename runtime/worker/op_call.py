@@ -100,11 +100,14 @@ class OpCall:
             ColumnError: one is not of its type, has other rows or tokens, or holds what is not finite.
         """
         outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
-        if result is None and columns and not len(context.rows):
-            return [empty(kinds[column]) for column in outs.values()]
         values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
-        pairs = zip(outs.values(), values, strict=True)
-        parts = [self._wanted(column, columns, context).packed(value) for column, value in pairs]
+        none = columns and not len(context.rows)
+        parts = [
+            empty(kinds[column])
+            if value is None and none
+            else self._wanted(column, columns, context).packed(value)
+            for column, value in zip(outs.values(), values, strict=True)
+        ]
         together(self._named, [*outs.values()], parts)
         return parts
 

@@ -40,5 +40,6 @@ def test_columns_of_a_rollout() -> None:
 
 def test_columns_of_no_samples() -> None:
     out = assemble(make_tokenizer(), [], [])
-    assert [len(column) for column in out] == [0] * 6
+    *columns, routing = out
+    assert [len(column) for column in columns] == [0] * 6 and routing is None
     assert out.tokens.values.dtype == torch.int64

@@ -32,6 +32,7 @@ from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
 from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
 from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
+from rlgraph.runtime.engines.routing import OWN
 
 
 @dataclass(frozen=True)
@@ -257,11 +258,36 @@ def _placed(
 ) -> MicroBatch:
     """Return a micro-batch on a device; ``cell`` says where a row's token stands in the inputs."""
     places, row, place = places_of(scored(columns["loss_mask"]))
+    routing = columns.pop("routing", None)
+    if routing is not None:
+        inputs["routing"] = _routed(routing, (row, place), cell, inputs["input_ids"].shape)
     # the token before says what follows
     share = budget.sequence.share(inputs, cell(row, place - 1))
     labels = columns["tokens"].values[places][share.own]
     moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
+    chosen = share.inputs.pop("routing", None)
     inputs = {name: tensor.to(device) for name, tensor in share.inputs.items()}
     scores = (tensor.to(device) for tensor in (share.cells, labels, places[share.order]))
     turns = tuple(turn.to(device) for turn in uses_in_turn(share.cells))
-    return MicroBatch(moved, inputs, mask, *scores, turns, budget.sequence, share.sizes)
+    return MicroBatch(moved, inputs, mask, *scores, turns, budget.sequence, share.sizes, chosen)
+
+
+def _routed(
+    routing: Ragged,
+    wanted: tuple[torch.Tensor, torch.Tensor],
+    cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    shape: torch.Size,
+) -> torch.Tensor:
+    """Return the choice of experts for each cell ``[lanes, width, layers, k]``, from the column of the rows.
+
+    ``wanted`` are row and place of the tokens that want a score: those before the last of a row are read. A
+    prompt that rows share is routed as that of the first of them; an empty cell chooses by itself.
+    """
+    ends = torch.zeros(len(routing), dtype=torch.int64).scatter_reduce(0, *wanted, "amax")
+    row, place = routing.row_of, routing.place_of
+    (read,) = (place < ends[row]).nonzero(as_tuple=True)
+    cells, none = cell(row[read], place[read]), len(routing.values)
+    first = torch.full((shape.numel(),), none).scatter_reduce(0, cells, read, "amin")
+    out = routing.values.new_full((shape.numel(), *routing.values.shape[1:]), OWN)
+    out[first < none] = routing.values[first[first < none]]
+    return out.unflatten(0, shape)

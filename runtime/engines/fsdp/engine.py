@@ -39,6 +39,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
+from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
@@ -122,6 +123,7 @@ class FsdpEngine:
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) if packing and packs(self.model) else None
         self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), self.sequence)
+        self.routing: Routing | None = None  # made when choices of experts are given
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self.scheduler = None
@@ -170,21 +172,35 @@ class FsdpEngine:
         self.residency.reload(parts)
 
     def logprobs(
-        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+        self,
+        tokens: Ragged,
+        loss_mask: Ragged,
+        temperature: float = 1.0,
+        adapter: bool = True,
+        routing: Ragged | None = None,
     ) -> Ragged:
         """Return the log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
 
-        Without its ``adapter``, a model that trains one is the model it started from.
+        Without its ``adapter``, a model that trains one is the model it started from. ``routing``: see
+        ``TrainEngine``.
+
+        Raises:
+            ValueError: ``routing`` does not fit the model's routers, or it has none.
         """
         assert self.head == "lm", "a value head has no log-probs"
-        return self._score("logprobs", tokens, loss_mask, temperature, adapter)[0]
+        return self._score("logprobs", tokens, loss_mask, temperature, adapter, routing)[0]
 
     def squares(
-        self, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+        self,
+        tokens: Ragged,
+        loss_mask: Ragged,
+        temperature: float = 1.0,
+        adapter: bool = True,
+        routing: Ragged | None = None,
     ) -> tuple[Ragged, Ragged]:
         """Return, from one pass, ``logprobs`` and each token's sum of squared probabilities."""
         assert self.head == "lm", "a value head has no probabilities"
-        scores, squares = self._score("squares", tokens, loss_mask, temperature, adapter)
+        scores, squares = self._score("squares", tokens, loss_mask, temperature, adapter, routing)
         return scores, squares
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
@@ -368,12 +384,20 @@ class FsdpEngine:
             )
 
     def _score(
-        self, what: str, tokens: Ragged, loss_mask: Ragged, temperature: float = 1.0, adapter: bool = True
+        self,
+        what: str,
+        tokens: Ragged,
+        loss_mask: Ragged,
+        temperature: float = 1.0,
+        adapter: bool = True,
+        routing: Ragged | None = None,
     ) -> list[Ragged]:
         """Return the columns ``[samples, tokens]`` that a method of this name returns."""
         self.residency.need(["parameters"], what)
         squares, off = what == "squares", [] if adapter else self.adapted.values()
-        columns, own = self.sequence.pooled({"tokens": tokens, "loss_mask": loss_mask})
+        given = {"tokens": tokens, "loss_mask": loss_mask, "routing": routing}
+        present = {name: column for name, column in given.items() if column is not None}
+        columns, own = self.sequence.pooled(present)
         self._check_lengths(columns["tokens"])
         count = len(columns["tokens"].values)
         columns["place"] = columns["tokens"].like(torch.arange(count))
@@ -392,16 +416,25 @@ class FsdpEngine:
     def _stacked(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
         """Return scores ``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
         if squares:
+            self._replay(batch)
             return torch.stack([*map(batch.whole, self.model.token_squares(batch, temperature))])
         return self._scores(batch, temperature, "none")[0][None]
 
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._replay(batch)
         if self.head == "value":
             return batch.whole(values(self.model, batch)), None
         logprobs, entropies = self.model.token_scores(batch, temperature, entropy)
         return batch.whole(logprobs), None if entropies is None else batch.whole(entropies)
+
+    def _replay(self, batch: MicroBatch) -> None:
+        """Have the next pass, and its backward pass, route tokens as the batch says."""
+        if batch.routing is not None and self.routing is None:
+            self.routing = Routing(self.model)
+        if self.routing:
+            self.routing.replay(None if batch.routing is None else batch.routing.to(self.device))
 
     def _accumulate(
         self,

@@ -33,6 +33,8 @@ class MicroBatch:
     turns: tuple[torch.Tensor, ...]  # places in ``cells``: the first use of each cell, then the second, ...
     sequence: SequenceGroup = ALONE
     sizes: tuple[int, ...] = ()  # of each rank of it, how many it scores
+    # integers [lanes, width or share, layers, k], on the host: the experts of each cell of input_ids
+    routing: torch.Tensor | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's arguments. A dense mask is made per pass: all of them together would not fit."""

@@ -33,6 +33,7 @@ from rlgraph.runtime.engines.model_files import runs_own_code
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 Columns = Mapping[str, Any]
+BY_CELL = {"input_ids", "position_ids", "routing"}  # inputs [lanes, width, ...] of which a rank has its share
 BY_LENGTH = {"dynamic", "longrope"}  # kinds of position embeddings that look at the largest position given
 BY_TOKEN = {"full_attention", "sliding_attention"}  # kinds of layers that look across tokens by attention
 
@@ -82,7 +83,8 @@ class SequenceGroup:
         own = order.split(sizes)[self.rank]
         mine = slice(self.rank * share, (self.rank + 1) * share)
         positions = inputs.get("position_ids", torch.arange(width)[None])
-        inputs = {**inputs, "input_ids": inputs["input_ids"][:, mine], "position_ids": positions[:, mine]}
+        inputs = {**inputs, "position_ids": positions}
+        inputs |= {name: inputs[name][:, mine] for name in BY_CELL & inputs.keys()}
         return OwnPart(inputs, cells[own] // width * share + cells[own] % share, own, order, tuple(sizes))
 
     def whole(self, scores: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
+from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
 from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
 
 # What is known of each running sample, as rows of one int64 tensor [5, rows]: its newest token and where that
@@ -36,6 +38,7 @@ class Decoder(Protocol):
     prefill_tokens: int
     attentions: Sequence[str]
     version: int
+    routing: Routing | None
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
         """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache."""
@@ -72,6 +75,9 @@ class BatchRun:
         self.slots = torch.arange(self.rows, device=engine.device)
         self.tokens = torch.full((samples, longest), -1, device=engine.device)  # -1 where unused
         self.logprobs = torch.zeros(samples, longest, device=engine.device)
+        self.log = (
+            RoutingLog(engine.routing, samples, longest) if sampling.routing and engine.routing else None
+        )
         self.waiting = deque(_pieces(requests, limits, self.rows, longest, engine.device))
         self.live, self.width, self.aligned = 0, 0, True
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
@@ -109,7 +115,14 @@ class BatchRun:
         start, self.live = self.live, self.live + len(source)
         self.state[:, start : self.live] = torch.cat([piece.state for piece in pieces], 1)
         self.width = max(self.width, *(len(piece.prompt) for piece in pieces))
-        logits = self.engine.prefill([p.prompt for p in pieces], self.cache.aim(Prefill(start, source)))
+        prompts = [piece.prompt for piece in pieces]
+        if self.log:
+            self.log.routing.note()
+        logits = self.engine.prefill(prompts, self.cache.aim(Prefill(start, source)))
+        if self.log:
+            state = self.state[:, start : self.live]
+            samples = (state[OUTPUT] + state[POSITION] + 1) // self.tokens.shape[1]
+            self.log.prompt([*map(len, prompts)], source, samples)
         self._emit(start, logits[source])
         self._measure()
 
@@ -119,7 +132,11 @@ class BatchRun:
             return
         positions = self.state[POSITION, : self.live]
         target = Decode(self.slots[: self.live], positions, self.width, self.aligned)
+        if self.log:
+            self.log.routing.note()
         logits = self.engine.decode(self.state[TOKEN, : self.live], target, self.cache)
+        if self.log:
+            self.log.token(self.state[OUTPUT, : self.live] + positions)
         self.width += 1
         self._emit(0, logits)
 
@@ -165,7 +182,11 @@ class BatchRun:
         ends = ["stop" if stop else "length" for stop in stopped]
         finishes = [end if sample in ended else "abort" for sample, end in enumerate(ends)]
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
-        return [Generation(t[:n], p[:n], finish) for t, p, n, finish in rows]
+        log = self.log.of if self.log else lambda sample, new: None
+        return [
+            Generation(t[:n], p[:n], finish, routing=log(sample, n))
+            for sample, (t, p, n, finish) in enumerate(rows)
+        ]
 
 
 def _pieces(

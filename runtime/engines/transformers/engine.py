@@ -25,6 +25,7 @@ from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storages
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
+from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
@@ -87,6 +88,7 @@ class TransformersEngine:
         self.window: int = getattr(text, "sliding_window", None) or 0
         stops = stop_ids(path, text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+        self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
         self._last: Tensor | None = None
@@ -160,9 +162,11 @@ class TransformersEngine:
         Raises:
             RuntimeError: the weights sleep, or none were given yet.
             ValueError: an empty prompt, ``max_new_tokens`` below 1, or a prompt that with ``max_new_tokens``
-                exceeds the model's context.
+                exceeds the model's context; or ``routing`` is asked of a model without routers.
             FloatingPointError: the model's logits are NaN.
         """
+        if sampling.routing:
+            self.routing = self.routing or Routing(self.model)
         most = sampling.max_new_tokens
         limits = [[min(r.max_new_tokens or most, most)] * len(r.seeds) for r in requests]
         return self._generate(requests, sampling, limits, self.stops, enough)
