@@ -6,7 +6,6 @@ script: two ranks that share the tokens of their rows.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -212,9 +211,9 @@ SHARED = "sequence parallel"
 
 def refusal(name: str, error: Exception) -> Cell:
     """The cell of what is refused: the message has the family's name and says what to do."""
-    law = re.sub(r"\S*/config\.json(:\d+:\d+:)?", "config.json", str(error).splitlines()[0])
-    law = re.sub(r"\S*/(?=\w+ )", "", law)
-    assert re.search(rf"\b{family_of(name)}\b", law) and ";" in law, f"this refusal is no help: {error}"
+    said = str(error).splitlines()[0]
+    law = said[max(said.find(f"{family_of(name)}: "), 0) :]
+    assert law.startswith(f"{family_of(name)}: ") and "; " in law, f"this refusal is no help: {error}"
     return REFUSED, law
 
 
