@@ -49,6 +49,7 @@ from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
+from rlgraph.runtime.engines.memory.activations import Waiting
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 from rlgraph.syntax.source import read
@@ -74,7 +75,7 @@ class Setting:
         packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
-        optimizer_offload: whether the optimizer is on the host, whose memory is not counted.
+        optimizer_offload, activation_offload: what is on the host, whose memory is not counted.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Setting:
     packed: Literal["", "mask", "varlen"] = ""
     sequence: int = 1
     optimizer_offload: bool = False
+    activation_offload: bool = False
 
 
 @dataclass
@@ -262,6 +264,7 @@ def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, liv
             packing=bool(setting.packed),
             sequence=sequence,
             optimizer_offload=setting.optimizer_offload,
+            activation_offload=setting.activation_offload,
             mesh=mesh,
             group=dist.group.WORLD,
         )
@@ -352,6 +355,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(
         FSDPParamGroup, "wait_for_unshard", live.within(GATHERED, FSDPParamGroup.wait_for_unshard)
     )
+    yield patch.object(Waiting, "__init__", live.within(HOST, Waiting.__init__))
     for name in ("__init__", "step"):
         yield patch.object(HostAdamW, name, live.within(HOST, getattr(HostAdamW, name)))
     yield patch.object(MicroBatch, "picked", live.within("logits", MicroBatch.picked))

@@ -116,6 +116,8 @@ def settings() -> Iterator[Setting]:
         yield Setting(name, world=64, optimizer_offload=True)
         yield Setting(name, optimizer_offload=True, tokens=4 * K, recompute=False)
         yield Setting(name, optimizer_offload=True, step="logprobs")
+        yield Setting(name, world=64, activation_offload=True)
+        yield Setting(name, optimizer_offload=True, activation_offload=True, tokens=64 * K, row=64 * K)
     for name in OTHERS:
         yield Setting(name, world=64)
         yield Setting(name, world=64, step="logprobs")
@@ -130,7 +132,7 @@ def name_of(setting: Setting) -> str:
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
     words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
-    words += ["hostopt"] * setting.optimizer_offload
+    words += ["hostopt"] * setting.optimizer_offload + ["hostact"] * setting.activation_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
@@ -145,6 +147,7 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "packing": bool(setting.packed),
         "sequence_parallel": setting.sequence,
         "optimizer_offload": setting.optimizer_offload,
+        "activation_offload": setting.activation_offload,
     }
     model = "ref" if setting.step == "ref" else "policy"
     overrides = [f"models.{model}.train.{key}={json.dumps(value)}" for key, value in train.items()]

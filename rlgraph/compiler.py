@@ -11,7 +11,7 @@ from rlgraph.costs.axis_sizes import with_axis_sizes
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.device_groups import aligned, heads_shared_out
 from rlgraph.costs.hardware import Here
-from rlgraph.engines.registry import SERVERS, is_installed
+from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
 from rlgraph.frontend.compose import compose
@@ -28,10 +28,8 @@ from rlgraph.syntax.source import Tree
 from rlgraph.version import VERSION
 
 INDECISIVE = ("about", "eval", "pools", "schedule")
-OF_DEVICES = {
-    *ON_ONE_DEVICE,
-    "optimizer_offload",
-}  # settings of a train engine that decide no number of a run
+# settings of a train engine that decide no number of a run
+OF_DEVICES = {*ON_ONE_DEVICE, *OFFLOADS}
 
 
 def compile_graph(

@@ -220,6 +220,17 @@ def host_step_seconds(numbers: int, rates: Rates) -> float:
     return max(parts) if rates.grade == BEST else sum(parts)
 
 
+def activation_seconds(size: Size, rates: Rates, work: Tokens) -> float:
+    """Return the seconds in which inputs of layers go to the host and come back, beyond what is hidden: at
+    best the forward pass, one of four, hides the way there and the others the way back; at worst none."""
+    config = size.config
+    there = host_seconds(config.num_hidden_layers * config.hidden_size * rates.width * work.tokens, rates)
+    if rates.grade == WORST:
+        return 2 * there
+    forward = _compute(size, rates, work, 1, rates.efficiency.update)
+    return max(there - forward, 0.0) + max(there - 3 * forward, 0.0)
+
+
 def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
     """Return what it must receive: its group's part of the weights, but what lies in its own shard.
 

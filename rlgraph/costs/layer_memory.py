@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlgraph.costs.formulas import MASTER
-from rlgraph.costs.limits import key_repeats
+from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.limits import MASK, key_repeats, needs_mask
 from rlgraph.costs.model_size import Size
+from rlgraph.ir.plan import ModelPlan
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,14 @@ class Layer:
 
     def _trains(self, *names: str) -> bool:
         return self.adapted is None or bool(self.adapted & {*names})
+
+
+def mask_bytes(model: ModelPlan, size: Size, tokens: int, longest: int, device: str) -> int:
+    """Return the most that the mask of packed rows takes (engines/fsdp/cells.py); 0 where there is none."""
+    assert model.train
+    if not model.train.packing or not needs_mask(device, model.train.dtype, size.config.head_size):
+        return 0
+    if longest * max(longest, tokens) > MASK:
+        return 0
+    width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
+    return max(tokens, width) * width * WIDTH[model.train.dtype]

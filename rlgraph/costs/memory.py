@@ -19,8 +19,8 @@ from rlgraph.costs import limits
 from rlgraph.costs.axis_sizes import bytes_beside
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.layer_memory import Layer
-from rlgraph.costs.limits import MASK, PREFILL, needs_mask
+from rlgraph.costs.layer_memory import Layer, mask_bytes
+from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.train_memory import Moments, Pass, staging
@@ -180,14 +180,19 @@ class Footprint:
 
     def passing(self, step: Step) -> Moments:
         """Return the moments of a step's largest micro-batch."""
+        micro_batch = self.micro_batch(step)
+        return micro_batch.update() if step.updates else micro_batch.score()
+
+    def micro_batch(self, step: Step) -> Pass:
+        """Return the largest micro-batch of a step."""
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
-        mask = _mask_bytes(model, size, tokens, int(most), self.cluster.device)
-        beside = mask + own * bytes_beside(self.plan, step)
-        micro_batch = Pass(size, model, mesh.shard, own, beside, mesh.replicate)
-        return micro_batch.update() if step.updates else micro_batch.score()
+        beside = mask_bytes(model, size, tokens, int(most), self.cluster.device)
+        beside += own * bytes_beside(self.plan, step)
+        offloads = model.train.activation_offload and self.cluster.device == "cuda"
+        return Pass(size, model, mesh.shard, own, beside, mesh.replicate, offloads)
 
     def _syncing(self, pool: str, step: Step) -> int:
         """Return the bytes of a weight sync on a device that sends, or on one that only receives."""
@@ -289,14 +294,3 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     repeated = 2 * rows * int(length) * size.config.queries * width
     cache = rows * int(length) * size.kv_bytes(width)
     return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})
-
-
-def _mask_bytes(model: ModelPlan, size: Size, tokens: int, longest: int, device: str) -> int:
-    """Return the most that the mask of packed rows takes (engines/fsdp/cells.py); 0 where there is none."""
-    assert model.train
-    if not model.train.packing or not needs_mask(device, model.train.dtype, size.config.head_size):
-        return 0
-    if longest * max(longest, tokens) > MASK:
-        return 0
-    width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
-    return max(tokens, width) * width * WIDTH[model.train.dtype]

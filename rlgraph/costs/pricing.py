@@ -118,6 +118,7 @@ class Pricing(Footprint):
             summed = formulas.replica_bytes(trained, rates, times)
             on_host = trained if model.train.optimizer_offload else 0
             seconds = formulas.update_seconds(size, rates, work, times, factor, summed, on_host)
+            seconds += formulas.activation_seconds(size, rates, work) * model.train.activation_offload
             moved = formulas.update_bytes(size, rates, work.passes, times) + summed
         else:
             factor, seconds = 1, formulas.score_seconds(size, rates, work)

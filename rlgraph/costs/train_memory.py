@@ -32,6 +32,7 @@ class Pass:
     tokens: int  # the device reads so many of the micro-batch, padding included
     mask: int = 0  # bytes of the mask of packed rows, if any, and of columns with fixed axes
     replicas: int = 1  # copies of the model, whose gradients are summed
+    offloads: bool = False  # what is kept waits on the host
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
@@ -80,7 +81,7 @@ class Pass:
         """Return the backward pass of the last layer, and of the one before, beside which that is reduced."""
         own = 0 if self._recomputes else self.tokens * self.layer.kept
         last = self.mask + self._kept - own + self._hidden
-        before = last - (self._hidden if self._recomputes else own)
+        before = last if self.offloads else last - (self._hidden if self._recomputes else own)
         gathered = self.root + self.block + self.result + self.whole
         # gradients of a head apart from the root are on their way into shards until the last layer's are
         beside = self._padded_ends * MASTER if self.ends and self.head else 0
@@ -220,7 +221,15 @@ class Pass:
     @property
     def _kept(self) -> int:
         layers = self.size.config.num_hidden_layers
+        if self.offloads:  # but for the input of this layer and the one that comes, or still goes
+            layers = 2
         return layers * (self._hidden if self._recomputes else self.tokens * self.layer.kept)
+
+    @property
+    def on_host(self) -> int:
+        """Return the bytes that wait on the host: an input of each layer, whose memory is a power of two."""
+        layers = self.size.config.num_hidden_layers
+        return layers << (self._hidden - 1).bit_length() if self.offloads else 0
 
     @property
     def _first_gradient(self) -> int:

@@ -103,10 +103,11 @@ SERVING = {
         preflight=f"{RUNTIME}.openai.preflight:problems",
     ),
 }
+OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine leaves to its host
 TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
-        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing", "optimizer_offload"),
+        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing", *OFFLOADS),
         f"{RUNTIME}.weights.pretrained:unfit",
     ),
 }

@@ -62,7 +62,9 @@ def on_device(spec: ModelSection, device: str) -> ModelSection:
     engine = SERVERS if device == "cuda" or any(not_default(serve)) else EMBEDDED
     auto = {"engine": engine, "dtype": dtype}
     serve = serve.model_copy(update={key: auto[key] for key in auto if getattr(serve, key) == "auto"})
-    train = train.model_copy(update={"dtype": dtype} if train.dtype == "auto" else {})
+    settled = {"dtype": dtype} if train.dtype == "auto" else {}
+    again = {"recompute": True} if train.activation_offload and train.recompute == "auto" else {}
+    train = train.model_copy(update=settled | again)
     return spec.model_copy(update={"serve": serve, "train": train})
 
 
@@ -74,6 +76,13 @@ def not_default(serve: Serve) -> Iterator[str]:
 
 def _offloads(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
     """Check that a model has what its train section puts on the host."""
+    if spec.train.activation_offload and (spec.frozen or not spec.train.recompute):
+        law = f"model `{name}` is frozen: nothing waits for a backward pass, on the device or on the host"
+        if not spec.frozen:
+            law = f"what waits on the host is what recompute keeps of each layer; of `{name}` it is false"
+        remedy = f"leave out models.{name}.train.activation_offload"
+        remedy += "" if spec.frozen else f", or set models.{name}.train.recompute=true"
+        binder.problem("offload", law, tree.at(("train", "activation_offload")).key, remedy=remedy)
     if spec.train.optimizer_offload and (spec.frozen or spec.train.lora):
         law = f"model `{name}` is frozen: it has no optimizer that could be on the host"
         if not spec.frozen:

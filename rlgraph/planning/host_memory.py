@@ -36,7 +36,8 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
     """Return the bytes of each part that a device of a pool has in host memory all the time.
 
     An optimizer on the host has float32 masters and two averages, and room for the gradients and the weights
-    of two buckets on their way.
+    of two buckets on their way. Activations are those of the largest micro-batch of an update, whose memory
+    is kept for the next.
     """
     kept: Counter[str] = Counter()
     if footprint.cluster.device == "cpu":
@@ -49,6 +50,8 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
             largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
             kept["optimizer"] += 3 * MASTER * trained
             kept["optimizer"] += 2 * min(trained, largest) * (MASTER + WIDTH[train.dtype])
+    updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updates]
+    kept["activations"] = max((footprint.micro_batch(step).on_host for step in updates), default=0)
     return kept
 
 

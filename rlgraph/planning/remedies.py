@@ -9,6 +9,7 @@ from typing import Any
 
 from rlgraph.costs.device_groups import GROUPS, has_groups
 from rlgraph.costs.memory import Footprint
+from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
@@ -25,6 +26,7 @@ NOTHING: Mapping[str, Any] = {}
 BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
 RECOMPUTED = {"train.recompute": True}
 ON_HOST = {"train.optimizer_offload": True}
+INPUTS_ON_HOST = {**RECOMPUTED, "train.activation_offload": True}
 
 
 def refuse(footprint: Footprint, before: Plan) -> GraphError:
@@ -47,7 +49,7 @@ def remedies(footprint: Footprint) -> list[str]:
     kinds = (
         _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16),
         _tried(plan, RECOMPUTED),
-        _tried(plan, ON_HOST) if footprint.cluster.device == "cuda" else iter(()),
+        _hosted(footprint),
         _tried(plan, {"train.shard": None}),
         _smaller(plan, "serve.max_rows", LEAST_ROWS),
         _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
@@ -70,6 +72,12 @@ def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
         if fits(replace(laid, plan=reside(laid))):
             return words
     return ""
+
+
+def _hosted(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
+    """Yield what GPUs can leave to their hosts."""
+    if footprint.cluster.device == "cuda":
+        yield from _tried(footprint.plan, ON_HOST, INPUTS_ON_HOST, {**ON_HOST, **INPUTS_ON_HOST})
 
 
 def _groups(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
@@ -124,10 +132,9 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
         engine, name = path.split(".")
         held = getattr(model, engine)
         # what is frozen never goes backward; adapters' optimizers are small
-        again = name in ("recompute", "optimizer_offload") and (
-            model.frozen or (held and getattr(held, name))
-        )
-        again = again or (name == "optimizer_offload" and model.train is not None and bool(model.train.lora))
+        backward = name in ("recompute", *OFFLOADS)
+        small = name == "optimizer_offload" and model.train is not None and model.train.lora is not None
+        again = small or (backward and (model.frozen or (held and getattr(held, name))))
         if held and not again and (isinstance(value, str | bool | None) or value < getattr(held, name)):
             model = replace(model, **{engine: held.model_copy(update={name: value})})
     return model

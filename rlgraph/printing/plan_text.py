@@ -79,6 +79,7 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
     if isinstance(spec, TrainPlan):
         words += [str(mesh)] * bool(mesh and mesh.replicate > 1)
         words += ["computing activations again"] * bool(spec.recompute)
+        words += ["activations on the host"] * spec.activation_offload
         words += ["optimizer on the host"] * spec.optimizer_offload
         words += [f"each row over {spec.sequence_parallel} devices"] * (spec.sequence_parallel > 1)
     return f"{spec.engine} ({', '.join(words)})"

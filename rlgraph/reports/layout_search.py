@@ -6,7 +6,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     pools       all devices together, or training and generation apart; apart, each other model on either
     groups      tensor-parallel sizes of engines that have them
     micro       tokens of a micro-batch; activations kept or computed again
-    host        where nothing fits: optimizers on the host
+    host        where nothing fits: optimizers on the host, then activations too
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
@@ -40,7 +40,11 @@ MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
 BEST = 5  # rows of the table
 # settings of models that train, by what is on the host: each is tried where nothing fits with those before it
-HOST: Mapping[str, tuple[str, ...]] = {"": (), ", optimizer on the host": ("optimizer_offload",)}
+HOST: Mapping[str, tuple[str, ...]] = {
+    "": (),
+    ", optimizer on the host": ("optimizer_offload",),
+    ", optimizer and activations on the host": ("optimizer_offload", "activation_offload"),
+}
 
 Settings = Mapping[str, Any]  # path in the graph -> value
 PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
@@ -78,8 +82,11 @@ class PoolLayout:
                 settings[f"models.{name}.train.shard"] = self.shard
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
-            if model.train and model.optimizer and not model.train.lora:
-                settings |= {f"models.{name}.train.{setting}": True for setting in HOST[self.host]}
+            if model.train and model.optimizer:
+                small = {"optimizer_offload"} if model.train.lora else set()
+                kept = {"activation_offload"} if not self.recompute else set()
+                chosen = (setting for setting in HOST[self.host] if setting not in small | kept)
+                settings |= {f"models.{name}.train.{setting}": True for setting in chosen}
             if model.serve:
                 settings[f"models.{name}.serve.pool"] = generates
             if has_groups(model):

@@ -147,6 +147,11 @@ class Train(Section):
         "keep float32 weights and the optimizer's averages in host memory and step there, so that a device "
         "holds weights as it computes with them, and gradients; not with lora.",
     )
+    activation_offload: bool = option(
+        False,
+        "keep in host memory what recompute keeps of each layer, its input, from the forward to the backward "
+        "pass; with it recompute: auto is true.",
+    )
 
 
 class ModelSection(Section):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import BEST, WORST, Rates, host_step_seconds
+from rlgraph.costs.formulas import BEST, WORST, Rates, Tokens, activation_seconds, host_step_seconds
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import autoplace
+from rlgraph.reports.layout_search import HOST, Settings, autoplace, search
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
 ON_HOST = "models.policy.train.optimizer_offload=true"
+INPUTS = "models.policy.train.activation_offload=true"
 AGAIN = "models.policy.train.recompute=true"
 TIGHT = ["models.policy.serve.tensor_parallel=8", AGAIN, "models.policy.train.micro_tokens=4096"]
 
@@ -95,16 +98,76 @@ def test_hosts_have_to_hold_it() -> None:
         predict(plan, Scenario(cluster))
 
 
-def test_the_search_takes_it_where_nothing_else_fits() -> None:
+def test_the_search_tries_it_where_nothing_else_fits() -> None:
+    plan = replace(planned(cluster="h100-8"), device="cuda")
+    assert plan.peak
+
+    def tried(needs: set[str]) -> set[str]:
+        """What the layouts have on the host where only those fit that have so much there."""
+
+        def attempt(settings: Settings) -> Plan:
+            on_host = {path.rpartition(".")[2] for path in settings if path.endswith("_offload")}
+            peak = replace(plan.peak["main"], capacity=2**60 if needs <= on_host else 1)
+            return replace(plan, peak={"main": peak})
+
+        found = search(plan, 8, 8, attempt)
+        assert found[0].fits
+        return {candidate.layout.host for candidate in found if candidate.layout}
+
+    both = [*HOST]
+    assert tried(set()) == {both[0]}
+    assert tried({"optimizer_offload"}) == {*both[:2]}
+    assert tried({"optimizer_offload", "activation_offload"}) == {*both}
+
+
+@pytest.mark.nightly
+def test_the_search_finds_where_a_large_model_fits() -> None:
     settings = [f"models.{name}.path={LARGE}" for name in ("policy", "ref")]
     _, best = autoplace("grpo", settings, Target("h100-8"))
     assert best.peak and best.peak["main"].fits
     assert best.models["policy"].train.optimizer_offload and not best.models["ref"].train.optimizer_offload
-    roomy, _ = autoplace(
-        "grpo", [f"models.{name}.path={EIGHT}" for name in ("policy", "ref")], Target("h100-8")
-    )
-    assert not any(candidate.layout and candidate.layout.host for candidate in roomy)
 
 
 def test_a_run_may_go_on_with_it_or_without() -> None:
-    assert planned(ON_HOST).digest == planned().digest
+    assert planned(ON_HOST, INPUTS).digest == planned(ON_HOST).digest == planned().digest
+
+
+def test_inputs_of_layers_are_on_the_host() -> None:
+    long = [AGAIN, "models.policy.train.micro_tokens=65536", "models.policy.serve.cache_tokens=65536"]
+    device, host = planned(*long), planned(*long, INPUTS)
+    before, after = (plan.peak["main"] for plan in (device, host) if plan.peak)
+    assert before.step == after.step == "update_policy"
+    hidden, layers = 65536 * 4096 * 2, 36
+    # two inputs of the layers' are on the device, on their way
+    assert before.parts["activations"] - after.parts["activations"] == (layers - 2) * hidden
+    assert after.host == {"activations": layers * hidden}
+    assert "activations on the host" in plan_text(host)
+    assert planned(INPUTS).models["policy"].train.recompute is True
+
+
+def test_what_waits_takes_whole_powers_of_two() -> None:
+    odd = planned(AGAIN, INPUTS, "models.policy.train.micro_tokens=50000")
+    assert odd.peak["main"].host == {"activations": 36 * 65536 * 4096 * 2}
+
+
+def test_copies_hide_behind_passes_at_best() -> None:
+    size, cluster = size_of(EIGHT), load_cluster("h100-8")
+    best, worst = (Rates(cluster, 8, "bfloat16", grade) for grade in (BEST, WORST))
+    work = Tokens(65536, 65536 * 4096, 4)
+    assert activation_seconds(size, best, work) == 0
+    there = 36 * 4096 * 2 * 65536 / (64e9 * 0.4)
+    assert activation_seconds(size, worst, work) == pytest.approx(2 * there)
+    slow = Rates(cluster.model_copy(update={"host_link": 1e9}), 8, "bfloat16", BEST)
+    there = 36 * 4096 * 2 * 65536 / 0.8e9
+    assert there < activation_seconds(size, slow, work) < 2 * there
+    device, host = update(planned(AGAIN)), update(planned(AGAIN, INPUTS))
+    assert device.seconds and host.seconds
+    assert device.seconds[0] == host.seconds[0] and device.seconds[1] < host.seconds[1]
+
+
+def test_long_rows_are_told_of_it() -> None:
+    long = [AGAIN, "rollout.max_new_tokens=63488", "prompts.batch=8", ON_HOST]
+    long += ["models.policy.serve.tensor_parallel=8"]
+    with pytest.raises(GraphError, match="activation_offload=true"):
+        planned(*long, path=LARGE)
+    assert planned(*long, INPUTS, path=LARGE).peak["main"].fits

@@ -75,6 +75,7 @@ class FsdpEngine:
         sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
         optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
             holds weights in ``dtype``. Not with ``lora``.
+        activation_offload: keep on the host what ``recompute`` keeps of each layer, its input.
         config, trust_remote_code: as ``models.NAME``.
 
     Raises:
@@ -102,6 +103,7 @@ class FsdpEngine:
         packing: bool = True,
         sequence: SequenceGroup = ALONE,
         optimizer_offload: bool = False,
+        activation_offload: bool = False,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -117,7 +119,7 @@ class FsdpEngine:
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self.sequence = sequence
-        settings = (reshard, recompute, self.lora, compile, self.sequence)
+        settings = (reshard, recompute, self.lora, compile, self.sequence, activation_offload)
         how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
         layers = decoder_layers(self.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, sequence
+from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
@@ -40,6 +41,7 @@ class Loading:
     adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
     compiled: bool
     sequence: sequence.SequenceGroup = sequence.ALONE
+    offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
 
     @property
     def new(self) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     if how.compiled:
         compile_layers(model)
     if how.recompute and not how.frozen:
-        recompute_layers(model)
+        recompute_layers(model, ActivationOffload(device) if how.offload else None)
     large = sum(p.numel() for p in model.parameters()) > SMALL
     reshard = large if how.reshard is None else how.reshard
     # alone, there is nothing to gather or to sum: FSDP2 would hold every parameter a second time
@@ -193,14 +195,21 @@ def shard_model(
     return sharded
 
 
-def recompute_layers(model: torch.nn.Module) -> None:
+def recompute_layers(model: torch.nn.Module, offload: ActivationOffload | None = None) -> None:
     """Keep only the input of each decoder layer, and rerun it in the backward pass (arXiv 1604.06174).
 
     It is the layer's ``forward`` that runs again, inside of the hooks of FSDP2 and transformers: neither acts
-    twice. No generator is restored: in eval mode nothing draws.
+    twice. No generator is restored: in eval mode nothing draws. With ``offload`` the inputs wait on the host.
     """
     for layer in decoder_layers(model):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(_saving, offload, again) if offload else again
+
+
+def _saving(offload: ActivationOffload, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a layer that ``checkpoint`` runs again: of what it does, only its inputs are saved."""
+    with offload.saving():
+        return forward(*args, **kwargs)
 
 
 def compile_layers(model: torch.nn.Module) -> None:
