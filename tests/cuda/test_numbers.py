@@ -18,6 +18,7 @@ CASES: dict[str, tuple[bool, dict[str, Any]]] = {  # whether rows are packed, an
     "packed": (True, {}),
     "recomputed": (False, {"recompute": True}),
     "packed, small micro-batches": (True, {"micro_tokens": 48}),
+    "on the host": (False, {"optimizer_offload": True, "activation_offload": True, "recompute": True}),
     "adapter": (False, {"lora": {"rank": 2, "alpha": 4.0}}),
 }
 SHARDED = {"sharded": {"reshard": True}, "compiled": {"compile": True}}  # not what the far device does
@@ -82,3 +83,17 @@ def test_bfloat16_trains_float32_masters(options: dict[str, Any], gpu: torch.dev
     metrics, wanted = step(there, 2), step(here, 2)
     assert metrics["loss"] == pytest.approx(wanted["loss"], abs=ROUNDED)
     assert metrics["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=0.1)
+
+
+def test_bfloat16_steps_on_the_host_are_those_beside_the_weights(gpu: torch.device, model: str) -> None:
+    on_host = {"optimizer_offload": True, "activation_offload": True}
+    host, device = (
+        made(model, gpu, False, dtype="bfloat16", recompute=True, **options) for options in (on_host, {})
+    )
+    assert {p.dtype for p in host.parameters} == {torch.bfloat16}
+    metrics, wanted = step(host, 2), step(device, 2)
+    assert metrics == pytest.approx(wanted, rel=1e-2, abs=1e-4)
+    expected = weights(device)
+    for name, tensor in weights(host).items():
+        assert tensor.dtype == torch.float32, name
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-2, atol=1e-3)
