@@ -11,9 +11,14 @@ import torch.distributed as dist
 from test_train_engine import TEMPERATURE, generated, objective
 
 from rlgraph.errors import RunError
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.fsdp.batching import micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -79,3 +84,52 @@ def test_names_that_the_server_would_leave_out_are_refused(served: SglangEngine,
     assert {name for name in held if held[name] == now[name]} == {
         name for name in held if ".experts." in name
     }
+
+
+def test_the_experts_that_it_chose_are_told_and_replayed(
+    mixture: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine = SglangEngine(
+        mixture,
+        logs=tmp_path_factory.mktemp("logs"),
+        max_rows=4,
+        options={"enable_return_routed_experts": True},
+    )
+    try:
+        engine.load_pretrained()
+        requests = [Request([5, 6, 7, 8], [1, 2]), Request([9, 10, 11], [3])]
+        answers = engine.generate(requests, Sampling(12, routing=True))
+        again = engine.generate(requests, Sampling(2, routing=True))
+    finally:
+        engine.close()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train = FsdpEngine(mixture, frozen=True)
+    pairs = [(r.prompt, g) for r, many in zip(requests, answers, strict=True) for g in many]
+    tokens = Ragged.of([[*prompt, *g.tokens] for prompt, g in pairs])
+    mask = Ragged.of([[False] * len(p) + [True] * len(g.tokens) for p, g in pairs], torch.bool)
+    routing = tokens.like(torch.cat([g.routing for _, g in pairs]))
+    assert routing.values.shape[1:] == (2, 2) and routing.values.dtype == torch.int16
+    assert routing.values[tokens.offsets[1:] - 1].eq(OWN).all()
+    scores = train.logprobs(tokens, mask, routing=routing).values
+    served = torch.cat([torch.tensor([0.0] * len(p) + [*g.logprobs]) for p, g in pairs])
+    assert (scores - served).abs().max() < 1e-4
+
+    (batch,) = micro_batches({"tokens": tokens, "loss_mask": mask, "routing": routing}, train.budget, CPU)
+    assert batch.routing is not None and train.routing is not None
+    train.routing.replay(None)
+    train.routing.note()
+    with torch.no_grad():
+        train.model.token_scores(batch, 1.0, "none")
+    own, told = train.routing.take(), batch.routing.flatten(0, 1)
+    read = told[:, 0, 0] != OWN
+    # the same weights in float32: the trainer's own choice, the order aside
+    assert read.sum() > 20 and own[read].sort(-1)[0].equal(told[read].to(torch.int16).sort(-1)[0])
+    # a prompt that the server has in its cache is told as well
+    assert all(g.routing[0, 0, 0] != OWN for many in again for g in many)
+    dist.destroy_process_group()
+
+
+def test_a_server_that_does_not_tell_is_named(served: SglangEngine) -> None:
+    served.load_pretrained()
+    with pytest.raises(RunError, match=r"does not tell the experts[^-]*--enable-return-routed-experts"):
+        served.generate([Request([5, 6, 7, 8], [1])], Sampling(2, routing=True))

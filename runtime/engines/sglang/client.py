@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import socket
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from base64 import b64decode
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
+from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.servers.calls import Ask
 from rlgraph.runtime.engines.servers.endpoint import GLANCE, REPLY, Endpoint, UnknownError
 from rlgraph.runtime.engines.servers.samples import limit
@@ -112,6 +117,35 @@ class Client(Endpoint):
             raise ServerLostError(f"the SGLang server at {self.url} can't be reached: {error}") from error
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """Which layers of a model are mixtures, of how many layers, and the experts per token."""
+
+    mixtures: Sequence[int]
+    layers: int
+    k: int
+
+    def chosen(self, ask: Ask, meta: Mapping[str, Any], new: int) -> torch.Tensor:
+        """Return the experts that a reply tells: int16 ``[prompt and new tokens, mixtures, k]``.
+
+        SGLang 0.5.23 tells all layers of all tokens but the last, as int32 in base64; and nothing where a
+        request was aborted.
+
+        Raises:
+            RunError: it tells nothing.
+        """
+        out = torch.full((len(ask.body["input_ids"]) + new, len(self.mixtures), self.k), OWN)
+        told = meta.get("routed_experts")
+        if told is None and new and not ask.aborted:
+            law = "an SGLang server does not tell the experts that it chose"
+            raise RunError(f"{law}\n  start it with --enable-return-routed-experts")
+        if told is not None:
+            read = torch.frombuffer(bytearray(b64decode(told)), dtype=torch.int32)
+            read = read.view(-1, self.layers, self.k)[: len(out) - 1]
+            out[: len(read)] = read[:, self.mixtures]
+        return out.to(torch.int16)
+
+
 def body(request: Request, seed: int, sampling: Sampling, stops: Sequence[int]) -> dict[str, Any]:
     """Return the body of ``/generate``: one sample, with a log-prob for each token."""
     settings = {
@@ -122,17 +156,21 @@ def body(request: Request, seed: int, sampling: Sampling, stops: Sequence[int]) 
         "stop_token_ids": list(stops),
         "sampling_seed": seed & 0x7FFFFFFF,
     }
-    return {"input_ids": list(request.prompt), "sampling_params": settings, "return_logprob": True}
+    asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
+    return asked | {"return_logprob": True} | ({"return_routed_experts": True} if sampling.routing else {})
 
 
-def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
+def generation(ask: Ask, reply: dict[str, Any] | None, mixture: Mixture | None = None) -> Generation:
     """Return the sample of a reply; None was aborted before it was sent.
 
+    With a ``mixture`` it has the experts that were chosen.
+
     Raises:
-        RunError: its tokens are of other weights than they may be, or the server aborted it by itself.
+        RunError: its tokens are of other weights than they may be, or the server aborted it by itself, or
+            does not tell experts.
     """
     if reply is None:
-        return Generation([], [], "abort")
+        return Generation([], [], "abort", routing=mixture and mixture.chosen(ask, {}, 0))
     meta = reply["meta_info"]
     parts = meta["weight_versions"]
     if not {part["version"] for part in parts} <= {str(version) for version in ask.versions}:
@@ -144,4 +182,4 @@ def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
     logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
     versions = [int(part["version"]) for part in parts for _ in range(part["start"], part["end"])]
     assert len(tokens) == len(logprobs) == len(versions), (len(tokens), len(logprobs), len(versions))
-    return Generation(tokens, logprobs, finish, versions)
+    return Generation(tokens, logprobs, finish, versions, mixture and mixture.chosen(ask, meta, len(tokens)))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlgraph.costs.model_size import size_of
 from rlgraph.engines.registry import SERVERS, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.allocator import release
@@ -28,7 +29,7 @@ from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
-from rlgraph.runtime.engines.sglang.client import PARTS, Client, body, generation
+from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import options_of
 from rlgraph.runtime.engines.sglang.preflight import unfit
@@ -173,7 +174,8 @@ class SglangEngine:
         check_lengths(requests, sampling, self.context)
         assert self.calls
         asked = partial(body, sampling=sampling, stops=self.stops)
-        return generate(self.calls, requests, self.version, asked, generation, enough)
+        read = partial(generation, mixture=self.mixture if sampling.routing else None)
+        return generate(self.calls, requests, self.version, asked, read, enough)
 
     def _check_awake(self) -> None:
         if self.away:
@@ -251,6 +253,13 @@ class SglangEngine:
     def stored(self) -> frozenset[str]:
         """Return the names of the weights in the safetensors files at ``path``."""
         return frozenset(weights_of(self.path))
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """Return what of the model is a mixture of experts."""
+        config = size_of(self.path).config
+        mixtures = [layer for layer in range(config.num_hidden_layers) if config.is_sparse(layer)]
+        return Mixture(mixtures, config.num_hidden_layers, config.num_experts_per_tok)
 
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
