@@ -76,6 +76,8 @@ class Setting:
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
         optimizer_offload, activation_offload: what is on the host, whose memory is not counted.
+        optimizer: ``adamw`` or ``muon``, whose step is run behind the micro-batch.
+        wide: the head computes in float32.
     """
 
     model: str
@@ -91,6 +93,8 @@ class Setting:
     sequence: int = 1
     optimizer_offload: bool = False
     activation_offload: bool = False
+    optimizer: str = "adamw"
+    wide: bool = False
 
 
 @dataclass
@@ -189,9 +193,18 @@ def _received(collective: str, args: Any) -> int:
     return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks
 
 
-def collected(setting: Setting) -> Counter[str]:
+def stepped(setting: Setting) -> Counter[str]:
+    """The bytes of each part at the peak of an optimizer step by Muon, with gradients and averages."""
+    layers = size_of(setting.model).config.num_hidden_layers
+    few, more = (_peaks(setting, count)["optimizer step"] for count in CUT)
+    return _further(few, more, layers)
+
+
+def collected(setting: Setting, whole: bool = False) -> Counter[str]:
     """The bytes that a rank receives in each kind of collective of a step of one micro-batch."""
     layers = size_of(setting.model).config.num_hidden_layers
+    if whole:
+        return _run(setting, layers)[1]
     few, more = (_run(setting, count)[1] for count in CUT)
     return _further(few, more, layers)
 
@@ -244,6 +257,9 @@ def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counte
             live.within("staging", _sync)(made)
         elif setting.step == "update":
             _update(made, _faked(batch, fakes), live)
+            if setting.optimizer == "muon":
+                live.phase = "optimizer step"
+                live.within(GATHERED, made.optimizer.step)()
         else:
             _score(made, _faked(batch, fakes))
         live.phase = "after"
@@ -257,8 +273,9 @@ def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, liv
         made = engine.FsdpEngine(
             path,
             frozen=frozen,
-            optimizer=None if frozen else {"lr": 1e-5},
+            optimizer=None if frozen else {"lr": 1e-5, "kind": setting.optimizer},
             dtype=setting.dtype,
+            head_dtype="float32" if setting.wide else None,
             recompute=setting.recompute,
             lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
             packing=bool(setting.packed),

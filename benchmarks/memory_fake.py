@@ -33,6 +33,7 @@ from rlgraph.costs.formulas import (
     update_bytes,
 )
 from rlgraph.costs.lora_size import trained_on_device
+from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.ir.mesh import mesh_of
@@ -118,6 +119,11 @@ def settings() -> Iterator[Setting]:
         yield Setting(name, optimizer_offload=True, step="logprobs")
         yield Setting(name, world=64, activation_offload=True)
         yield Setting(name, optimizer_offload=True, activation_offload=True, tokens=64 * K, row=64 * K)
+    for name in (DENSE[0], MIXTURE):
+        for world in (8, 64):
+            yield Setting(name, world=world, optimizer="muon")
+            yield Setting(name, world=world, wide=True)
+        yield Setting(name, step="logprobs", wide=True)
     for name in OTHERS:
         yield Setting(name, world=64)
         yield Setting(name, world=64, step="logprobs")
@@ -134,6 +140,7 @@ def name_of(setting: Setting) -> str:
     words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
     words += ["hostopt"] * setting.optimizer_offload + ["hostact"] * setting.activation_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
+    words += [setting.optimizer] * (setting.optimizer != "adamw") + ["fp32head"] * setting.wide
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
 
@@ -148,11 +155,13 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "sequence_parallel": setting.sequence,
         "optimizer_offload": setting.optimizer_offload,
         "activation_offload": setting.activation_offload,
+        "head_dtype": "float32" if setting.wide else None,
     }
     model = "ref" if setting.step == "ref" else "policy"
     overrides = [f"models.{model}.train.{key}={json.dumps(value)}" for key, value in train.items()]
     overrides += [f"models.{name}.path={setting.model}" for name in ("policy", "ref")]
     overrides.append("models.policy.serve.dtype=bfloat16")
+    overrides.append(f"models.policy.optimizer.kind={setting.optimizer}")
     if setting.lora:
         overrides.append(f"models.policy.train.lora={{rank: {setting.lora}}}")
     plan = compile_graph("grpo", overrides, setting.world)
@@ -194,6 +203,8 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
     passes = 2 if update and mesh.replicate > 1 else 1
     runs = passes * ((3 if setting.recompute else 2) if update else 1)
     counts = {"alltoall_base_": exchange_bytes(size, group, runs * setting.tokens)}
+    if setting.optimizer == "muon":
+        counts["alltoall_base_"] += 2 * step_bytes(size, rates)  # one as the averages are made, one behind
     if update:
         gradients = passes * gather_bytes(size, mesh.shard)
         counts["_allgather_base_"] = update_bytes(size, rates, passes, 1) - gradients

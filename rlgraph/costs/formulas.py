@@ -179,6 +179,16 @@ def gather_bytes(size: Size, devices: int, width: int = MASTER) -> int:
     return (devices - 1) * size.on_device(devices) * width
 
 
+def wide_head_seconds(size: Size, rates: Rates, tokens: float, updates: bool) -> float:
+    """Return how much longer a head takes whose logits are computed in float32.
+
+    An update computes them twice, and the gradients of hidden states and weights; torch's float32 is no TF32.
+    """
+    work = (4 if updates else 1) * 2 * size.embedding * tokens
+    share = (rates.efficiency.update if updates else rates.efficiency.score)[rates.grade]
+    return work / share * (1 / rates.cluster.flops("float32") - 1 / rates.cluster.flops(rates.dtype))
+
+
 def score_bytes(size: Size, rates: Rates, passes: int) -> float:
     """Return the bytes of weights, gathered with every micro-batch, or once where the model is small."""
     return (1 if size.parameters <= SMALL else passes) * gather_bytes(size, rates.devices, rates.width)

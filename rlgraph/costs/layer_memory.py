@@ -1,4 +1,4 @@
-"""Activations of one decoder layer, in bytes per token; see docs/cost_model.md.
+"""Activations of one decoder layer, in bytes per token, and logits of the head; see docs/cost_model.md.
 
 Notation: b bytes of a number in the data type that is computed in; h, q, k, m the widths of hidden states, of
 all queries, of all keys, and of the MLP.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.limits import MASK, key_repeats, needs_mask
 from rlgraph.costs.model_size import Size
@@ -119,3 +120,28 @@ def mask_bytes(model: ModelPlan, size: Size, tokens: int, longest: int, device: 
         return 0
     width = max(longest, min(8 * longest, tokens, MASK // max(1, tokens)))
     return max(tokens, width) * width * WIDTH[model.train.dtype]
+
+
+def chunk_numbers(size: Size, tokens: int) -> int:
+    """Return the numbers of one chunk's logits, of whole tokens."""
+    return min(tokens, max(1, limits.LOGITS // size.vocabulary)) * size.vocabulary
+
+
+def wide_head(model: ModelPlan, size: Size) -> bool:
+    """Return whether a head computes in float32 what the rest of a model does not."""
+    assert model.train
+    narrow = WIDTH[model.train.dtype] < MASTER
+    return bool(model.train.head_dtype) and narrow and size.head == "lm"
+
+
+def logits_bytes(size: Size, width: int, tokens: int, update: bool, head: int = 0) -> int:
+    """Return the bytes of the logits of a chunk of tokens, copies of them, and hidden states of all tokens.
+
+    Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
+    scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is
+    differentiated takes another, which is left out. ``head``: bytes of a logit, by default those of a number.
+    """
+    logit = head or width
+    copies = 2 * MASTER + logit if update else MASTER + (logit if logit < MASTER else 0)
+    hidden = tokens * size.config.hidden_size * width
+    return copies * chunk_numbers(size, tokens) + (2 if update else 1) * hidden

@@ -23,6 +23,7 @@ from rlgraph.costs.layer_memory import Layer, mask_bytes
 from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
+from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.train_memory import Moments, Pass, staging
 from rlgraph.costs.workload import Workload
 from rlgraph.engines.registry import serving
@@ -121,7 +122,8 @@ class Footprint:
                     width = WIDTH[model.train.dtype] + (0 if on_host else MASTER)
                 sizes[Item(name, "train", "parameters")] = shard * width + added
                 if not model.frozen and not on_host:
-                    sizes[Item(name, "train", "optimizer")] = 2 * trained * MASTER
+                    averages = averages_on_device(size, model, devices)
+                    sizes[Item(name, "train", "optimizer")] = averages * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
                 width, group = WIDTH[serve.dtype], serve.tensor_parallel
                 sizes[Item(name, "serve", "weights")] = -(-size.parameters * width // group)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from rlgraph.costs import formulas
+from rlgraph.costs import formulas, muon
 from rlgraph.costs.calibration import RATES, Calibration
 from rlgraph.costs.device_groups import devices_of
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens, row_work
+from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size, size_of
@@ -120,9 +121,14 @@ class Pricing(Footprint):
             seconds = formulas.update_seconds(size, rates, work, times, factor, summed, on_host)
             seconds += formulas.activation_seconds(size, rates, work) * model.train.activation_offload
             moved = formulas.update_bytes(size, rates, work.passes, times) + summed
+            if muon.steps_by_muon(model):
+                seconds += times * muon.step_seconds(size, rates)
+                moved += times * muon.step_bytes(size, rates)
         else:
             factor, seconds = 1, formulas.score_seconds(size, rates, work)
             moved = formulas.score_bytes(size, rates, work.passes)
+        if wide_head(model, size):
+            seconds += formulas.wide_head_seconds(size, rates, work.tokens, step.updates)
         # a group's: forward, once more where that runs again, and backward
         devices = model.train.sequence_parallel
         group = replace(rates, devices=devices, replicas=mesh.replicate * mesh.shard // devices)

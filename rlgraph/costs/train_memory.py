@@ -13,9 +13,10 @@ from functools import cached_property, lru_cache
 
 from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
-from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
 from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, trained_on_device
 from rlgraph.costs.model_size import Size, padded
+from rlgraph.costs.muon import held_in_step, steps_by_muon
 from rlgraph.ir.plan import ModelPlan
 
 Moments = dict[str, Counter[str]]
@@ -36,7 +37,7 @@ class Pass:
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
-        hidden, logits = self._hidden, logits_bytes(self.size, self.width, self.tokens, update=False)
+        hidden, logits = self._hidden, self._scored
         both = self.root + self.block
         return {
             "start": _parts(self._start, self.mask + hidden),
@@ -48,12 +49,13 @@ class Pass:
     def update(self) -> Moments:
         """Return the moments of a forward and a backward pass, all of them with gradients in shards."""
         both, kept = self.root + self.block, self.mask + self._kept + self._hidden
-        logits = logits_bytes(self.size, self.width, self.tokens, update=False)
         moments = {
             "start": _parts(self._start, self.mask + self._hidden),
             "between layers": _parts(both + 2 * self.result, kept),
-            "scores": _parts(self._scoring, kept, logits),
+            "scores": _parts(self._scoring, kept, self._scored),
         }
+        if steps_by_muon(self.model):
+            moments["optimizer step"] = _parts(held_in_step(self.size, self.width, self.devices), 0)
         moments |= self._logits() | self._layers() | (self._embeddings() if self.adapted is None else {})
         held = MASTER * trained_on_device(self.size, self.model, self.devices)
         return {name: parts + Counter({"gradients": held}) for name, parts in moments.items()}
@@ -62,17 +64,19 @@ class Pass:
         """Return the backward pass of the head: all activations, and what its chunks add up to.
 
         Over chunks the gradient of its weights is summed in float32, beside that of this chunk and of the
-        last.
+        last. A head that computes in float32 has a copy of its weights in it, and a chunk's gradient.
         """
         kept = self.mask + self._kept + self._hidden + self.tokens * self.size.config.hidden_size * MASTER
-        logits = logits_bytes(self.size, self.width, self.tokens, update=True)
+        width, copied = MASTER if self._wide else self.width, self._wide * self.size.embedding * MASTER
+        gradient = copied if copied and self.head else self.head
+        logits = logits_bytes(self.size, self.width, self.tokens, update=True, head=width)
         chunk = chunk_numbers(self.size, self.tokens)
-        fewer = logits - chunk * (2 * MASTER - self.width)  # the logits and their gradient alone
+        fewer = logits - chunk * (2 * MASTER - width)  # the logits and their gradient alone
         several = chunk < self.tokens * self.size.vocabulary
         summed = several * (self.head + self.head // self.width * MASTER)
         scored = self.ends if self.size.head == "lm" else 0
-        before = self.root + scored + self.result + self.whole + summed
-        moments = {"logits": _parts(before, kept, logits), "head": _parts(before + self.head, kept, fewer)}
+        before = self.root + scored + self.result + self.whole + summed + copied
+        moments = {"logits": _parts(before, kept, logits), "head": _parts(before + gradient, kept, fewer)}
         if self.ends and self.head:
             moments["head's reduction"] = _parts(self.result + self._ends_reduced, kept, 2 * self._hidden)
         return moments
@@ -210,6 +214,17 @@ class Pass:
         return self.devices == 1 and own
 
     @property
+    def _wide(self) -> bool:
+        return wide_head(self.model, self.size)
+
+    @property
+    def _scored(self) -> int:
+        """Return the bytes of a chunk's logits in a pass without gradients, and of a head's float32 copy."""
+        width = MASTER if self._wide else self.width
+        logits = logits_bytes(self.size, self.width, self.tokens, update=False, head=width)
+        return logits + self._wide * self.size.embedding * MASTER
+
+    @property
     def _hidden(self) -> int:
         return self.tokens * self.size.config.hidden_size * self.width
 
@@ -270,23 +285,6 @@ def staging(tensors: tuple[tuple[int, int], ...], devices: int, width: int, buck
         most = max(most, last + whole // devices + whole * (1 if len(together) == 1 else 2))
         last = padded(together[-1:], devices)
     return most * width
-
-
-def chunk_numbers(size: Size, tokens: int) -> int:
-    """Return the numbers of one chunk's logits, of whole tokens."""
-    return min(tokens, max(1, limits.LOGITS // size.vocabulary)) * size.vocabulary
-
-
-def logits_bytes(size: Size, width: int, tokens: int, update: bool) -> int:
-    """Return the bytes of the logits of a chunk of tokens, copies of them, and hidden states of all tokens.
-
-    Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
-    scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is
-    differentiated takes another, which is left out.
-    """
-    copies = 2 * MASTER + width if update else MASTER + (width if width < MASTER else 0)
-    hidden = tokens * size.config.hidden_size * width
-    return copies * chunk_numbers(size, tokens) + (2 if update else 1) * hidden
 
 
 def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:

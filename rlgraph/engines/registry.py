@@ -107,7 +107,7 @@ OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine le
 TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
-        ("micro_tokens", "dtype", "recompute", "lora", "compile", "packing", *OFFLOADS),
+        ("micro_tokens", "dtype", "head_dtype", "recompute", "lora", "compile", "packing", *OFFLOADS),
         f"{RUNTIME}.weights.pretrained:unfit",
     ),
 }

@@ -39,6 +39,7 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
         remedy = "give it `optimizer: {lr: 1e-6}`, or `frozen: true` if it is only read"
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
     _offloads(name, spec, tree, binder)
+    _trains(name, spec, tree, binder)
     for field in sorted(SHAPING & {*spec.config}):
         law = f"`models.{name}.config.{field}` changes the shapes of weights, which the model's files have"
         binder.problem("config-shape", law, tree.at(("config", field)).key, remedy=f"leave out {field}")
@@ -89,6 +90,30 @@ def _offloads(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None
             law = f"the optimizer of `{name}` is of its adapters alone, and too small to be on the host"
         mark = tree.at(("train", "optimizer_offload")).key
         binder.problem("offload", law, mark, remedy=f"leave out models.{name}.train.optimizer_offload")
+
+
+def _trains(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
+    """Check that the optimizer and the head of a model go with what trains, and with what comes out."""
+    path, optimizer = f"models.{name}", tree.get("optimizer")
+    muon = bool(spec.optimizer and spec.optimizer.kind == "muon")
+    if optimizer and not muon and (momentum := optimizer.get("momentum")):
+        law = f"`{path}.optimizer.momentum` is of muon; the optimizer is adamw, whose averages have `betas`"
+        remedy = f"set: {{{path}.optimizer.kind: muon}}, or leave out momentum"
+        binder.problem("optimizer", law, momentum.key, remedy=remedy)
+    if muon and spec.train.lora:
+        law = f"`{path}.optimizer` is muon, whose steps are orthogonal matrices, and `{path}.train.lora` "
+        law += "trains two factors of a matrix, whose product takes no such step"
+        remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out lora"
+        binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
+    if muon and spec.train.optimizer_offload:
+        law = f"`{path}.optimizer` is muon, whose matrices are orthogonalised on devices, and "
+        law += f"`{path}.train.optimizer_offload` puts AdamW on the host"
+        remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out optimizer_offload"
+        binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
+    if spec.head == "value" and spec.train.head_dtype:
+        law = f"`{path}.train.head_dtype` is of logits, and model `{name}` has a value head"
+        mark = tree.at(("train", "head_dtype")).key
+        binder.problem("head-dtype", law, mark, remedy="leave out head_dtype")
 
 
 def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:

@@ -17,6 +17,8 @@ from rlgraph.passes.refill import collects, members
 from rlgraph.syntax.settings import Optimizer, Serve, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
+# what an adapted model and a frozen one have to agree on to share an engine
+SAME = ("engine", "pool", "dtype", "head_dtype")
 # what a train engine does alike for all models that it holds
 OF_ENGINE = (*ON_ONE_DEVICE, "micro_tokens", "packing")
 
@@ -199,7 +201,7 @@ def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) 
         alike = models[other].frozen and held == model.train and other not in apart
         if alike and names.index(other) < names.index(name):
             return other
-        same = all(getattr(held, key) == getattr(model.train, key) for key in ("engine", "pool", "dtype"))
+        same = all(getattr(held, key) == getattr(model.train, key) for key in SAME)
         if same and held.lora and not models[other].frozen and model.head == "lm" and not model.train.lora:
             return other
     return ""

@@ -39,6 +39,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         if model.shares:
             by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
         rate = f", lr {model.rate}" if model.rate else ""
+        state += " by muon" if model.optimizer and model.optimizer.kind == "muon" else ""
         yield f"  model {name}: {state}, head {model.head}, held by {by}{rate}"
         if model.trust_remote_code:
             yield f"    runs the Python files of {model.path}"
@@ -78,6 +79,7 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
     words: list[str] = [spec.dtype]
     if isinstance(spec, TrainPlan):
         words += [str(mesh)] * bool(mesh and mesh.replicate > 1)
+        words += [f"head {spec.head_dtype}"] * bool(spec.head_dtype)
         words += ["computing activations again"] * bool(spec.recompute)
         words += ["activations on the host"] * spec.activation_offload
         words += ["optimizer on the host"] * spec.optimizer_offload

@@ -35,13 +35,19 @@ class Section(Referring):
 
 
 class Optimizer(Section):
-    """AdamW and its learning-rate schedule (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or Muon, and the learning-rate schedule."""
 
+    kind: Literal["adamw", "muon"] = option(
+        "adamw",
+        "adamw; or muon, which orthogonalises the averaged gradient of each matrix in the decoder layers "
+        "(arXiv 2502.16982), scaled so that AdamW's lr and weight_decay fit; AdamW steps the other weights.",
+    )
     lr: Positive = Field(description="the learning rate at its highest.")
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = option(
         [0.9, 0.999], "decay an optimizer step of the averages of the gradient and of its square."
     )
     eps: Positive = option(1e-8, "what is added to the root of the averaged square.")
+    momentum: Share = option(0.95, "of muon: decay an optimizer step of the average of a matrix's gradient.")
     weight_decay: Annotated[float, Field(ge=0)] = option(
         0.0, "how much a weight shrinks an optimizer step, times the learning rate."
     )
@@ -126,6 +132,11 @@ class Train(Section):
     )
     dtype: Dtype = option(
         "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."
+    )
+    head_dtype: Literal["float32"] | None = option(
+        None,
+        "of the language-model head: float32 computes logits in it, from a float32 copy of the weights that "
+        "dtype has (arXiv 2506.13585); null: dtype.",
     )
     recompute: bool | Literal["auto"] = option(
         "auto",

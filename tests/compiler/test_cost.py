@@ -30,11 +30,11 @@ from rlgraph.costs.formulas import (
     update_seconds,
 )
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.layer_memory import Layer, logits_bytes
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
-from rlgraph.costs.train_memory import Pass, logits_bytes
+from rlgraph.costs.train_memory import Pass
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target

@@ -14,7 +14,7 @@ from rlgraph.runtime.engines.fsdp.optimizer import make_optimizer, options_of
     ("options", "message"),
     [
         ({}, "lr\n  Field required"),
-        ({"lr": 1e-3, "momentum": 0.9}, "momentum\n  Extra inputs are not permitted"),
+        ({"lr": 1e-3, "nesterov": True}, "nesterov\n  Extra inputs are not permitted"),
         ({"lr": 1e-3, "schedule": "cosine"}, "schedule cosine needs total_steps"),
         ({"lr": 1e-3, "schedule": "step"}, "schedule\n  Input should be 'constant', 'cosine' or 'linear'"),
     ],

@@ -198,3 +198,51 @@ def test_a_head_of_its_own_is_gathered_once_for_all_chunks(
     assert gathered == passed
     engine.update(columns, objective, torch.arange(3), 3)
     assert gathered[len(passed) :] == [*passed, "model.layers.0"], "the backward pass gathers layers alone"
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_float32_head_brings_scores_closer_to_those_of_float32(
+    one_rank: None, tmp_path: Path, tied: bool, reshard: bool
+) -> None:
+    """Of a model with logits around 30, as large ones have: the body's rounding is far below theirs."""
+    torch.manual_seed(0)
+    shape = {**SHAPE, "hidden_size": 64, "initializer_range": 0.02, "tie_word_embeddings": tied}
+    model = LlamaForCausalLM(LlamaConfig(**shape))
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight.mul_(25.0))
+    model.save_pretrained(tmp_path / "model")
+    columns, scores = batch().columns, {}
+    columns = {name: columns[name] for name in ("tokens", "loss_mask")}
+    settings = {"float32": ("float32", None), "wide": ("bfloat16", "float32"), "narrow": ("bfloat16", None)}
+    for kind, (dtype, head) in settings.items():
+        options: dict[str, Any] = {"optimizer": {"lr": 1e-2, "eps": 1e-3}, "reshard": reshard}
+        engine = FsdpEngine(str(tmp_path / "model"), dtype=dtype, head_dtype=head, **options)
+        scores[kind] = engine.logprobs(**columns).values
+        before = {name: weight.clone() for name, weight in engine.weights()}
+        engine.update(columns, objective, torch.arange(3), 3)
+        assert any(not weight.equal(before[name]) for name, weight in engine.weights())
+    far = {kind: float((found - scores["float32"]).square().mean().sqrt()) for kind, found in scores.items()}
+    assert 0 < far["wide"] < 0.7 * far["narrow"]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_float32_head_rounds_no_logit(name: str) -> None:
+    """Its logits and gradients are those of a float32 model with the same hidden states and weights."""
+    wide, exact = built(name).bfloat16(), built(name)
+    exact.load_state_dict({name: tensor.float() for name, tensor in wide.state_dict().items()})
+    exact.float()
+    wide.lm_head.forward = partial(scoring._wide_logits, wide.lm_head)
+    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    labels = torch.tensor([3, 0, 12, 3, 7])
+    found, expected = (
+        scoring._Scores.apply(
+            model, 2, 1.3, "none", labels, hidden.to(model.dtype), *model.lm_head.parameters()
+        )[0]
+        for model in (wide, exact)
+    )
+    assert found.dtype == torch.float32 and found.equal(expected)
+    for scores in found, expected:
+        scores.sum().backward()
+    gradient, wanted = wide.lm_head.weight.grad, exact.lm_head.weight.grad
+    torch.testing.assert_close(gradient.float(), wanted, rtol=0.02, atol=0.02)

@@ -15,6 +15,8 @@ import fake_engine
 import memory_fake
 from fake_engine import Setting
 
+from rlgraph.costs.memory import Item
+
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 LONG = Setting(EIGHT, tokens=32768, row=32768)
 
@@ -36,6 +38,12 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         pytest.param(Setting(EIGHT, sequence=4, packed="mask", recompute=False), marks=pytest.mark.nightly),
         pytest.param(replace(LONG, model=MIXTURE, world=16, sequence=16), marks=pytest.mark.nightly),
         Setting(MIXTURE, step="sync"),
+        Setting(EIGHT, optimizer="muon", tokens=4096),
+        pytest.param(Setting(MIXTURE, world=64, optimizer="muon"), marks=pytest.mark.nightly),
+        Setting(EIGHT, wide=True, tokens=4096),
+        Setting(EIGHT, wide=True, step="logprobs", tokens=4096),
+        pytest.param(Setting(EIGHT, wide=True, lora=32), marks=pytest.mark.nightly),
+        pytest.param(Setting("Qwen/Qwen2.5-0.5B", wide=True, world=1), marks=pytest.mark.nightly),
         Setting(EIGHT, world=64, shard=8),
         Setting(EIGHT, optimizer_offload=True),
         Setting(EIGHT, optimizer_offload=True, activation_offload=True),
@@ -78,6 +86,32 @@ def test_predicted_bytes_are_what_the_engine_receives(setting: Setting) -> None:
         assert memory_fake.LOW <= size / received[collective] <= memory_fake.HIGH, collective
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(EIGHT, optimizer="muon"),
+        Setting(EIGHT, world=1, optimizer="muon", dtype="float32"),
+        pytest.param(Setting(MIXTURE, optimizer="muon"), marks=pytest.mark.nightly),
+    ],
+    ids=memory_fake.name_of,
+)
+def test_an_optimizer_step_holds_what_is_predicted(setting: Setting) -> None:
+    footprint, step = memory_fake.priced(setting)
+    held, counted = fake_engine.stepped(setting), footprint.passing(step)["optimizer step"]
+    averages = footprint.items("main")[Item("policy", "train", "optimizer")]
+    assert averages == pytest.approx(held["optimizer"], rel=1e-3)
+    for part, size in counted.items():
+        assert size == pytest.approx(held[part], rel=1e-3), part
+
+
+@pytest.mark.parametrize(("family", "world"), [("qwen2", 8), ("qwen2", 1), ("qwen3_moe", 8)])
+def test_a_step_of_muon_receives_what_is_predicted(tmp_path: Path, family: str, world: int) -> None:
+    setting = Setting(small(tmp_path, 4, 64_000, family), world=world, optimizer="muon", recompute=False)
+    counted, received = memory_fake.predicted_bytes(setting), fake_engine.collected(setting, whole=True)
+    assert counted["alltoall_base_"] == received["alltoall_base_"]
+    assert (received["alltoall_base_"] > 0) == (world > 1)
+
+
 def test_a_few_layers_say_what_all_of_them_hold(tmp_path: Path) -> None:
     setting = Setting(small(tmp_path, layers=9, vocabulary=200_000), world=64, tokens=4096)
     few, whole = (fake_engine.measured(setting, whole) for whole in (False, True))
@@ -91,10 +125,10 @@ def test_a_small_model_is_gathered_whole(tmp_path: Path) -> None:
         assert memory_fake.LOW <= counted.total() / held.total() <= memory_fake.HIGH, setting.step
 
 
-def small(folder: Path, layers: int, vocabulary: int) -> str:
+def small(folder: Path, layers: int, vocabulary: int, family: str = "qwen2") -> str:
     """A folder with the configuration of a model; 2**26 parameters are the most that are gathered whole."""
     widths = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": vocabulary}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
     more = {"num_hidden_layers": layers, "tie_word_embeddings": True, **heads}
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", **widths, **more}))
+    (folder / "config.json").write_text(json.dumps({"model_type": family, **widths, **more}))
     return str(folder)

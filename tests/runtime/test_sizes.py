@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from rlgraph.costs import limits
-from rlgraph.costs.layer_memory import Layer
+from rlgraph.costs.layer_memory import Layer, logits_bytes
 from rlgraph.costs.lora_size import adapters_on_device
 from rlgraph.costs.memory import SAMPLING, SORTED
 from rlgraph.costs.model_size import CARDS, Config, Size, known_models, size_of
-from rlgraph.costs.train_memory import logits_bytes
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.fsdp import scoring
 from rlgraph.runtime.engines.fsdp.load import decoder_layers

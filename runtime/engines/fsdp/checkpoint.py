@@ -2,7 +2,8 @@
 
 Each rank copies its shards to host memory and writes them from a thread, to a file of its own::
 
-    shard-00000-of-00002.safetensors    model.NAME, exp_avg.NAME, exp_avg_sq.NAME: rank 0's rows of each
+    shard-00000-of-00002.safetensors    model.NAME, exp_avg.NAME, exp_avg_sq.NAME or, of Muon's matrices,
+                                        momentum_buffer.NAME: rank 0's rows of each
     shard-00001-of-00002.safetensors
     state.json                          ranks, full shapes, optimizer step counts, the schedule: by rank 0
 
@@ -28,13 +29,13 @@ from torch.distributed.tensor import DTensor
 from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of
+from rlgraph.runtime.engines.fsdp.shards import local, rows_of
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.pretrained import shard_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
 NamedTensors = Mapping[str, torch.Tensor]
-MOMENTS = ("exp_avg", "exp_avg_sq")  # fields of AdamW's state
 
 
 class Saves:
@@ -93,8 +94,9 @@ def training_state(
         return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, {}
     trained = {name: exact(optimizer, p) for name, p in model.named_parameters() if p.requires_grad}
     _start(optimizer)
-    moments = {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS for name, p in trained.items()}
-    steps = {name: float(optimizer.state[p]["step"]) for name, p in trained.items()}
+    held = {name: optimizer.state[p] for name, p in trained.items()}
+    moments = {f"{key}.{n}": state[key] for key in MOMENTS for n, state in held.items() if key in state}
+    steps = {name: float(state["step"]) for name, state in held.items() if "step" in state}
     rates = [group["lr"] for group in optimizer.param_groups]
     state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict()}
     return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
@@ -125,7 +127,7 @@ def load_state(
     if optimizer is None or scheduler is None:
         return
     for name, p in model.named_parameters():
-        if p.requires_grad:
+        if name in state["steps"]:
             optimizer.state[exact(optimizer, p)]["step"].fill_(state["steps"][name])
     for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
         group["lr"] = rate
@@ -212,24 +214,13 @@ def _read(directory: Path, ranks: int, tensors: NamedTensors) -> None:
 def _shared(tensor: torch.Tensor, rank: int, ranks: int) -> Iterator[tuple[slice, slice]]:
     """Yield the rows that shard ``rank`` of ``ranks`` and this rank's shard have in common, in each."""
     rows = tensor.shape[0]
-    start, stop = _rows(rows, rank, ranks)
+    start, stop = rows_of(rows, rank, ranks)
     first, last = 0, rows
     if isinstance(tensor, DTensor):
-        first, last = _rows(rows, *shard_of(tensor))
+        first, last = rows_of(rows, *shard_of(tensor))
     low, high = max(start, first), min(stop, last)
     if low < high:
         yield slice(low - start, high - start), slice(low - first, high - first)
-
-
-def _rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the rows of a rank, from and to, as FSDP2 shards.
-
-    Example:
-        >>> [_rows(5, rank, 4) for rank in range(4)]
-        [(0, 2), (2, 4), (4, 5), (5, 5)]
-    """
-    most = -(-rows // ranks)
-    return min(rows, rank * most), min(rows, (rank + 1) * most)
 
 
 def _shard(rank: int, ranks: int) -> str:
@@ -241,6 +232,7 @@ def _start(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
-                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
-                optimizer.state[parameter] = {"step": step, **moments}
+                state = {key: torch.zeros_like(parameter) for key in moments_of(group)}
+                if "betas" in group:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                optimizer.state[parameter] = state

@@ -25,7 +25,14 @@ from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW, exact
 from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
-from rlgraph.runtime.engines.fsdp.optimizer import clip_gradients, make_optimizer, options_of, set_rate
+from rlgraph.runtime.engines.fsdp.muon import body_matrices
+from rlgraph.runtime.engines.fsdp.optimizer import (
+    clip_gradients,
+    make_optimizer,
+    moments_of,
+    options_of,
+    set_rate,
+)
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
@@ -34,6 +41,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
     gather_full,
     gathered,
     hold_in,
+    local,
     reduce_with_the_last,
 )
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
@@ -62,6 +70,7 @@ class FsdpEngine:
         micro_tokens: tokens of one forward pass, padding included, on a rank or on those that share it.
         device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
         dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
+        head_dtype: ``float32``, to compute logits in; by default that is ``dtype``.
         mesh: one dimension, or two, ``replicate`` and ``shard``: copies of the model, each sharded over a row
             of ranks; by default one copy over all ranks.
         group: all ranks of the mesh; needed where it has two dimensions.
@@ -94,6 +103,7 @@ class FsdpEngine:
         micro_tokens: int = 16384,
         device: str = "cpu",
         dtype: str = "float32",
+        head_dtype: str | None = None,
         mesh: DeviceMesh | None = None,
         group: dist.ProcessGroup | None = None,
         reshard: bool | None = None,
@@ -119,7 +129,8 @@ class FsdpEngine:
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self.sequence = sequence
-        settings = (reshard, recompute, self.lora, compile, self.sequence, activation_offload)
+        wide = head_dtype is not None and compute != torch.float32
+        settings = (reshard, recompute, self.lora, compile, self.sequence, activation_offload, wide)
         how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
         layers = decoder_layers(self.model)
@@ -131,8 +142,9 @@ class FsdpEngine:
         self.optimizer = self.scheduler = None
         if not frozen:
             self.options = options_of(optimizer or {})
-            made = make_optimizer(self.parameters, self.options, on_host=optimizer_offload)
-            self.optimizer, self.scheduler = made
+            matrices = body_matrices(self.model, layers, self.pieces) if self.options.kind == "muon" else {}
+            own = (self.parameters, self.options, matrices, self.copy_group, compute)
+            self.optimizer, self.scheduler = make_optimizer(*own, on_host=optimizer_offload)
             if optimizer_offload and any(p.dtype != compute for p in self.parameters):
                 hold_in(self.model, self.shards, compute)
         # beside a GPU an optimizer on the host has nothing that could leave; a CPU's memory is the host's
@@ -304,13 +316,13 @@ class FsdpEngine:
         self._publish()
 
     def checkpoint_bytes(self) -> int:
-        """Return the bytes that this rank writes of a checkpoint: what trains, with AdamW's two averages."""
+        """Return the bytes that this rank writes of a checkpoint: what trains, with its averages."""
         if not self.in_first:
             return 0
-        trained = (p for p in self.model.parameters() if self.optimizer is None or p.requires_grad)
-        kept = [exact(self.optimizer, p) for p in trained]
-        copies = 1 if self.optimizer is None else 1 + len(checkpoint.MOMENTS)
-        return copies * sum(checkpoint.local(p).nbytes for p in kept)
+        if self.optimizer is None:
+            return sum(local(p).nbytes for p in self.model.parameters())
+        groups = self.optimizer.param_groups
+        return sum((1 + len(moments_of(g))) * local(p).nbytes for g in groups for p in g["params"])
 
     def begin_save(self, directory: str) -> None:
         """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.

@@ -42,6 +42,7 @@ class Loading:
     compiled: bool
     sequence: sequence.SequenceGroup = sequence.ALONE
     offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
+    wide_head: bool = False  # a language-model head computes in float32
 
     @property
     def new(self) -> tuple[str, ...]:
@@ -81,7 +82,7 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     alone = apart and all(p.dtype == how.compute for p in model.parameters())
     shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute)
     if how.head == "lm":
-        scoring.prepare(model)
+        scoring.prepare(model, how.wide_head)
     if files is not None:
         pretrained.fill(model, pieces, files, device)
     if alone:

@@ -1,4 +1,4 @@
-"""AdamW, its learning-rate schedule, and clipping over shards."""
+"""AdamW or Muon, the learning-rate schedule, and clipping over shards."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlgraph.costs.muon import MatrixShape
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
+from rlgraph.runtime.engines.fsdp.muon import Muon
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.syntax.settings import Optimizer
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # fields of the state of AdamW, two, and of Muon
+
 
 def options_of(options: Mapping[str, Any]) -> Optimizer:
-    """Check options of AdamW (arXiv 1711.05101) and its schedule, whose steps are optimizer steps.
+    """Check options of an optimizer and its schedule, whose steps are optimizer steps.
 
     Raises:
         ValueError: an option that is unknown, a missing ``lr``, or a decaying schedule without an end.
@@ -26,18 +30,38 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
 
 
 def make_optimizer(
-    parameters: list[torch.nn.Parameter], options: Optimizer, on_host: bool = False
-) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LRScheduler]:
-    """Return AdamW over sharded parameters, whose device it is on unless ``on_host``, and the schedule that
-    steps with it."""
+    parameters: list[torch.nn.Parameter],
+    options: Optimizer,
+    matrices: Mapping[torch.nn.Parameter, MatrixShape] | None = None,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+    on_host: bool = False,
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Return the optimizer of sharded parameters, and the schedule that steps with it.
+
+    That is AdamW, on the parameters' device unless ``on_host``, but for the matrices of a model
+    (``body_matrices``), which Muon orthogonalises in ``dtype`` over the ranks of ``group``.
+    """
     from transformers import get_scheduler
 
     # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
     own = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    optimizer = HostAdamW(parameters, **own) if on_host else torch.optim.AdamW(parameters, **own, fused=True)
+    if on_host:
+        optimizer: torch.optim.Optimizer = HostAdamW(parameters, **own)
+    else:
+        rest = [p for p in parameters if p not in (matrices or {})]
+        optimizer = torch.optim.AdamW(rest, **own, fused=True)
+    if matrices:
+        assert group
+        optimizer = Muon(matrices, optimizer, options, group, dtype)
     # transformers' plain constant schedule takes no warmup.
     name = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     return optimizer, get_scheduler(name, optimizer, options.warmup_steps, options.total_steps)
+
+
+def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of an optimizer's state that average the gradients of a group of its parameters."""
+    return MOMENTS[:2] if "betas" in group else MOMENTS[2:]
 
 
 def set_rate(scheduler: Any, rate: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.nn.functional import linear
 
 from rlgraph.costs import limits
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
@@ -46,9 +47,16 @@ def check(model: Any) -> None:
         ) from error
 
 
-def prepare(model: FSDPModule) -> None:
-    """Give a sharded language model the functions of this file as methods, with its parameters gathered."""
+def prepare(model: FSDPModule, wide: bool = False) -> None:
+    """Give a sharded language model the functions of this file as methods, with its parameters gathered.
+
+    ``wide``: logits are computed in float32 (MiniMax-M1, arXiv 2506.13585, section 3.2), from hidden states
+    and weights of the type that the rest computes in. So SGLang computes them (``enable_fp32_lm_head``).
+    """
     module = cast(Any, model)
+    if wide:
+        output = module.get_output_embeddings()
+        output.forward = partial(_wide_logits, output)
     module.token_scores = partial(token_scores, module)
     module.token_squares = partial(token_squares, module)
     for method in ("token_scores", "token_squares"):
@@ -68,6 +76,11 @@ def ends(model: Any) -> list[Any]:
     if head is None:
         return [embeddings]
     return [] if head.weight is embeddings.weight else [embeddings, head]
+
+
+def _wide_logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    bias = None if head.bias is None else head.bias.float()
+    return linear(hidden.float(), head.weight.float(), bias)
 
 
 def _call(function: Any, *arguments: Any) -> Any:

@@ -61,6 +61,17 @@ def _gather(
     ]
 
 
+def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the rows of a rank, from and to, as FSDP2 shards.
+
+    Example:
+        >>> [rows_of(5, rank, 4) for rank in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    most = -(-rows // ranks)
+    return min(rows, rank * most), min(rows, (rank + 1) * most)
+
+
 def _largest_shard(tensor: DTensor, ranks: int) -> int:
     """Return how many numbers the largest rank's rows have: every rank makes room for them."""
     assert tensor.placements[-1].is_shard(0), f"expected rows sharded, not {tensor.placements}"

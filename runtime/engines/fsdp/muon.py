@@ -1,0 +1,169 @@
+"""Muon: averages of gradients, orthogonalised by matrix (Jordan et al., 2024; at scale, arXiv 2502.16982).
+
+The rows of a matrix lie on the ranks of a copy, and its orthogonalisation wants all of them. Matrices go in
+rounds, the largest first, of as many as there are ranks. Each rank gets one whole by an all-to-all,
+orthogonalises it, and another all-to-all brings rows back::
+
+    rank 0    rows 0 of A and B          A    ->  A orthogonal          rows 0 of both
+    rank 1    rows 1 of A and B    ->    B    ->  B orthogonal    ->    rows 1 of both
+
+So no rank holds more than one matrix whole, and none is orthogonalised twice, but by another replica. The
+experts of a mixture are sharded by whole matrices, and stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Parameter
+
+from rlgraph.costs.muon import ITERATIONS, MatrixShape, batch_of_experts, newton_schulz_flops
+from rlgraph.runtime.engines.fsdp.shards import local, rows_of
+from rlgraph.runtime.engines.weights.naming import Pieces
+from rlgraph.syntax.settings import Optimizer
+
+# Jordan's coefficients: they take singular values between 0.7 and 1.2 in five iterations, not to 1
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+EPSILON = 1e-7  # the least norm that a matrix is divided by
+RMS = 0.2  # of a step in its numbers, about AdamW's, at a learning rate of 1
+
+
+def body_matrices(
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], pieces: Pieces
+) -> dict[Parameter, MatrixShape]:
+    """Return the parameters of the decoder layers that hold matrices, with the shape of each matrix.
+
+    A fused parameter of experts has as many matrices as weights in the checkpoint: gate and up are two.
+    """
+    inside = {id(p) for layer in layers for p in layer.parameters()}
+    shapes = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) in inside and p.dim() in (2, 3) and min(p.shape[-2:]) > 1:
+            rows, columns = p.shape[-2:]
+            stored = {piece.shape for piece in pieces.get(name, ())}
+            if p.dim() == 3 and len(stored) == 1 and (shape := stored.pop())[-1] == columns:
+                rows = shape[0]
+            shapes[p] = (rows, columns)
+    return shapes
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Return matrices ``[count, rows, columns]`` with all singular values near 1, by Newton-Schulz iterations
+    in their own data type. The memory of those that are given is overwritten.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    del matrices
+    x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=EPSILON))
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices of a model, and AdamW, which steps with it, for all other parameters.
+
+    With B <- m B + (1 - m) G and O the orthogonal part of (1 - m) G + m B (Nesterov), a matrix W
+    ``[rows, columns]`` becomes (1 - lr decay) W - 0.2 lr sqrt(max(rows, columns)) O.
+
+    Args:
+        shapes: the parameters with matrices, and the shape of each of their matrices.
+        rest: steps the others; its groups and its state are this optimizer's too.
+        options: lr, decay (``weight_decay``) and m (``momentum``).
+        group: the ranks over which parameters are sharded by rows.
+        dtype: that matrices travel and are orthogonalised in.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[Parameter, MatrixShape],
+        rest: torch.optim.Optimizer,
+        options: Optimizer,
+        group: dist.ProcessGroup,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__([*shapes], options.model_dump(include={"lr", "weight_decay", "momentum"}))
+        self.shapes, self.rest, self.group, self.dtype = shapes, rest, group, dtype
+        rest.state = self.state
+        self.param_groups += rest.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Step every parameter that has a gradient. Collective."""
+        assert closure is None, "gradients are there already"
+        self.rest.step()
+        trained = [p for p in self.shapes if p.grad is not None]
+        for p in trained:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        together = sorted((p for p in trained if p.dim() == 2), key=self._work, reverse=True)
+        for start in range(0, len(together), self.group.size()):
+            self._round(together[start : start + self.group.size()])
+        for p in trained:
+            if p.dim() == 3:
+                self._experts(p)
+
+    def _work(self, p: Parameter) -> int:
+        return newton_schulz_flops(self.shapes[p])
+
+    def _round(self, matrices: Sequence[Parameter]) -> None:
+        """Step matrices of which each rank of the group orthogonalises one at most."""
+        rank, ranks = self.group.rank(), self.group.size()
+        sizes = [local(p).numel() for p in matrices]
+        out, back, shape = sizes + [0] * (ranks - len(sizes)), [0] * ranks, (0, 1, 1)
+        if rank < len(matrices):
+            height, width = self.shapes[matrices[rank]]
+            spans = [rows_of(height, other, ranks) for other in range(ranks)]
+            back, shape = [(last - first) * width for first, last in spans], (1, height, width)
+        # what has no name is freed on the way
+        whole = orthogonal(self._exchanged(self._rows(matrices, sizes), out, back).view(shape)).flatten()
+        rows = self._exchanged(whole, back, out)
+        for part, p in zip(rows.split(sizes), matrices, strict=True):
+            self._apply(p, ..., part.view_as(local(p)))
+
+    def _rows(self, matrices: Sequence[Parameter], sizes: list[int]) -> torch.Tensor:
+        """Return this rank's rows of averages that are brought up to date, end to end."""
+        rows = torch.empty(sum(sizes), dtype=self.dtype, device=local(matrices[0]).device)
+        for room, p in zip(rows.split(sizes), matrices, strict=True):
+            room.copy_(self._averaged(p, ...).flatten())
+        return rows
+
+    def _exchanged(self, numbers: torch.Tensor, out: list[int], back: list[int]) -> torch.Tensor:
+        """Return what an all-to-all brings, for so many numbers to and from each rank."""
+        if self.group.size() == 1:
+            return numbers
+        received = numbers.new_empty(sum(back))
+        dist.all_to_all_single(received, numbers, back, out, group=self.group)
+        return received
+
+    def _experts(self, p: Parameter) -> None:
+        """Step the matrices of a fused parameter that this rank has, as many at a time as memory allows."""
+        count, most = len(self._own(p, p)), batch_of_experts(self.shapes[p])
+        for start in range(0, count, most):
+            part = slice(start, start + most)
+            self._apply(p, part, orthogonal(self._averaged(p, part).to(self.dtype)))
+
+    def _averaged(self, p: Parameter, part: Any) -> torch.Tensor:
+        """Return an average that is brought up to date, of some of the matrices of this rank's part."""
+        assert p.grad is not None
+        gradient = self._own(p, p.grad)[part]
+        momentum = self._own(p, self.state[p]["momentum_buffer"])[part]
+        share = self.param_groups[0]["momentum"]
+        momentum.lerp_(gradient, 1 - share)
+        return gradient.lerp(momentum, share)
+
+    def _apply(self, p: Parameter, part: Any, step: torch.Tensor) -> None:
+        """Move some of the matrices of this rank's part by an orthogonal step."""
+        rate, decay = (self.param_groups[0][key] for key in ("lr", "weight_decay"))
+        scale = RMS * max(self.shapes[p]) ** 0.5
+        self._own(p, p)[part].mul_(1 - rate * decay).add_(step, alpha=-rate * scale)
+
+    def _own(self, p: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a parameter, or of what is like it: ``[rows, columns]``; of experts
+        ``[count, rows, columns]``."""
+        return local(tensor).view(-1, *self.shapes[p]) if p.dim() == 3 else local(tensor)
