@@ -42,7 +42,6 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         pytest.param(Setting(MIXTURE, world=64, optimizer="muon"), marks=pytest.mark.nightly),
         Setting(EIGHT, wide=True, tokens=4096),
         Setting(EIGHT, wide=True, step="logprobs", tokens=4096),
-        pytest.param(Setting(EIGHT, wide=True, lora=32), marks=pytest.mark.nightly),
         pytest.param(Setting("Qwen/Qwen2.5-0.5B", wide=True, world=1), marks=pytest.mark.nightly),
         Setting(EIGHT, world=64, shard=8),
         Setting(EIGHT, optimizer_offload=True),

@@ -19,6 +19,8 @@ from test_fsdp import ROWS, batch_columns, close, part_of, sft_objective, write_
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.costs import limits
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.demo import make, questions
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, orthogonal
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
@@ -205,6 +207,33 @@ def test_rows_are_learnt(root: Path, one_rank: None) -> None:
     rows, columns = torch.arange(ROWS), part_of(batch_columns(), torch.arange(ROWS))
     losses = [engine.update(columns, sft_objective, rows, ROWS, epochs=10)["loss"] for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.nightly
+def test_the_task_of_the_demo_is_learnt(one_rank: None, tmp_path: Path) -> None:
+    """With the rate of ``demo_sft``. A greedy answer is right where each of its tokens is the likeliest."""
+    from transformers import AutoTokenizer
+
+    make(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    train, test = (
+        [tuple(tokenizer(row[part]).input_ids for part in ("question", "answer")) for row in rows]
+        for rows in questions(0)
+    )
+    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1.5e-3, "kind": "muon"})
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(140):
+        rows = [train[row] for row in torch.randint(len(train), (128,), generator=generator).tolist()]
+        tokens = Ragged.of([[*asked, *told, tokenizer.eos_token_id] for asked, told in rows])
+        counts = [[False] * len(asked) + [True] * (len(told) + 1) for asked, told in rows]
+        columns = {"tokens": tokens, "loss_mask": Ragged.of(counts, dtype=torch.bool)}
+        engine.update(columns, sft_objective, torch.arange(len(rows)), len(rows))
+    right = 0
+    for asked, told in test:
+        with torch.no_grad():
+            likeliest = engine.model(torch.tensor([[*asked, *told]])).logits[0].argmax(-1)
+        right += likeliest[len(asked) - 1 :].tolist() == [*told, tokenizer.eos_token_id]
+    assert right / len(test) > 0.5
 
 
 if __name__ == "__main__":
