@@ -1,6 +1,7 @@
 """Tiny random models of many families, as transformers writes them, and what plain transformers says of them.
 
-Numbers are multiples of 8: grouped products in bfloat16 want rows of 16 bytes.
+Numbers are multiples of 8: grouped products in bfloat16 want rows of 16 bytes. SGLang on
+a CPU wants an MLP of 64.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VOCABULARY = 29
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -94,7 +95,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": (
         "phi3",
         {
-            "original_max_position_embeddings": 16,
+            "original_max_position_embeddings": 24,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 10000.0,

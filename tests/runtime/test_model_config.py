@@ -73,14 +73,14 @@ def test_the_size_counts_with_it(tmp_path: Path) -> None:
     path = str(build(tmp_path, "mixtral"))
     one, two = (size_of(path, "lm", {"num_experts_per_tok": n, "sliding_window": 7}) for n in (1, 2))
     assert one.parameters == two.parameters
-    assert two.multiplied - one.multiplied == 2 * 3 * 32 * 48  # an expert in each of two layers
+    assert two.multiplied - one.multiplied == 2 * 3 * 32 * 64  # an expert in each of two layers
 
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(
     ("family", "config", "most"),
     [
-        ("phi3, longrope", {}, 16),  # what it was first made for
+        ("phi3, longrope", {}, 24),  # what it was first made for
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 12},
