@@ -171,4 +171,5 @@ def _written(
     record_lengths(ctx, pairs)
     columns = assemble(model.tokenizer, pairs, [int(number) for _, number, _ in each])
     versions = Ragged.of([[-1] * len(ids) + [*s.versions] for ids, _, s in each], torch.int64)
-    return PartialRollout(**columns._asdict(), token_versions=versions)
+    shared = {name: getattr(columns, name) for name in PartialRollout._fields if name in columns._fields}
+    return PartialRollout(**shared, token_versions=versions)

@@ -52,7 +52,7 @@ SAMPLING: dict[Role, str] = {
     when={"routing": "routing"},
     stores={"routing": "int16"},
     assumes=("routed",),
-    roles=SAMPLING,
+    roles={**SAMPLING, "routing": "routing"},
 )
 def rollout(
     model: ServeEngine,

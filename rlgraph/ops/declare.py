@@ -28,9 +28,18 @@ from rlgraph.text_value import Referring
 RowScope = Literal["each", "group", "all"]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
 # response; at which temperature samples are drawn or scored; whether sampling is cut to a nucleus (below 1);
-# the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out
+# the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out;
+# that a serve engine tells which experts it chose
 Role = Literal[
-    "rows", "prompt_limit", "response_limit", "temperature", "nucleus", "minibatches", "epochs", "keep"
+    "rows",
+    "prompt_limit",
+    "response_limit",
+    "temperature",
+    "nucleus",
+    "minibatches",
+    "epochs",
+    "keep",
+    "routing",
 ]
 STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs")  # the plan is made for one value of these
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())

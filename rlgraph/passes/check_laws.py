@@ -135,7 +135,7 @@ def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
 def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a serve engine that is asked for its choice of experts tells it."""
     serve = graph.models[str(node.model)].spec.serve
-    if not call.attributes.get("routing") or SERVING[serve.engine].routing is not None:
+    if not call.value("routing") or SERVING[serve.engine].routing is not None:
         return None
     able = [name for name, engine in SERVING.items() if engine.routing is not None]
     law = (

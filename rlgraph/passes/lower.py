@@ -169,7 +169,7 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
-            asks = any(n.model == name and n.called.attributes.get("routing") for n in used)
+            asks = any(n.model == name and n.called.value("routing") for n in used)
             if serve and asks and (extra := SERVING[serve.engine].routing):
                 serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
             held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
