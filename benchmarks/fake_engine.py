@@ -49,7 +49,7 @@ from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
-from rlgraph.runtime.engines.memory.activations import Waiting
+from rlgraph.runtime.engines.memory.activations import HostTensor
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 from rlgraph.syntax.source import read
@@ -372,7 +372,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(
         FSDPParamGroup, "wait_for_unshard", live.within(GATHERED, FSDPParamGroup.wait_for_unshard)
     )
-    yield patch.object(Waiting, "__init__", live.within(HOST, Waiting.__init__))
+    yield patch.object(HostTensor, "__init__", live.within(HOST, HostTensor.__init__))
     for name in ("__init__", "step"):
         yield patch.object(HostAdamW, name, live.within(HOST, getattr(HostAdamW, name)))
     yield patch.object(MicroBatch, "picked", live.within("logits", MicroBatch.picked))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from rlgraph.costs.device_groups import GROUPS, has_groups
@@ -26,7 +27,7 @@ NOTHING: Mapping[str, Any] = {}
 BFLOAT16 = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
 RECOMPUTED = {"train.recompute": True}
 ON_HOST = {"train.optimizer_offload": True}
-INPUTS_ON_HOST = {**RECOMPUTED, "train.activation_offload": True}
+INPUTS_ON_HOST: Mapping[str, Any] = {**RECOMPUTED, "train.activation_offload": True}
 
 
 def refuse(footprint: Footprint, before: Plan) -> GraphError:
@@ -46,10 +47,11 @@ def refuse(footprint: Footprint, before: Plan) -> GraphError:
 def remedies(footprint: Footprint) -> list[str]:
     """Return the smallest change of each kind that makes the plan fit; where none does, several together."""
     plan = footprint.plan
+    hosted = [INPUTS_ON_HOST] if footprint.cluster.device == "cuda" else []  # a CPU's memory is the host's
     kinds = (
         _tried(plan, {"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16),
-        _tried(plan, RECOMPUTED),
-        _hosted(footprint),
+        _tried(plan, RECOMPUTED, *hosted),
+        _tried(plan, *(ON_HOST for _ in hosted)),
         _tried(plan, {"train.shard": None}),
         _smaller(plan, "serve.max_rows", LEAST_ROWS),
         _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
@@ -58,7 +60,8 @@ def remedies(footprint: Footprint) -> list[str]:
     )
     changes = [_first_fit(kind, footprint) for kind in kinds]
     if not any(changes):
-        changes = [_first_fit(_grouped(footprint), footprint)]
+        both = _tried(plan, *({**ON_HOST, **inputs} for inputs in hosted))
+        changes = [_first_fit(chain(both, _grouped(footprint)), footprint)]
     changes.append(_first_fit(_devices(plan), footprint))
     if not any(changes):
         changes = [_first_fit(_together(plan), footprint)]
@@ -72,12 +75,6 @@ def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
         if fits(replace(laid, plan=reside(laid))):
             return words
     return ""
-
-
-def _hosted(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
-    """Yield what GPUs can leave to their hosts."""
-    if footprint.cluster.device == "cuda":
-        yield from _tried(footprint.plan, ON_HOST, INPUTS_ON_HOST, {**ON_HOST, **INPUTS_ON_HOST})
 
 
 def _groups(footprint: Footprint) -> Iterator[tuple[str, Plan]]:

@@ -66,7 +66,7 @@ def test_an_input_comes_back_while_the_layer_behind_it_is_at_work(
     """In each micro-batch layers' inputs go in their order; as each is taken, the one before is fetched."""
     done: list[str] = []
     names: dict[int, str] = {}
-    init, fetch, take = (getattr(activations.Waiting, name) for name in ("__init__", "fetch", "take"))
+    init, fetch, take = (getattr(activations.HostTensor, name) for name in ("__init__", "fetch", "take"))
 
     def gone(waiting: Any, *args: Any) -> None:
         names[id(waiting)] = f"{len(done) % LAYERS}"
@@ -85,7 +85,7 @@ def test_an_input_comes_back_while_the_layer_behind_it_is_at_work(
 
     engine = FsdpEngine(path, activation_offload=True, optimizer=ADAM, recompute=True)
     for name, function in ("__init__", gone), ("fetch", fetched), ("take", taken):
-        monkeypatch.setattr(activations.Waiting, name, function)
+        monkeypatch.setattr(activations.HostTensor, name, function)
     logprobs(engine)
     assert done == []  # without gradients nothing waits
     update(engine)
@@ -113,14 +113,14 @@ def test_a_far_device_has_every_input_once(path: str) -> None:
 def test_nothing_stays_on_the_host_after_an_update(path: str) -> None:
     engine = FsdpEngine(path, activation_offload=True, **MADE)
     made: list[Any] = []
-    init = activations.Waiting.__init__
+    init = activations.HostTensor.__init__
 
     def noted(waiting: Any, *args: Any) -> None:
         init(waiting, *args)
         made.append(activations.weakref.ref(waiting))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(activations.Waiting, "__init__", noted)
+        patch.setattr(activations.HostTensor, "__init__", noted)
         update(engine)
     assert len(made) > LAYERS and not any(waiting() for waiting in made)
 

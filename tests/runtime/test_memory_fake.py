@@ -49,7 +49,10 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         pytest.param(replace(LONG, activation_offload=True, sequence=2), marks=pytest.mark.nightly),
         pytest.param(Setting(MIXTURE, world=64, activation_offload=True), marks=pytest.mark.nightly),
         pytest.param(Setting(MIXTURE, optimizer_offload=True), marks=pytest.mark.nightly),
-        pytest.param(Setting(EIGHT, optimizer_offload=True, step="logprobs"), marks=pytest.mark.nightly),
+        pytest.param(
+            Setting(EIGHT, world=64, optimizer_offload=True, step="logprobs", tokens=4096),
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(Setting(EIGHT, optimizer_offload=True, step="sync"), marks=pytest.mark.nightly),
         pytest.param(Setting(EIGHT, world=64, shard=8, optimizer_offload=True), marks=pytest.mark.nightly),
         pytest.param(Setting(MIXTURE, world=16, shard=8), marks=pytest.mark.nightly),

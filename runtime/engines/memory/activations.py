@@ -20,10 +20,10 @@ from rlgraph.runtime.engines.memory.copy_stream import Copied, CopyStream, host_
 GOING = 2  # tensors that are on their way at once: the host waits, rather than have the device hold more
 
 
-class Waiting:
+class HostTensor:
     """A tensor that waits on the host."""
 
-    def __init__(self, tensor: torch.Tensor, before: Waiting | None, offload: ActivationOffload) -> None:
+    def __init__(self, tensor: torch.Tensor, before: HostTensor | None, offload: ActivationOffload) -> None:
         self.host = host_room(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)
         self.device, self.offload = tensor.device, offload
         self.before = weakref.ref(before) if before else None  # gone with the graph of an earlier pass
@@ -54,7 +54,7 @@ class ActivationOffload:
 
     def __init__(self, device: torch.device) -> None:
         self.away, self.back = CopyStream(device), CopyStream(device)
-        self.last: weakref.ref[Waiting] | None = None
+        self.last: weakref.ref[HostTensor] | None = None
         self.going = deque[tuple[torch.Tensor, Copied]]()  # memory of a tensor is free when its copy is made
 
     def saving(self) -> AbstractContextManager[None]:
@@ -66,15 +66,15 @@ class ActivationOffload:
         while len(self.going) > going:
             wait(self.going.popleft()[1])
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Waiting:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | HostTensor:
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
         self.land(GOING - 1)
-        waiting = Waiting(tensor, self.last() if self.last else None, self)
+        waiting = HostTensor(tensor, self.last() if self.last else None, self)
         self.going.append((tensor.detach(), waiting.gone))
         self.last = weakref.ref(waiting)
         return waiting
 
 
-def _unpack(packed: torch.Tensor | Waiting) -> torch.Tensor:
-    return packed.take() if isinstance(packed, Waiting) else packed
+def _unpack(packed: torch.Tensor | HostTensor) -> torch.Tensor:
+    return packed.take() if isinstance(packed, HostTensor) else packed
