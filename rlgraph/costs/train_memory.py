@@ -43,6 +43,7 @@ class Pass:
             "start": _parts(self._start, self.mask + hidden),
             "layer": _parts(both + self.result, self.mask + self.tokens * self.layer.forward),
             "between layers": _parts(both + 2 * self.result, self.mask + 2 * hidden),
+            "head's gather": _parts(self._head_gather, self.mask + hidden),
             "logits": _parts(self._scoring, self.mask + hidden, logits),
         }
 
@@ -52,6 +53,7 @@ class Pass:
         moments = {
             "start": _parts(self._start, self.mask + self._hidden),
             "between layers": _parts(both + 2 * self.result, kept),
+            "head's gather": _parts(self._head_gather, kept),
             "scores": _parts(self._scoring, kept, self._scored),
         }
         if steps_by_muon(self.model):
@@ -139,6 +141,11 @@ class Pass:
     def _scoring(self) -> int:
         """Return the gathered bytes while the head runs forward."""
         return self._start if self.ends and self.size.head == "lm" else self.root + self.result
+
+    @property
+    def _head_gather(self) -> int:
+        """Return the gathered bytes as the head comes: of the last layer the collective's buffer is there."""
+        return self._scoring + (self.result if self.ends and self.size.head == "lm" else 0)
 
     @cached_property
     def width(self) -> int:
