@@ -147,7 +147,8 @@ def plan(
 
 def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
     """Return the best plan that a search finds; its findings are printed beside the plan."""
-    from rlgraph.reports.layout_search import autoplace, contest_text
+    from rlgraph.reports.layout_search import autoplace
+    from rlgraph.reports.layout_text import contest_text
 
     if target is None or devices is not None or is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")

@@ -43,6 +43,20 @@ def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
             yield name, size, devices_of(plan, model.serve.pool)
 
 
+def sharing(plan: Plan, ranks: int) -> list[str]:
+    """Return the models whose rows so many devices may share; one that shares weights has the other's."""
+    models = {name: model for name, model in plan.models.items() if model.train and not model.shares}
+    return [name for name, model in models.items() if (heads := _heads(model)) and heads % ranks == 0]
+
+
+def _heads(model: ModelPlan) -> int:
+    """Return a model's query heads; 0 where its size is not known."""
+    try:
+        return size_of(model.path, model.head, model.config).config.num_attention_heads
+    except GraphError:
+        return 0
+
+
 def heads_shared_out(plan: Plan) -> None:
     """Check that ranks which share the tokens of a row each get as many query heads; of known models.
 
@@ -53,10 +67,7 @@ def heads_shared_out(plan: Plan) -> None:
         if not model.train or model.train.sequence_parallel == 1:
             continue
         ranks, devices = model.train.sequence_parallel, plan.pools[model.train.pool]
-        try:
-            heads = size_of(model.path, model.head, model.config).config.num_attention_heads
-        except GraphError:
-            continue  # the engine asks the model itself
+        heads = _heads(model) or ranks  # else the engine asks the model itself
         if heads % ranks:
             law = f"the {heads} query heads of `{name}` can't be shared out among {ranks} devices "
             law += f"(models.{name}.train.sequence_parallel)"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from rlgraph.costs.device_groups import GROUPS, has_groups
+from rlgraph.costs.device_groups import GROUPS, has_groups, sharing
 from rlgraph.costs.memory import Footprint
 from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError, Problem
@@ -57,11 +57,13 @@ def remedies(footprint: Footprint) -> list[str]:
         _smaller(plan, "serve.cache_tokens", math.ceil(footprint.work.most)),
         _groups(footprint),
         _smaller(plan, "train.micro_tokens", LEAST_TOKENS),
+        _sharing(footprint),
     )
-    changes = [_first_fit(kind, footprint) for kind in kinds]
+    changes = [_first_fit(kind, footprint) for kind in several]
     if not any(changes):
         both = _tried(plan, *({**ON_HOST, **inputs} for inputs in hosted))
-        changes = [_first_fit(chain(both, _grouped(footprint)), footprint)]
+        several = (chain(both, _grouped(footprint)), _shared(footprint))
+        changes = [_first_fit(kind, footprint) for kind in several]
     changes.append(_first_fit(_devices(plan), footprint))
     if not any(changes):
         changes = [_first_fit(_together(plan), footprint)]
@@ -92,6 +94,24 @@ def _grouped(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
     """Yield such servers with smaller micro-batches."""
     for words, plan in _groups(footprint):
         for more, changed in _smaller(plan, "train.micro_tokens", LEAST_TOKENS * 4):
+            yield f"{words} {more}", changed
+
+
+def _sharing(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
+    """Yield the rows of every model that trains shared by more devices of a host."""
+    plan, host = footprint.plan, footprint.cluster.devices
+    for ranks in (size for size in GROUPS[1:] if host % size == 0):
+        trains = {name: train for name in sharing(plan, ranks) if (train := plan.models[name].train)}
+        fewer = {name: train.pool for name, train in trains.items() if train.sequence_parallel < ranks}
+        if names := [name for name, pool in fewer.items() if plan.pools[pool] % ranks == 0]:
+            words = " ".join(f"models.{name}.train.sequence_parallel={ranks}" for name in names)
+            yield words, with_settings(plan, "train", {name: {"sequence_parallel": ranks} for name in names})
+
+
+def _shared(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
+    """Yield such rows with servers that span more devices."""
+    for words, plan in _groups(footprint):
+        for more, changed in _sharing(replace(footprint, plan=plan)):
             yield f"{words} {more}", changed
 
 

@@ -8,6 +8,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     micro       tokens of a micro-batch; activations kept or computed again
     host        where nothing fits: optimizers on the host, then activations too
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
+    sequence    then: the tokens of each row shared by devices of a host
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
 A first look over coarse splits, then a closer one around the best of them.
@@ -15,30 +16,24 @@ A first look over coarse splits, then a closer one around the best of them.
 
 from __future__ import annotations
 
-import io
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.costs.device_groups import GROUPS, has_groups
+from rlgraph.costs.device_groups import GROUPS, has_groups, sharing
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import flow
-from rlgraph.units import middle, range_text, size_text
+from rlgraph.units import middle, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
-BEST = 5  # rows of the table
 # settings of models that train, by what is on the host: each is tried where nothing fits with those before it
 HOST: Mapping[str, tuple[str, ...]] = {
     "": (),
@@ -61,6 +56,7 @@ class PoolLayout:
     recompute: bool
     shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
     host: str = ""  # of HOST
+    sequence: int | None = None  # devices that share the tokens of a row; None: as the graph says
 
     @property
     def family(self) -> str:
@@ -74,6 +70,9 @@ class PoolLayout:
         trains, generates = [*plan.pools, "gen"][:2] if self.generating else [next(iter(plan.pools))] * 2
         pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
         settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
+        if self.sequence:
+            for name in sharing(plan, self.sequence):
+                settings[f"models.{name}.train.sequence_parallel"] = self.sequence
         for name, model in plan.models.items():
             if model.train:
                 settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
@@ -120,10 +119,18 @@ class Candidate:
         return bool(peaks) and all(peak.fits for peak in peaks)
 
     @property
+    def lacks(self) -> float:
+        """Return the bytes that its fullest device has too few of; without a plan infinity."""
+        peaks = (self.plan.peak or {}).values() if self.plan else ()
+        return max((float(peak.bytes - peak.capacity) for peak in peaks), default=math.inf)
+
+    @property
     def rank(self) -> tuple[bool, float, int, int]:
-        """Return a sort key: what fits first, then the fastest, least moved, with the largest batches."""
+        """Return a sort key: what fits first, then the fastest, or what lacks the least memory; then
+        the least moved, with the largest batches."""
+        cost = self.seconds if self.fits else self.lacks
         moves = sum(step.facts.moves == "off" for step in self.plan.steps) if self.plan else 0
-        return not self.fits, self.seconds, moves, -self.layout.micro if self.layout else 0
+        return not self.fits, cost, moves, -self.layout.micro if self.layout else 0
 
 
 def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[Candidate]:
@@ -151,12 +158,17 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         step //= 2
     if best := _best_layout(tried):
         tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
+    # where nothing fits, it is not known which of the splits long rows leave the best
+    starts: list[int | None] = [None] if any(candidate.fits for candidate in tried) else [*splits]
+    for at in starts:
+        if best := _best_layout(tried, at):
+            tried += _all(sequences(plan, best, per_host), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
-def _best_layout(tried: Iterable[Candidate]) -> PoolLayout | None:
-    """Return the best layout other than the graph's own."""
-    laid_out = [candidate for candidate in tried if candidate.layout]
+def _best_layout(tried: Iterable[Candidate], generating: int | None = None) -> PoolLayout | None:
+    """Return the best layout other than the graph's own; of those with so many devices that generate."""
+    laid_out = [c for c in tried if c.layout and generating in (None, c.layout.generating)]
     return min(laid_out, key=lambda candidate: candidate.rank).layout if laid_out else None
 
 
@@ -183,6 +195,17 @@ def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[
         shard *= 2
     for size, micro, again in product(sizes, MICRO, (False, True) if trains else (False,)):
         yield replace(best, micro=micro, recompute=again, shard=size)
+
+
+def sequences(plan: Plan, best: PoolLayout, per_host: int) -> Iterator[PoolLayout]:
+    """Yield the best layout with rows that devices of a host share, and micro-batches as large on each; where
+    the graph asks for such rows, with rows on one device too."""
+    trains = [model.train for model in plan.models.values() if model.train]
+    sizes = [1] * any(train.sequence_parallel > 1 for train in trains)
+    sizes += [size for size in GROUPS[1:] if per_host % size == 0 and sharing(plan, size)]
+    again = any(model.optimizer and model.train for model in plan.models.values())
+    for size, micro, recompute in product(sizes, MICRO, (False, True) if again else (False,)):
+        yield replace(best, micro=size * micro, recompute=recompute, sequence=size)
 
 
 def generates(plan: Plan) -> bool:
@@ -231,67 +254,3 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
 def overrides(settings: Settings) -> list[str]:
     """Return settings as ``key=value``, as the command line takes them."""
     return [f"{path}={flow(value)}" for path, value in settings.items()]
-
-
-def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
-    """Return a table of the best layouts, a line per other division of the devices, and settings."""
-    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
-    fit = [candidate for candidate in candidates if candidate.fits]
-    console.print(f"{len(candidates)} layouts tried, {len(fit)} of them fit")
-    if fit:
-        console.print(_table(fit[:BEST]))
-    if lines := [*_lost(candidates, fit[:BEST])]:
-        console.print("\nwhy the others lost")
-        for line in lines:
-            console.print(f"  {line}", soft_wrap=True)
-    if fit and fit[0].layout:
-        console.print("\nthe first, as settings")
-        for setting in overrides(fit[0].settings):
-            console.print(f"  {shlex.quote(setting)}", soft_wrap=True)
-    return console.export_text()
-
-
-def _table(best: Sequence[Candidate]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("", "devices", "groups", "micro-batch", "moves", "an iteration", "peak"):
-        table.add_column(head, justify="right" if head in ("groups", "micro-batch", "moves") else "left")
-    for number, candidate in enumerate(best, 1):
-        plan, layout = candidate.plan, candidate.layout
-        assert plan and plan.predicted and plan.peak
-        micro = f"{layout.micro}{', again' * layout.recompute}{layout.host}" if layout else "as is"
-        mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
-        beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
-        table.add_row(
-            f"{number}.",
-            ", ".join(f"{pool} {count}" for pool, count in plan.pools.items()) + beside + mesh,
-            str(layout.group) if layout else "",
-            micro,
-            str(sum(step.facts.moves == "off" for step in plan.steps)),
-            range_text(plan.predicted.seconds),
-            ", ".join(size_text(peak.bytes) for peak in plan.peak.values()),
-        )
-    return table
-
-
-def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:
-    """Yield, for each division of the devices without a row, its best layout and why it lost."""
-    families: dict[str, Candidate] = {}
-    for candidate in candidates:
-        families.setdefault(candidate.family, candidate)
-    for family, best in families.items():
-        if family not in {candidate.family for candidate in shown}:
-            yield f"{family}: {_why(best, shown)}"
-    short = [candidate for candidate in candidates if not candidate.fits]
-    if short:
-        yield f"{len(short)} do not fit, as: {short[0].why_not}"
-
-
-def _why(candidate: Candidate, shown: Sequence[Candidate]) -> str:
-    if not candidate.fits or candidate.plan is None or candidate.plan.predicted is None:
-        return candidate.why_not
-    plan, took = candidate.plan, candidate.plan.predicted
-    busiest = max(took.pools, key=lambda pool: middle(took.pools[pool]))
-    steps = [step for step in plan.steps if step.seconds and busiest in (step.pool, step.source)]
-    slowest = max(steps, key=lambda step: math.prod(step.seconds or ())).node
-    factor = candidate.seconds / shown[0].seconds if shown else 1.0
-    return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"

@@ -111,6 +111,20 @@ def test_groups_are_tried_where_an_engine_has_them() -> None:
     assert {layout.group for layout in layouts(compile_graph("grpo", (), 8), [0], 8)} == {1}
 
 
+def test_devices_share_rows_that_one_cannot_hold() -> None:
+    long = ["models.policy.path=Qwen/Qwen3-8B", "rollout.max_new_tokens=200000", "prompts.batch=8"]
+    long.append("models.policy.serve.engine=transformers")
+    with pytest.raises(GraphError) as refused:
+        compile_graph("dr_grpo", long, target=Target("h100-8"))
+    assert "models.policy.train.sequence_parallel=4" in refused.value.problems[0].remedy
+    found, best = autoplace("dr_grpo", long, Target("h100-8"))
+    assert best.models["policy"].train and best.models["policy"].train.sequence_parallel > 1
+    assert found[0].layout and found[0].layout.sequence and found[0].fits
+    assert not any(
+        candidate.fits for candidate in found if not (candidate.layout and candidate.layout.sequence)
+    )
+
+
 def test_the_command_prints_a_table_and_saves_the_best(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = call("plan", "grpo", "--cluster", "h100-8", "--autoplace", *SEVEN, "-o", str(path))

@@ -28,7 +28,8 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import PoolLayout, autoplace, contest_text, meshes
+from rlgraph.reports.layout_search import PoolLayout, autoplace, meshes
+from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
 
 EIGHT = ["models.policy.path=Qwen/Qwen3-8B", "models.ref.path=Qwen/Qwen3-8B"]

@@ -10,6 +10,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.formulas import BEST, Rates, exchange_bytes, exchange_seconds
+from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
@@ -65,6 +66,24 @@ def test_long_rows_fit_on_devices_that_share_them() -> None:
         planned(1, *kept, cluster="h100-8")
     peak = planned(8, *long, cluster="h100-8").peak["main"]
     assert peak.fits
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "hosts", "servers"),
+    [("Qwen/Qwen3-32B", 65024, 8, 2), ("Qwen/Qwen3-235B-A22B", 32256, 16, 8)],
+)
+def test_large_models_fit_with_rows_and_servers_over_several_devices(
+    model: str, tokens: int, hosts: int, servers: int, tmp_path: Path
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text((FOLDER / "h100-64.yaml").read_text().replace("hosts: 8", f"hosts: {hosts}"))
+    given = [f"models.policy.path={model}", f"rollout.max_new_tokens={tokens}"]
+    with pytest.raises(GraphError) as refused:
+        compile_graph("dr_grpo", given, target=Target(str(cluster)))
+    remedy = f"models.policy.serve.tensor_parallel={servers} models.policy.train.sequence_parallel=2"
+    assert remedy in refused.value.problems[0].remedy
+    plan = compile_graph("dr_grpo", [*given, *remedy.split()], target=Target(str(cluster)))
+    assert all(peak.fits for peak in (plan.peak or {}).values())
 
 
 def test_a_run_may_go_on_with_others_that_share_rows() -> None:

@@ -1,0 +1,81 @@
+"""The layouts that a search tried as text: a table of the best, and why the others lost."""
+
+from __future__ import annotations
+
+import io
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rlgraph.reports.layout_search import Candidate, overrides
+from rlgraph.units import middle, range_text, size_text
+
+BEST = 5  # rows of the table
+
+
+def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
+    """Return a table of the best layouts, a line per other division of the devices, and settings."""
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    fit = [candidate for candidate in candidates if candidate.fits]
+    console.print(f"{len(candidates)} layouts tried, {len(fit)} of them fit")
+    if fit:
+        console.print(_table(fit[:BEST]))
+    if lines := [*_lost(candidates, fit[:BEST])]:
+        console.print("\nwhy the others lost")
+        for line in lines:
+            console.print(f"  {line}", soft_wrap=True)
+    if fit and fit[0].layout:
+        console.print("\nthe first, as settings")
+        for setting in overrides(fit[0].settings):
+            console.print(f"  {shlex.quote(setting)}", soft_wrap=True)
+    return console.export_text()
+
+
+def _table(best: Sequence[Candidate]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in ("", "devices", "groups", "micro-batch", "moves", "an iteration", "peak"):
+        table.add_column(head, justify="right" if head in ("groups", "micro-batch", "moves") else "left")
+    for number, candidate in enumerate(best, 1):
+        plan, layout = candidate.plan, candidate.layout
+        assert plan and plan.predicted and plan.peak
+        micro = f"{layout.micro}{', again' * layout.recompute}{layout.host}" if layout else "as is"
+        mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
+        mesh += f", rows over {layout.sequence}" if layout and layout.sequence else ""
+        beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
+        table.add_row(
+            f"{number}.",
+            ", ".join(f"{pool} {count}" for pool, count in plan.pools.items()) + beside + mesh,
+            str(layout.group) if layout else "",
+            micro,
+            str(sum(step.facts.moves == "off" for step in plan.steps)),
+            range_text(plan.predicted.seconds),
+            ", ".join(size_text(peak.bytes) for peak in plan.peak.values()),
+        )
+    return table
+
+
+def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:
+    """Yield, for each division of the devices without a row, its best layout and why it lost."""
+    families: dict[str, Candidate] = {}
+    for candidate in candidates:
+        families.setdefault(candidate.family, candidate)
+    for family, best in families.items():
+        if family not in {candidate.family for candidate in shown}:
+            yield f"{family}: {_why(best, shown)}"
+    short = [candidate for candidate in candidates if not candidate.fits]
+    if short:
+        yield f"{len(short)} do not fit, as: {short[0].why_not}"
+
+
+def _why(candidate: Candidate, shown: Sequence[Candidate]) -> str:
+    if not candidate.fits or candidate.plan is None or candidate.plan.predicted is None:
+        return candidate.why_not
+    plan, took = candidate.plan, candidate.plan.predicted
+    busiest = max(took.pools, key=lambda pool: middle(took.pools[pool]))
+    steps = [step for step in plan.steps if step.seconds and busiest in (step.pool, step.source)]
+    slowest = max(steps, key=lambda step: math.prod(step.seconds or ())).node
+    factor = candidate.seconds / shown[0].seconds if shown else 1.0
+    return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"
