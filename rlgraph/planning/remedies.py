@@ -59,7 +59,7 @@ def remedies(footprint: Footprint) -> list[str]:
         _smaller(plan, "train.micro_tokens", LEAST_TOKENS),
         _sharing(footprint),
     )
-    changes = [_first_fit(kind, footprint) for kind in several]
+    changes = [_first_fit(kind, footprint) for kind in kinds]
     if not any(changes):
         both = _tried(plan, *({**ON_HOST, **inputs} for inputs in hosted))
         several = (chain(both, _grouped(footprint)), _shared(footprint))
