@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_faults import ONE, inline, lines, with_traps
 
 from rlgraph.runtime.replay import replay
@@ -14,6 +18,14 @@ from rlgraph.runtime.replay import replay
 pytestmark = pytest.mark.usefixtures("in_demo")
 REPLICAS = [f"models.{name}.train.shard=2" for name in ("policy", "ref")]
 LENGTH = "schedule={iterations: 4, save_every: 1, record_every: 1}"
+TWENTY = "schedule={iterations: 20, save_every: 5}"
+SAME = 1e-3  # of what weights moved, they may be apart: AdamW divides by the size of small gradients
+MESHES: dict[str, dict[str, int]] = {  # of four devices, as settings of each model's train engine
+    "shard 4": {},
+    "shard 2 x 2 replicas": {"shard": 2},
+    "shard 2 x 2 replicas, rows over 2": {"shard": 2, "sequence_parallel": 2},
+}
+NEXT = dict(zip(MESHES, [*MESHES][1:] + [*MESHES][:1], strict=True))  # on which a killed run goes on
 
 
 @pytest.mark.nightly
@@ -47,3 +59,30 @@ def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
     for one, other in zip(plain, found, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
     assert "update_policy" in str(replay(Path("shared"), 4, "update_policy"))  # on one device
+
+
+def settings_of(mesh: str) -> list[str]:
+    names = ("policy", "ref")
+    return [f"models.{name}.train.{key}={value}" for name in names for key, value in MESHES[mesh].items()]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", MESHES)
+def test_twenty_iterations_on_a_mesh_killed_and_on_another_end_with_the_weights_of_one_rank(
+    mesh: str, run_on_devices: Callable[..., str]
+) -> None:
+    graph, token = with_traps(ONE, main={"policy": 11}), uuid.uuid4().hex
+    four = (TWENTY, "--devices", "4", "--run-dir", "a")
+    said = run_on_devices(graph, *settings_of(mesh), *four, expect=1, RLGRAPH_TEST_TOKEN=token)
+    assert "run update_policy" in said
+    run_on_devices(graph, *settings_of(NEXT[mesh]), *four, "--resume", RLGRAPH_TEST_TOKEN=token)
+    inline(ONE, TWENTY, run_dir="b")
+    assert [line["step"] for line in lines("a")] == [line["step"] for line in lines("b")]
+    start = load_file(Path(os.environ["RLGRAPH_TEST_FILES"], "model", "model.safetensors"))
+    there, here = (load_file(Path(run, "models", "policy", "model.safetensors")) for run in ("a", "b"))
+    assert distance(there, here) < SAME * distance(start, here)
+
+
+def distance(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """Return the L2 norm of the difference of all weights."""
+    return math.sqrt(sum(float((weights[name] - others[name]).double().square().sum()) for name in weights))
