@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlgraph.costs.axis_sizes import with_axis_sizes
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.device_groups import aligned, heads_shared_out
 from rlgraph.costs.hardware import Here
@@ -22,6 +21,7 @@ from rlgraph.passes import PASSES
 from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
+from rlgraph.planning.axis_sizes import with_axis_sizes
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Tree

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlgraph.costs import limits
-from rlgraph.costs.axis_sizes import bytes_beside
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes
@@ -25,7 +24,7 @@ from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapte
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.train_memory import Moments, Pass, staging
-from rlgraph.costs.workload import Workload
+from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step

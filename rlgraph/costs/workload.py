@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlgraph.ir.plan import Function, Plan
+from rlgraph.ir.plan import Function, Plan, Step
 from rlgraph.ops.declare import Role
 
 BATCH, PROMPT, RESPONSE = 128, 256, 1024  # defaults: prompts, prompt tokens, new tokens
@@ -166,3 +166,10 @@ def _rows(plan: Plan) -> dict[str, float]:
     for name in dict.fromkeys((*writers, *(c.domain for c in columns.values()))):
         count(name)
     return rows
+
+
+def bytes_beside(plan: Plan, step: Step) -> int:
+    """Return the bytes per token of the columns with fixed axes that a step reads, such as ``routing``."""
+    read = (plan.columns[step.phase][name] for name in step.reads)
+    cells = (c.type.cell_bytes(c.sizes, c.stored) for c in read if c.type.fixed and c.type.axis)
+    return sum(filter(None, cells))

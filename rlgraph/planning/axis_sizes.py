@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError, fail
-from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, Step
+from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan
 from rlgraph.ops import registry
 from rlgraph.syntax.source import OPEN
 
@@ -26,13 +26,6 @@ def with_axis_sizes(plan: Plan) -> Plan:
         for phase, columns in plan.columns.items()
     }
     return replace(plan, columns=columns)
-
-
-def bytes_beside(plan: Plan, step: Step) -> int:
-    """Return the bytes per token of the columns with fixed axes that a step reads, such as ``routing``."""
-    read = (plan.columns[step.phase][name] for name in step.reads)
-    cells = (c.type.cell_bytes(c.sizes, c.stored) for c in read if c.type.fixed and c.type.axis)
-    return sum(filter(None, cells))
 
 
 def _sized(plan: Plan, phase: str, column: ColumnPlan) -> ColumnPlan:
@@ -55,11 +48,12 @@ def _size(axis: str, made: ColumnPlan, function: Function, models: Mapping[str, 
     if axis not in ("layers", "k") or function.model is None:
         remedy = f"give the op an attribute `{axis}`, a whole number above 0"
         raise fail("unsized-axis", f"{law}; nothing says how long `{axis}` is", None, remedy=remedy)
-    path = models[function.model].path
+    model = models[function.model]
+    path = model.path
     if path == OPEN:
         return None
     try:
-        config = size_of(path).config
+        config = size_of(path, model.head, model.config).config
     except GraphError as error:
         unknown = error.problems[0]
         raise fail(unknown.kind, f"{law}; {unknown.law}", None, remedy=unknown.remedy) from error
