@@ -48,10 +48,10 @@ from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
-from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
+from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.memory.activations import HostTensor
 from rlgraph.runtime.engines.weights import naming, pretrained
-from rlgraph.runtime.worker.process_groups import hybrid_mesh
+from rlgraph.runtime.worker.process_groups import hybrid_mesh, strided_mesh
 from rlgraph.syntax.source import read
 
 GATHERED = "gathered weights"
@@ -75,6 +75,7 @@ class Setting:
         packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
+        tensor: ranks that divide each layer.
         optimizer_offload, activation_offload: what is on the host, whose memory is not counted.
         optimizer: ``adamw`` or ``muon``, whose step is run behind the micro-batch.
         wide: the head computes in float32.
@@ -91,6 +92,7 @@ class Setting:
     lora: int = 0
     packed: Literal["", "mask", "varlen"] = ""
     sequence: int = 1
+    tensor: int = 1
     optimizer_offload: bool = False
     activation_offload: bool = False
     optimizer: str = "adamw"
@@ -242,7 +244,7 @@ def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counte
     live = Live()
     with ExitStack() as stack:
         path = stack.enter_context(_folder(setting.model, layers))
-        mesh = stack.enter_context(_world(setting))
+        where = stack.enter_context(_world(setting))
         for context in _replaced(live):
             stack.enter_context(context)
         masked = setting.packed != "varlen"
@@ -251,7 +253,7 @@ def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counte
         batch = _batch(setting, sequence)
         fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
-        made = _engine(setting, path, mesh, sequence, live)
+        made = _engine(setting, path, where, sequence, live)
         live.phase = "forward"
         if setting.step == "sync":
             live.within("staging", _sync)(made)
@@ -266,7 +268,9 @@ def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counte
     return live.peaks, live.received
 
 
-def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, live: Live) -> engine.FsdpEngine:
+def _engine(
+    setting: Setting, path: str, where: dict[str, Any], sequence: SequenceGroup, live: Live
+) -> engine.FsdpEngine:
     """The engine with its weights, AdamW's averages where it trains, and gradients for an update."""
     frozen = setting.step == "ref"
     with quiet():
@@ -282,8 +286,8 @@ def _engine(setting: Setting, path: str, mesh: Any, sequence: SequenceGroup, liv
             sequence=sequence,
             optimizer_offload=setting.optimizer_offload,
             activation_offload=setting.activation_offload,
-            mesh=mesh,
             group=dist.group.WORLD,
+            **where,
         )
     for parameter in made.model.parameters():
         live.count(parameter, "weights")
@@ -365,6 +369,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     """The replacements that the module speaks of, and the places whose tensors belong to a part."""
     yield patch.object(pretrained, "weights_of", _weights_of)
     yield patch.object(pretrained, "_copy_pieces", lambda *_: None)
+    yield patch.object(pretrained, "_copy_columns", lambda *_: None)
     yield patch("transformers.masking_utils.is_tracing", lambda _tensor=None: False)
     yield patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     yield patch.object(torch.nn.Module, "to", lambda module, *_, **__: module)
@@ -432,11 +437,14 @@ def _folder(model: str, layers: int) -> Iterator[str]:
 
 
 @contextmanager
-def _world(setting: Setting) -> Iterator[Any]:
-    """A mesh of as many ranks, of which this process is the first; collectives do nothing."""
+def _world(setting: Setting) -> Iterator[dict[str, Any]]:
+    """A mesh of as many ranks, of which this process is the first, and those that divide layers with it;
+    collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=setting.world)
     try:
         whole = init_device_mesh("cpu", (setting.world,))
-        yield hybrid_mesh(whole, setting.shard) if setting.shard else whole
+        mesh = hybrid_mesh(whole, setting.shard) if setting.shard else whole
+        mesh = strided_mesh(whole, setting.tensor) if setting.tensor > 1 else mesh
+        yield {"mesh": mesh, "tensor": row_group(whole.get_group(), setting.tensor, "tensor_parallel")}
     finally:
         dist.destroy_process_group()

@@ -28,6 +28,7 @@ from rlgraph.costs.formulas import (
     BEST,
     exchange_bytes,
     gather_bytes,
+    reduction_bytes,
     replica_bytes,
     score_bytes,
     update_bytes,
@@ -35,6 +36,7 @@ from rlgraph.costs.formulas import (
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.tensor_size import part_of
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step
@@ -110,6 +112,15 @@ def settings() -> Iterator[Setting]:
         yield replace(base, lora=32)
         yield replace(base, world=1024, shard=64)
     yield Setting(SMALLEST, world=16, shard=8)
+    for tensor in (2, 8):
+        base = Setting(DENSE[0], tensor=tensor)
+        yield base
+        yield replace(base, tokens=4 * K, recompute=False)
+        yield replace(base, step="logprobs")
+        yield replace(base, step="ref", tokens=4 * K)
+        yield replace(base, step="sync")
+        yield replace(base, optimizer_offload=True, activation_offload=True)
+        yield Setting(LARGE, world=64, tensor=tensor)
     for dtype in ("float32", "bfloat16"):
         yield Setting(SMALLEST, world=8, shard=1, tokens=4 * K, dtype=dtype)
     yield Setting(SMALLEST, world=8, shard=1, step="ref", tokens=4 * K)
@@ -138,6 +149,7 @@ def name_of(setting: Setting) -> str:
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
     words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
+    words += [f"tp{setting.tensor}"] * (setting.tensor > 1)
     words += ["hostopt"] * setting.optimizer_offload + ["hostact"] * setting.activation_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     words += [setting.optimizer] * (setting.optimizer != "adamw") + ["fp32head"] * setting.wide
@@ -153,6 +165,7 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "dtype": setting.dtype,
         "packing": bool(setting.packed),
         "sequence_parallel": setting.sequence,
+        "tensor_parallel": setting.tensor,
         "optimizer_offload": setting.optimizer_offload,
         "activation_offload": setting.activation_offload,
         "head_dtype": "float32" if setting.wide else None,
@@ -198,18 +211,21 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
         return Counter({"allgather_": round(pricing.priced(step).bytes or 0)})
     (name,), (model, size) = step.models, pricing.model_of(step)
     mesh = mesh_of(pricing.plan, name)
-    rates = pricing._rates(step.pool, setting.dtype, BEST, mesh)
+    size, rates = part_of(size, mesh.tensor), pricing._rates(step.pool, setting.dtype, BEST, mesh)
     group, update = replace(rates, devices=setting.sequence), setting.step == "update"
     passes = 2 if update and mesh.replicate > 1 else 1
-    runs = passes * ((3 if setting.recompute else 2) if update else 1)
-    counts = {"alltoall_base_": exchange_bytes(size, group, runs * setting.tokens)}
+    factor = (4 if setting.recompute else 3) if update else 1
+    exchanged = passes * max(1, factor - 1) * setting.tokens
+    counts = {"alltoall_base_": exchange_bytes(size, group, exchanged)}
     if setting.optimizer == "muon":
         counts["alltoall_base_"] += 2 * step_bytes(size, rates)  # one as the averages are made, one behind
+    group = replace(rates, devices=mesh.tensor)
+    counts["allreduce_"] = passes * reduction_bytes(size, group, setting.tokens, factor)
     if update:
         gradients = passes * gather_bytes(size, mesh.shard)
         counts["_allgather_base_"] = update_bytes(size, rates, passes, 1) - gradients
         counts["_reduce_scatter_base_"] = gradients
-        counts["allreduce_"] = replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
+        counts["allreduce_"] += replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
     else:
         counts["_allgather_base_"] = score_bytes(size, rates, 1)
     return Counter({collective: round(size) for collective, size in counts.items() if size})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.costs.detect import local_devices
-from rlgraph.costs.device_groups import aligned, heads_shared_out
+from rlgraph.costs.device_groups import aligned, heads_shared_out, layers_divided
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
@@ -90,6 +90,7 @@ def plan_composed(
     tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
     plan = plan_tree(tree, count, device)
     heads_shared_out(plan)
+    layers_divided(plan)
     if scenario:
         plan = predict(plan, scenario)
     elif device == "cuda":

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from math import lcm
+from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.model_size import size_of
@@ -73,6 +73,37 @@ def heads_shared_out(plan: Plan) -> None:
             law += f"(models.{name}.train.sequence_parallel)"
             both = [str(n) for n in range(1, heads + 1) if not heads % n and not devices % n]
             raise fail("sequence-parallel", law, None, both)
+
+
+def layers_divided(plan: Plan) -> None:
+    """Check that devices which divide the layers of a model each get as much of them; of known models.
+
+    Raises:
+        GraphError: they don't, or the model is a mixture of experts.
+    """
+    for name, model in plan.models.items():
+        if not model.train or model.train.tensor_parallel == 1:
+            continue
+        ranks, devices = model.train.tensor_parallel, plan.pools[model.train.pool]
+        try:
+            config = size_of(model.path, model.head, model.config).config
+        except GraphError:
+            continue  # the engine asks the model itself
+        setting = f"(models.{name}.train.tensor_parallel)"
+        if config.experts:
+            law = f"`{name}` is a mixture of experts, whose layers can't be divided among devices {setting}"
+            raise fail("tensor-parallel", law, None, ["1"])
+        counts = {
+            "query heads": config.num_attention_heads,
+            "key heads": config.key_heads,
+            "columns of the MLP": config.intermediate_size,
+        }
+        for what, count in counts.items():
+            if count % ranks:
+                law = f"the {count} {what} of `{name}` can't be shared out among {ranks} devices {setting}"
+                common = gcd(devices, *counts.values())
+                fit = [str(n) for n in range(1, common + 1) if not common % n]
+                raise fail("tensor-parallel", law, None, fit)
 
 
 def together(plan: Plan) -> dict[str, int]:

@@ -13,6 +13,7 @@ from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.limits import SMALL, key_repeats
 from rlgraph.costs.model_size import Size
+from rlgraph.costs.tensor_size import part_of
 from rlgraph.costs.workload import Lengths
 
 WORST, BEST = 0, 1
@@ -35,6 +36,7 @@ class Rates:
     first: int = 0  # the number of its first device in the cluster
     group: int = 1  # devices that work on one batch together: tensor parallelism
     replicas: int = 1
+    tensor: int = 1  # parts of each layer, of which the devices have the same one: they lie so far apart
 
     @property
     def width(self) -> int:
@@ -52,7 +54,7 @@ class Rates:
 
     def travel(self, size: float) -> float:
         """Return the seconds in which the device receives ``size`` bytes in a collective."""
-        link = self.cluster.link(self.first, self.devices, self.replicas)
+        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas)
         return size / (link * self.efficiency.link[self.grade])
 
     def between_replicas(self, size: float) -> float:
@@ -241,13 +243,46 @@ def activation_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     return max(there - forward, 0.0) + max(there - 3 * forward, 0.0)
 
 
-def sync_bound(size: Size, devices: int, width: int, group: int = 1) -> float:
+def reduction_bytes(size: Size, rates: Rates, tokens: float, factor: float) -> float:
+    """Return the bytes of the sums of hidden states over devices that divide each layer, by a ring: all but a
+    part come twice (Megatron-LM, arXiv 1909.08053).
+
+    A layer has two forward and two backward. Where it is computed again (``factor`` 4), its last one is not:
+    nothing needs what comes of it.
+    """
+    each = 2 * rates.away * tokens * size.config.hidden_size * rates.width
+    return _sums(factor) * size.config.num_hidden_layers * each
+
+
+def reduction_seconds(size: Size, rates: Rates, tokens: float, factor: float, passes: float) -> float:
+    """Return the seconds of these sums, which nothing hides."""
+    count = _sums(factor) * size.config.num_hidden_layers * passes
+    latency = count * rates.efficiency.reduction[rates.grade]
+    return rates.travel(reduction_bytes(size, rates, tokens, factor)) + latency if rates.devices > 1 else 0.0
+
+
+def _sums(factor: float) -> float:
+    """Return how many sums a layer has in a pass without gradients (1), in an update (3), or where that
+    computes activations again (4)."""
+    return 2 if factor == 1 else factor + 1
+
+
+def sync_bytes(size: Size, devices: int, width: int = MASTER, tensor: int = 1) -> int:
+    """Return the bytes that a device receives as all gather whole rows, of ``width`` bytes per number.
+
+    Where layers are divided in ``tensor`` parts, that is of one part, and then the other parts of these.
+    """
+    part = part_of(size, tensor)
+    return gather_bytes(part, devices, width) + (size.parameters - part.parameters) * width
+
+
+def sync_bound(size: Size, devices: int, width: int, group: int = 1, tensor: int = 1) -> float:
     """Return what it must receive: its group's part of the weights, but what lies in its own shard.
 
-    Shards lie over so many devices; a device of another pool has none: 0. Each device of a serve engine, a
-    group, has its part of every layer, with ``width`` bytes per number.
+    Shards lie over so many devices, each of one of ``tensor`` parts; a device of another pool has none: 0.
+    Each device of a serve engine, a group, has its part of every layer, with ``width`` bytes per number.
     """
-    kept = 1 / devices if devices else 0.0
+    kept = part_of(size, tensor).parameters / size.parameters / devices if devices else 0.0
     return size.parameters * width * max(1 / group - kept, 0.0)
 
 
@@ -257,7 +292,7 @@ def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
     ``width``: bytes of a number as it is gathered.
     """
     copied = size.parameters * (width + rates.width) / rates.memory
-    received = rates.travel(gather_bytes(size, rates.devices, width))
+    received = rates.travel(sync_bytes(size, rates.devices, width, rates.tensor))
     return received + copied + size.buckets(width) * rates.launch(1)
 
 

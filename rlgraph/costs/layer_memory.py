@@ -84,7 +84,8 @@ class Layer:
 
     @property
     def forward(self) -> int:
-        """Return the most bytes of the forward pass where nothing is kept: its MLP, or norms of queries.
+        """Return the most bytes of the forward pass where nothing is kept: its MLP, or norms of queries; of a
+        part of a layer, norms of hidden states.
 
         The embeddings of the whole pass are there as well.
         """
@@ -95,7 +96,8 @@ class Layer:
             inner = config.num_experts_per_tok * max(4 * hidden, hidden + 4 * config.expert_size)
         attention = (4 * queries + 2 * config.keys) * width
         normed = queries * (width + 2 * MASTER) if config.model_type.startswith("qwen3") else 0
-        return max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
+        most = max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
+        return max(most, hidden * (3 * width + 2 * MASTER))
 
     @property
     def permutes(self) -> bool:

@@ -23,6 +23,7 @@ from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
+from rlgraph.costs.tensor_size import part_of
 from rlgraph.costs.train_memory import Moments, Pass, staging
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
@@ -112,8 +113,9 @@ class Footprint:
             size, serve = self.sizes.get(name), model.serve
             own = model.train and model.train.pool == pool and not model.shares and self._trains(name)
             if size and model.train and own:
-                devices = mesh_of(self.plan, name).shard
-                shard, trained = size.on_device(devices), trained_on_device(size, model, devices)
+                mesh = mesh_of(self.plan, name)
+                part, devices = part_of(size, mesh.tensor), mesh.shard
+                shard, trained = part.on_device(devices), trained_on_device(part, model, devices)
                 added = trained * MASTER if model.train.lora else 0
                 width, on_host = master(model), model.train.optimizer_offload
                 if on_host:  # a CPU's own memory is the host's: masters stay beside the weights
@@ -121,7 +123,7 @@ class Footprint:
                     width = WIDTH[model.train.dtype] + (0 if on_host else MASTER)
                 sizes[Item(name, "train", "parameters")] = shard * width + added
                 if not model.frozen and not on_host:
-                    averages = averages_on_device(size, model, devices)
+                    averages = averages_on_device(part, model, devices)
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
                 width, group = WIDTH[serve.dtype], serve.tensor_parallel
@@ -175,8 +177,8 @@ class Footprint:
             return generating(size, model.serve, self.slots(step), self.work.most, cut)
         if step.copied:
             width = master(self.plan.models[step.copied])
-            devices = mesh_of(self.plan, step.copied).shard
-            return Counter({"staging": staging(size.tensors, devices, width, limits.BUCKET)})
+            mesh = mesh_of(self.plan, step.copied)
+            return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.tensor)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
     def passing(self, step: Step) -> Moments:
@@ -193,7 +195,7 @@ class Footprint:
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device)
         beside += own * bytes_beside(self.plan, step)
         offloads = model.train.activation_offload and self.cluster.device == "cuda"
-        return Pass(size, model, mesh.shard, own, beside, mesh.replicate, offloads)
+        return Pass(part_of(size, mesh.tensor), model, mesh.shard, own, beside, mesh.replicate, offloads)
 
     def _syncing(self, pool: str, step: Step) -> int:
         """Return the bytes of a weight sync on a device that sends, or on one that only receives."""
@@ -206,8 +208,8 @@ class Footprint:
             return sent
         # a bucket is of one data type: where weights are narrower, adapters in float32 end it
         apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
-        devices = mesh_of(self.plan, next(iter(step.models))).shard
-        gathered = max(staging(tensors, devices, width, limits.BUCKET) for tensors in apart)
+        mesh = mesh_of(self.plan, next(iter(step.models)))
+        gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.tensor) for t in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers
         pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []

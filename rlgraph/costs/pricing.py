@@ -16,6 +16,7 @@ from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size, size_of
+from rlgraph.costs.tensor_size import part_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, mesh_of
@@ -110,6 +111,7 @@ class Pricing(Footprint):
         function = self.plan.functions[step.phase][step.node]
         minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
         mesh = mesh_of(self.plan, next(iter(step.models)))
+        size = part_of(size, mesh.tensor)
         rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
         work = self._share(step, size, model.train, minibatches, times)
@@ -129,22 +131,26 @@ class Pricing(Footprint):
             moved = formulas.score_bytes(size, rates, work.passes)
         if wide_head(model, size):
             seconds += formulas.wide_head_seconds(size, rates, work.tokens, step.updates)
-        # a group's: forward, once more where that runs again, and backward
+        # those of a group: forward, once more where that runs again, and backward
         devices = model.train.sequence_parallel
         group = replace(rates, devices=devices, replicas=mesh.replicate * mesh.shard // devices)
         again = max(1, factor - 1)
         shared = again * work.tokens * group.devices
         seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
-        return seconds, moved + formulas.exchange_bytes(size, group, shared)
+        moved += formulas.exchange_bytes(size, group, shared)
+        group = replace(rates, devices=mesh.tensor, replicas=mesh.shard, tensor=1)
+        seconds += formulas.reduction_seconds(size, group, work.tokens, factor, work.passes)
+        return seconds, moved + formulas.reduction_bytes(size, group, work.tokens, factor)
 
     def _share(self, step: Step, size: Size, train: TrainPlan, minibatches: int, times: int) -> Tokens:
         """Return what the busiest device computes per mini-batch: an even share, or the longest sample.
 
-        Devices that share the tokens of a row have an even part of either.
+        Devices that share the tokens of a row have an even part of either; those that divide layers have all.
         """
         ranks, cuts = train.sequence_parallel, minibatches if step.updates else 1
         rows = self.rows(step.reads, step) / cuts
-        each, longest = rows * ranks / len(step.devices), self.work.longest(rows)
+        alike = ranks * train.tensor_parallel
+        each, longest = rows * alike / len(step.devices), self.work.longest(rows)
         shares = (each * self.work.mean, each * self.work.square), (longest, longest**2)
         tokens, squares = max(shares, key=lambda part: row_work(part[0], part[1], size.attention_share))
         passes = times * math.ceil(tokens / max(train.micro_tokens, longest))
@@ -154,27 +160,28 @@ class Pricing(Footprint):
         """Return the rates of the devices of a pool, in a mesh or all of them together."""
         devices = devices_of(self.plan, pool)
         mesh = mesh or Mesh(1, len(devices))
-        return Rates(self.cluster, mesh.shard, dtype, grade, first=devices.start, replicas=mesh.replicate)
+        rates = Rates(self.cluster, mesh.shard, dtype, grade, first=devices.start)
+        return replace(rates, replicas=mesh.replicate, tensor=mesh.tensor)
 
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
         if step.copied:  # all weights are gathered, and each device keeps its shard
             size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
             rates = self._rates(step.pool, "float32", grade, mesh_of(self.plan, step.copied))
-            moved = formulas.gather_bytes(size, rates.devices, width)
+            moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
             return formulas.sync_seconds(size, rates, width), moved
         model, size = self.model_of(step)
         assert model.train and model.serve
         mesh, width = mesh_of(self.plan, next(iter(step.models))), gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
         seconds = formulas.sync_seconds(size, rates, width)
-        moved = formulas.gather_bytes(size, rates.devices, width)
+        moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
         if model.train.lora:
             moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
         whole = size.parameters * rates.width
         # files are written by one device and read by all: what the host's link lets through, twice
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
-            both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1)
+            both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
             seconds += files or both.travel(whole)
             moved = max(moved, whole)
         if model.serve.addresses:  # the plan takes them to be on other hosts
@@ -227,9 +234,9 @@ def sync_least(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    size = size_of(model.path, model.head, model.config)
-    devices = 0 if step.source else mesh_of(plan, name).shard
-    return round(formulas.sync_bound(size, devices, WIDTH[model.serve.dtype], model.serve.tensor_parallel))
+    size, mesh = size_of(model.path, model.head, model.config), mesh_of(plan, name)
+    lie = 0 if step.source else mesh.shard, WIDTH[model.serve.dtype], model.serve.tensor_parallel, mesh.tensor
+    return round(formulas.sync_bound(size, *lie))
 
 
 def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
@@ -251,5 +258,6 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.train
-    size, devices = size_of(model.path, model.head, model.config), mesh_of(plan, name).shard
-    return MASTER * trained_on_device(size, model, devices) if model.train.optimizer_offload else 0
+    mesh = mesh_of(plan, name)
+    size = part_of(size_of(model.path, model.head, model.config), mesh.tensor)
+    return MASTER * trained_on_device(size, model, mesh.shard) if model.train.optimizer_offload else 0

@@ -47,6 +47,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     _pools_exist(sections, stages, pools, binder)
     engines = _engine_pools(models, [*pools])
     _copies_fill_pools(models, sections, engines, pools, binder)
+    _tensor_parallel_alone(models, sections, binder)
     graph = Graph(
         **_head(tree, binder),
         models=models,
@@ -218,6 +219,24 @@ def _copies_fill_pools(
             fit = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == 0)
             mark = sections[name].at(("train", "shard")).mark
             binder.problem("shard", law, mark, remedy=f"give one of {fit}, or null: all devices of the pool")
+
+
+def _tensor_parallel_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], binder: Binder) -> None:
+    """Check that models whose layers are divided among devices ask for nothing that this excludes."""
+    for name, model in models.items():
+        train = model.spec.train
+        others = {
+            "shard": train.shard,
+            "sequence_parallel": train.sequence_parallel > 1,
+            "lora": train.lora,
+            "compile": train.compile,
+        }
+        if train.tensor_parallel > 1 and (both := [key for key, asked in others.items() if asked]):
+            law = f"the layers of `{name}` are divided among {train.tensor_parallel} devices "
+            law += f"(models.{name}.train.tensor_parallel), which can't be combined with {', '.join(both)}"
+            remedy = f"leave out models.{name}.train.{both[0]}, or set tensor_parallel to 1"
+            mark = sections[name].at(("train", "tensor_parallel")).mark
+            binder.problem("tensor-parallel", law, mark, remedy=remedy)
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

@@ -10,7 +10,7 @@ from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, takers
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
-from rlgraph.syntax.settings import ModelSection, Serve
+from rlgraph.syntax.settings import ModelSection, Serve, Train
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
@@ -100,16 +100,19 @@ def _trains(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"`{path}.optimizer.momentum` is of muon; the optimizer is adamw, whose averages have `betas`"
         remedy = f"set: {{{path}.optimizer.kind: muon}}, or leave out momentum"
         binder.problem("optimizer", law, momentum.key, remedy=remedy)
-    if muon and spec.train.lora:
-        law = f"`{path}.optimizer` is muon, whose steps are orthogonal matrices, and `{path}.train.lora` "
-        law += "trains two factors of a matrix, whose product takes no such step"
-        remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out lora"
-        binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
-    if muon and spec.train.optimizer_offload:
-        law = f"`{path}.optimizer` is muon, whose matrices are orthogonalised on devices, and "
-        law += f"`{path}.train.optimizer_offload` puts AdamW on the host"
-        remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out optimizer_offload"
-        binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
+    against = {
+        "lora": (
+            "steps are orthogonal matrices",
+            "trains two factors of a matrix, whose product takes no such step",
+        ),
+        "optimizer_offload": ("matrices are orthogonalised on devices", "puts AdamW on the host"),
+        "tensor_parallel": ("matrices are orthogonalised whole", "leaves a device parts of them"),
+    }
+    for key, (whose, does) in against.items():
+        if muon and getattr(spec.train, key) != getattr(Train(), key):
+            law = f"`{path}.optimizer` is muon, whose {whose}, and `{path}.train.{key}` {does}"
+            remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out {key}"
+            binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
     if spec.head == "value" and spec.train.head_dtype:
         law = f"`{path}.train.head_dtype` is of logits, and model `{name}` has a value head"
         mark = tree.at(("train", "head_dtype")).key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlgraph.ir.plan import Plan
 
 # settings by which devices share a model or a row, as one device has them: they decide no number of a run
-ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1}
+ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1, "tensor_parallel": 1}
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,21 @@ class Mesh:
 
         replica 0      0 1 2 3
         replica 1      4 5 6 7      devices 1 and 5 hold the same shard
+
+    Where each layer is divided in ``tensor`` parts, a copy is over ``shard`` x ``tensor`` devices. Those of a
+    row hold all parts between them, and those of a column the shards of one part:
+
+        shard 0        0 1
+        shard 1        2 3          devices 0 and 2 hold the same part: 2-way shard x 2-way tensor
     """
 
     replicate: int
     shard: int
+    tensor: int = 1
 
     def __str__(self) -> str:
+        if self.tensor > 1:
+            return f"{self.shard}-way shard x {self.tensor}-way tensor"
         return f"{self.shard}-way shard x {self.replicate} replicas"
 
 
@@ -33,6 +42,6 @@ def mesh_of(plan: Plan, name: str) -> Mesh:
     """Return the mesh of a model's train engine; of one that shares another's weights, that of the other."""
     model = plan.models[plan.models[name].shares or name]
     assert model.train
-    devices = plan.pools[model.train.pool]
+    devices = plan.pools[model.train.pool] // model.train.tensor_parallel
     shard = model.train.shard or devices
-    return Mesh(devices // shard, shard)
+    return Mesh(devices // shard, shard, model.train.tensor_parallel)

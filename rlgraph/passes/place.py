@@ -14,7 +14,8 @@ from dataclasses import replace
 from rlgraph.errors import fail
 from rlgraph.ir.graph import Graph, Node
 
-GROUPED = {"serve": "tensor_parallel", "train": "sequence_parallel"}  # engine -> the size of its groups
+# engine -> the settings that are sizes of its groups
+GROUPED = {"serve": ("tensor_parallel",), "train": ("sequence_parallel", "tensor_parallel")}
 
 
 def place(graph: Graph) -> Graph:
@@ -69,13 +70,14 @@ def _whole_groups(graph: Graph) -> None:
         kind = node.op.engine if node.call else None
         if kind is None:
             continue
-        name, setting = str(node.model), GROUPED[kind]
-        size, pool = getattr(getattr(graph.models[name].spec, kind), setting), graph.engines[f"{name}.{kind}"]
-        if graph.devices[pool] % size:
-            law = f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out "
-            law += f"in groups of {size} (models.{name}.{kind}.{setting})"
-            remedy = f"give it a multiple of {size}, or make groups smaller"
-            raise fail(setting.replace("_", "-"), law, graph.models[name].mark, remedy=remedy)
+        name, pool = str(node.model), graph.engines[f"{node.model}.{kind}"]
+        for setting in GROUPED[kind]:
+            size = getattr(getattr(graph.models[name].spec, kind), setting)
+            if graph.devices[pool] % size:
+                law = f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out "
+                law += f"in groups of {size} (models.{name}.{kind}.{setting})"
+                remedy = f"give it a multiple of {size}, or make groups smaller"
+                raise fail(setting.replace("_", "-"), law, graph.models[name].mark, remedy=remedy)
 
 
 def _all_used(graph: Graph, pools: dict[str, str]) -> None:

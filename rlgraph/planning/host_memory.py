@@ -8,6 +8,7 @@ from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
+from rlgraph.costs.tensor_size import part_of
 from rlgraph.errors import fail
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.units import size_text
@@ -45,7 +46,8 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
     for name, model in footprint.plan.models.items():
         train, size = model.train, footprint.sizes.get(name)
         if train and size and train.pool == pool and train.optimizer_offload:
-            devices = mesh_of(footprint.plan, name).shard
+            mesh = mesh_of(footprint.plan, name)
+            size, devices = part_of(size, mesh.tensor), mesh.shard
             trained = trained_on_device(size, model, devices)
             largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
             kept["optimizer"] += 3 * MASTER * trained

@@ -78,7 +78,7 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
     """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, each row over 2 devices)``."""
     words: list[str] = [spec.dtype]
     if isinstance(spec, TrainPlan):
-        words += [str(mesh)] * bool(mesh and mesh.replicate > 1)
+        words += [str(mesh)] * bool(mesh and (mesh.replicate > 1 or mesh.tensor > 1))
         words += [f"head {spec.head_dtype}"] * bool(spec.head_dtype)
         words += ["computing activations again"] * bool(spec.recompute)
         words += ["activations on the host"] * spec.activation_offload

@@ -153,6 +153,11 @@ class Train(Section):
         "consecutive devices that share the tokens of each row, for rows whose activations no device "
         "holds; it divides the devices of the pool and the model's query heads.",
     )
+    tensor_parallel: Count = option(
+        1,
+        "consecutive devices that each have a part of every decoder layer, for layers that are too large or "
+        "too slow to gather; it divides the devices of the pool, the model's heads and its MLP's width.",
+    )
     optimizer_offload: bool = option(
         False,
         "keep float32 weights and the optimizer's averages in host memory and step there, so that a device "

@@ -90,6 +90,7 @@ class EngineHost:
             mesh=self.groups.meshes[name],
             group=self.groups.mesh.get_group(),
             sequence=self.groups.sequences[name],
+            tensor=self.groups.tensors[name],
             config=model.config,
             trust_remote_code=model.trust_remote_code,
             **spec.model_dump(include={*engine.options}),

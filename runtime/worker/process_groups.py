@@ -8,7 +8,8 @@ A link is for a model that trains on one pool and serves on another, here a poli
                                   link           0   2 3
 
 A model that is held in several copies has a mesh of two dimensions over its pool, with a group for each copy
-(a row) and one for each shard (a column).
+(a row) and one for each shard (a column). One whose layers are divided has a mesh over the ranks that have
+the same part, and a group for those that have the same rows.
 
 On CUDA tensors of the device travel over NCCL, and everything that is on the host over gloo: objects, counts
 and barriers. Of NCCL a barrier would be a kernel that spins on the device until the last worker comes, beside
@@ -34,7 +35,7 @@ from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
-from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, sequence_group
+from rlgraph.runtime.engines.fsdp.sequence import RowGroup, SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
 
@@ -49,6 +50,7 @@ class Groups:
     mesh: DeviceMesh
     meshes: Mapping[str, DeviceMesh]  # the keys are models
     sequences: Mapping[str, SequenceGroup]  # models -> the ranks that share the tokens of their rows
+    tensors: Mapping[str, RowGroup]  # models -> the ranks that each have a part of their layers
     links: Mapping[str, Transport]  # the keys are models
     paths: Mapping[str, str]  # model -> the path that the plan names for its weights
 
@@ -92,6 +94,9 @@ def meet(
     sizes = {name: plan.models[name].train.sequence_parallel for name in meshes}
     made = {size: sequence_group(mesh.get_group(), size) for size in sorted({*sizes.values()})}
     sequences = {name: made[size] for name, size in sizes.items()}
+    sizes = {name: plan.models[name].train.tensor_parallel for name in meshes}
+    apart = {n: row_group(mesh.get_group(), n, "tensor_parallel") for n in sorted({*sizes.values()})}
+    tensors = {name: apart[size] for name, size in sizes.items()}
     links: dict[str, Transport] = {}
     chosen = syncs(plan, mailbox is not None)
     for model, step in chosen.items():
@@ -104,17 +109,22 @@ def meet(
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    return Groups(mesh, meshes, sequences, links, {model: step.path for model, step in chosen.items()})
+    return Groups(
+        mesh, meshes, sequences, tensors, links, {model: step.path for model, step in chosen.items()}
+    )
 
 
 def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the mesh of each model that trains on a pool: the ``whole`` pool, or rows of replicas."""
+    """Return the mesh of each model that trains on a pool: the ``whole`` pool, rows of replicas, or the ranks
+    that have the same part of its layers."""
     names = [name for name, model in plan.models.items() if model.train and model.train.pool == pool]
     made = {}
     for mesh in dict.fromkeys(mesh_of(plan, name) for name in names):
         made[mesh] = whole
         if mesh.replicate > 1:
             made[mesh] = hybrid_mesh(whole, mesh.shard)
+        elif mesh.tensor > 1:
+            made[mesh] = strided_mesh(whole, mesh.tensor)
     return {name: made[mesh_of(plan, name)] for name in names}
 
 
@@ -125,6 +135,14 @@ def hybrid_mesh(whole: DeviceMesh, shard: int) -> DeviceMesh:
     lines = [ranks[:, own[1]].tolist(), ranks[own[0]].tolist()]
     groups = [dist.new_group(line, timeout=FOREVER, use_local_synchronization=True) for line in lines]
     return DeviceMesh.from_group(groups, whole.device_type, ranks, mesh_dim_names=("replicate", "shard"))
+
+
+def strided_mesh(whole: DeviceMesh, stride: int) -> DeviceMesh:
+    """Return a mesh of this rank and those a multiple of ``stride`` from it. Collective among them."""
+    ranks = whole.mesh.view(-1, stride)
+    own = ranks[:, int((ranks == dist.get_rank()).nonzero()[0, 1])]
+    group = dist.new_group(own.tolist(), timeout=FOREVER, use_local_synchronization=True)
+    return DeviceMesh.from_group(group, whole.device_type)
 
 
 def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:

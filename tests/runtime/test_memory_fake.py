@@ -58,6 +58,13 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         pytest.param(Setting(MIXTURE, world=16, shard=8), marks=pytest.mark.nightly),
         pytest.param(Setting(MIXTURE, world=1024, shard=64), marks=pytest.mark.nightly),
         pytest.param(Setting(EIGHT, world=64, shard=8, step="sync"), marks=pytest.mark.nightly),
+        Setting(EIGHT, tensor=2),
+        Setting(EIGHT, tensor=8, step="ref"),
+        Setting(EIGHT, tensor=2, step="sync"),
+        pytest.param(Setting(EIGHT, tensor=2, tokens=4096, recompute=False), marks=pytest.mark.nightly),
+        pytest.param(Setting(EIGHT, tensor=4, step="logprobs"), marks=pytest.mark.nightly),
+        pytest.param(Setting("Qwen/Qwen3-32B", world=64, tensor=8), marks=pytest.mark.nightly),
+        pytest.param(Setting("meta-llama/Llama-3.1-8B", tensor=4), marks=pytest.mark.nightly),
     ],
     ids=memory_fake.name_of,
 )
@@ -78,6 +85,12 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
         ),
         Setting(EIGHT, world=64, shard=8, step="sync"),
         pytest.param(Setting(MIXTURE, world=32, shard=8, tokens=4096), marks=pytest.mark.nightly),
+        Setting("Qwen/Qwen3-32B", tensor=2, tokens=4096),
+        Setting(EIGHT, tensor=2, tokens=4096, step="logprobs"),
+        pytest.param(Setting(EIGHT, tensor=2, step="sync"), marks=pytest.mark.nightly),
+        pytest.param(
+            Setting("Qwen/Qwen3-32B", tensor=2, tokens=4096, recompute=False), marks=pytest.mark.nightly
+        ),
     ],
     ids=memory_fake.name_of,
 )

@@ -1,4 +1,5 @@
-"""Whole runs on four devices: two replicas of its models, killed and resumed in one copy; shared tokens."""
+"""Whole runs on four devices: replicas of its models, killed and resumed in one copy; tokens shared; layers
+divided, and whole again."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from test_faults import ONE, inline, lines, with_traps
 from rlgraph.runtime.replay import replay
 
 pytestmark = pytest.mark.usefixtures("in_demo")
-REPLICAS = [f"models.{name}.train.shard=2" for name in ("policy", "ref")]
 LENGTH = "schedule={iterations: 4, save_every: 1, record_every: 1}"
 TWENTY = "schedule={iterations: 20, save_every: 5}"
 SAME = 1e-3  # of what weights moved, they may be apart: AdamW divides by the size of small gradients
@@ -28,19 +28,36 @@ MESHES: dict[str, dict[str, int]] = {  # of four devices, as settings of each mo
 NEXT = dict(zip(MESHES, [*MESHES][1:] + [*MESHES][:1], strict=True))  # on which a killed run goes on
 
 
+def of_both(setting: str) -> list[str]:
+    return [f"models.{name}.train.{setting}" for name in ("policy", "ref")]
+
+
 @pytest.mark.nightly
-def test_replicas_that_are_killed_go_on_in_one_copy_with_the_numbers_of_one_device(
-    run_on_devices: Callable[..., str],
+@pytest.mark.parametrize(
+    ("settings", "mesh", "ranks", "others"),
+    [
+        (of_both("shard=2"), "2-way shard x 2 replicas", 2, "models.policy.train.shard=4"),
+        (
+            of_both("tensor_parallel=2"),
+            "2-way shard x 2-way tensor",
+            4,
+            "models.ref.train.tensor_parallel=2",
+        ),
+    ],
+    ids=["replicas", "tensor"],
+)
+def test_a_mesh_that_is_killed_goes_on_in_one_copy_with_the_numbers_of_one_device(
+    settings: list[str], mesh: str, ranks: int, others: str, run_on_devices: Callable[..., str]
 ) -> None:
     graph, token = with_traps(ONE, main={"policy": 3}), uuid.uuid4().hex
     four = (LENGTH, "--devices", "4", "--run-dir", "a")
-    said = run_on_devices(graph, *REPLICAS, *four, expect=1, RLGRAPH_TEST_TOKEN=token)
+    said = run_on_devices(graph, *settings, *four, expect=1, RLGRAPH_TEST_TOKEN=token)
     assert "run update_policy" in said
-    assert "fsdp (float32, 2-way shard x 2 replicas)" in Path("a/plan.txt").read_text()
+    assert f"fsdp (float32, {mesh})" in Path("a/plan.txt").read_text()
     saved = max(Path("a/checkpoints").glob("step-*"))
     shards = sorted(path.name for path in (saved / "policy").glob("shard-*"))
-    assert shards == ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"]
-    run_on_devices(graph, "models.policy.train.shard=4", *four, "--resume", RLGRAPH_TEST_TOKEN=token)
+    assert shards == [f"shard-{rank:05}-of-{ranks:05}.safetensors" for rank in range(ranks)]
+    run_on_devices(graph, others, *four, "--resume", RLGRAPH_TEST_TOKEN=token)
     inline(ONE, LENGTH, run_dir="b")
     for there, here in zip(lines("a"), lines("b"), strict=True):
         assert there == pytest.approx(here, rel=1e-4, abs=1e-4)
@@ -51,9 +68,8 @@ def test_replicas_that_are_killed_go_on_in_one_copy_with_the_numbers_of_one_devi
 def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
     run_on_devices: Callable[..., str],
 ) -> None:
-    shared = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
     run_on_devices(ONE, LENGTH, "--devices", "4", "--run-dir", "plain")
-    run_on_devices(ONE, LENGTH, "--devices", "4", "--run-dir", "shared", *shared)
+    run_on_devices(ONE, LENGTH, "--devices", "4", "--run-dir", "shared", *of_both("sequence_parallel=2"))
     plain, found = lines("plain"), lines("shared")
     assert [line.keys() for line in found] == [line.keys() for line in plain]
     for one, other in zip(plain, found, strict=True):

@@ -135,7 +135,8 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
     def watched(sums: Any) -> None:
         if not gradients:
             own = [(n, p.grad) for n, p in engine.model.named_parameters() if p.grad is not None]
-            gradients.update((n, g.clone()) for n, g in gather_full(own, engine.copy_group))
+            full = gather_full(own, engine.copy_group, parts=engine.parts)
+            gradients.update((n, g.clone()) for n, g in full)
         step(sums)
 
     engine._step = watched  # type: ignore[method-assign]

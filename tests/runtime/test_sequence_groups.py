@@ -1,4 +1,4 @@
-"""Groups of ranks that share tokens, as workers make them beside the links between pools.
+"""Groups of ranks that share tokens or divide layers, as workers make them beside the links between pools.
 
 This file as a script is the three workers: two that train, and one that generates.
 """
@@ -17,23 +17,29 @@ from rlgraph.runtime.worker.process_groups import meet
 
 TWO = str(Path(__file__).parent / "ones_two.yaml")
 SHARED = [f"models.{name}.train.sequence_parallel=2" for name in ("policy", "ref")]
+DIVIDED = [f"models.{name}.train.tensor_parallel=2" for name in ("policy", "ref")]
 PLACES = [("train", 0), ("train", 1), ("gen", 0)]
 
 
-def main(rank: int, root: Path) -> None:
-    plan = compile_graph(TWO, ["pools.train.devices=2", *SHARED], 3)
-    groups = meet(plan, PLACES[rank], "", "cpu", None)
-    for name in groups.sequences:
-        shared = groups.sequences[name]
-        assert groups.sequences["policy"] is shared, "one group for all models that share alike"
+def main(rank: int, root: Path, way: str) -> None:
+    plan = compile_graph(TWO, ["pools.train.devices=2", *(SHARED if way == "sequence" else DIVIDED)], 3)
+    made = meet(plan, PLACES[rank], "", "cpu", None)
+    groups, others = made.sequences, made.tensors
+    if way == "tensor":
+        groups, others = others, groups
+        assert [mesh.mesh.tolist() for mesh in made.meshes.values()] == [[rank]] * len(groups)
+    assert not any(group.group for group in others.values())
+    for name, shared in groups.items():
+        assert groups["policy"] is shared, "one group for all models that share alike"
         found = torch.tensor([rank])
         dist.all_reduce(found, group=shared.group)
         (root / f"{name}-{rank}").write_text(f"{shared.rank} of {shared.ranks}: {int(found)}")
 
 
 @pytest.mark.usefixtures("in_demo")
-def test_workers_with_a_link_to_another_pool_make_them_too(tmp_path: Path) -> None:
-    launch(__file__, tmp_path)
+@pytest.mark.parametrize("way", ["sequence", "tensor"])
+def test_workers_with_a_link_to_another_pool_make_them_too(tmp_path: Path, way: str) -> None:
+    launch(__file__, tmp_path, way)
     said = {path.name: path.read_text() for path in tmp_path.glob("*-*") if path.is_file()}
     expected = {f"{name}-{rank}": f"{rank} of 2: 1" for name in ("policy", "ref") for rank in (0, 1)}
     assert said == expected

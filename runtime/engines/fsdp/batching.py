@@ -191,18 +191,19 @@ def mini_batches(
     budget: Budget,
     device: torch.device,
     group: dist.ProcessGroup,
+    alike: int = 1,
 ) -> list[MiniBatch]:
     """Return this rank's part of each mini-batch, with counts over all ranks. A collective.
 
-    ``columns`` are of this rank's rows, or of all whose tokens it shares; for ``rows``, ``total_rows`` and
-    ``minibatches`` see ``minibatch_rows``.
+    ``columns`` are of this rank's rows, which so many consecutive ranks have ``alike``; for ``rows``,
+    ``total_rows`` and ``minibatches`` see ``minibatch_rows``.
     """
     mine = minibatch_rows(rows, total_rows, minibatches)
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
     tokens = columns["loss_mask"].sum()
     counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
-    # [ranks, minibatches, 3], of the ranks that share tokens the first
-    ranks = over_ranks(torch.tensor(counts), group)[:: budget.sequence.ranks]
+    # [ranks, minibatches, 3], of the ranks that have the same rows the first
+    ranks = over_ranks(torch.tensor(counts), group)[::alike]
     sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
     return [
         MiniBatch(b, Totals(tokens=n, sequences=k), passes)

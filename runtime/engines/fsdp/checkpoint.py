@@ -10,13 +10,15 @@ Each rank copies its shards to host memory and writes them from a thread, to a f
 Nobody waits for anybody in it, so a checkpoint is whole once every rank has finished: the runtime commits the
 folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the last; so any number of ranks can
 read the rows that it owns out of what any other number wrote. Of several replicas the first writes, and ranks
-are counted within it; all of them read.
+are counted within it; all of them read. Where ranks have parts of layers (``tensor.py``), state.json says of
+how many (``tensor``) and along which dimension each tensor is divided (``divided``); what is whole on all
+ranks of a group is written by the first of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from shutil import copy
@@ -24,15 +26,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of
-from rlgraph.runtime.engines.fsdp.shards import local, rows_of
+from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
 from rlgraph.runtime.engines.model_files import ModelFiles
-from rlgraph.runtime.engines.weights.pretrained import shard_of
+from rlgraph.runtime.engines.weights.pretrained import extent, extent_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
 NamedTensors = Mapping[str, torch.Tensor]
@@ -41,9 +43,9 @@ NamedTensors = Mapping[str, torch.Tensor]
 class Saves:
     """Writes checkpoints in the background, one at a time."""
 
-    def __init__(self, group: dist.ProcessGroup, writes: bool) -> None:
-        """``group`` holds one copy of the model; ``writes``: it is the copy that is written."""
-        self.group, self.writes = group, writes
+    def __init__(self, group: dist.ProcessGroup, writes: bool, parts: LayerParts = WHOLE) -> None:
+        """``group`` holds one copy of the model, or of its ``parts``; ``writes``: it is the one written."""
+        self.group, self.writes, self.parts = group, writes, parts
         # page-locked copies of tensors on a GPU, for the next save too
         self._copies: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -58,10 +60,15 @@ class Saves:
         self.finish()
         if not self.writes:
             return
-        rank, ranks = self.group.rank(), self.group.size()
-        copies = self._copied({name: local(tensor).detach() for name, tensor in tensors.items()})
-        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        text = json.dumps({"ranks": ranks, "shapes": shapes, **state}) if rank == 0 else ""
+        part, parts = self.parts.ranks.rank, self.parts.ranks.ranks
+        rank, ranks = self.group.rank() * parts + part, self.group.size() * parts
+        cuts = {name: cut for name in tensors if (cut := self.parts.cut(_weight(name)))}
+        own = [name for name in tensors if self.parts.writes(_weight(name))]
+        copies = self._copied({name: local(tensors[name]).detach() for name in own})
+        divided = {name: dimension for name, (dimension, *_) in cuts.items()}
+        state = {"ranks": ranks, "shapes": _shapes(tensors, self.parts), **state}
+        state |= {"tensor": parts, "divided": divided} if divided else {}
+        text = json.dumps(state) if rank == 0 else ""
         self._pending = self._thread.submit(_write, Path(directory), rank, ranks, copies, text)
 
     def _copied(self, tensors: NamedTensors) -> dict[str, torch.Tensor]:
@@ -108,8 +115,9 @@ def load_state(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    parts: LayerParts = WHOLE,
 ) -> None:
-    """Read what ``Saves`` wrote of a model of the same shape, on any number of ranks.
+    """Read what ``Saves`` wrote of a model of the same shape, on any mesh; ``parts`` of it are here.
 
     Raises:
         FileNotFoundError: the checkpoint is not whole.
@@ -117,13 +125,13 @@ def load_state(
     """
     tensors, _ = training_state(model, optimizer, scheduler)
     state = json.loads((Path(directory) / "state.json").read_text(encoding="utf-8"))
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    shapes = _shapes(tensors, parts)
     if wrong := sorted(n for n in {**shapes, **state["shapes"]} if shapes.get(n) != state["shapes"].get(n)):
         raise ValueError(
             f"{directory} is a checkpoint of another model: {wrong[0]} is "
             f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
         )
-    _read(Path(directory), state["ranks"], tensors)
+    _read(Path(directory), state, tensors, parts)
     if optimizer is None or scheduler is None:
         return
     for name, p in model.named_parameters():
@@ -135,22 +143,23 @@ def load_state(
 
 
 @torch.no_grad()
-def blend(own: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: float) -> None:
-    """Set W <- (1 - mix) W + mix W' for this rank's rows of its ``own`` tensors, from full weights.
+def blend(
+    own: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: float, parts: LayerParts = WHOLE
+) -> None:
+    """Set W <- (1 - mix) W + mix W' for what this rank has of its ``own`` tensors, from full weights.
 
     Raises:
         ValueError: they are those of another model.
     """
     for name, full in weights:
-        if name not in own or own[name].shape != full.shape:
-            has = f"is {[*own[name].shape]}" if name in own else "is missing"
+        shape = parts.shape(name, own[name]) if name in own else None
+        if shape != [*full.shape]:
+            has = f"is {shape}" if shape else "is missing"
             raise ValueError(f"{name} {has} in the model copied onto, and {[*full.shape]} in the other")
-        sharded = isinstance(own[name], DTensor)
-        for there, here in _shared(own[name], 0, 1) if sharded else [(..., ...)]:
-            target, other = local(own[name])[here], full[there]
-            if mix < 1:
-                other = torch.lerp(target.float(), other.to(target.device, torch.float32), mix)
-            target.copy_(other)
+        target, other = local(own[name]), full[extent(own[name], parts.cut(name))]
+        if mix < 1:
+            other = torch.lerp(target.float(), other.to(target.device, torch.float32), mix)
+        target.copy_(other)
 
 
 def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor], files: ModelFiles) -> None:
@@ -200,27 +209,52 @@ def _write(
     return {path.name: sha256(path) for path in written}
 
 
-def _read(directory: Path, ranks: int, tensors: NamedTensors) -> None:
-    """Fill this rank's rows of each tensor from the shards that hold them."""
+def _read(directory: Path, state: Mapping[str, Any], tensors: NamedTensors, parts: LayerParts) -> None:
+    """Fill what this rank has of each tensor from the shards that hold it."""
     from safetensors import safe_open
 
+    ranks, several, divided = state["ranks"], state.get("tensor", 1), state.get("divided", {})
     for rank in range(ranks):
-        with safe_open(directory / _shard(rank, ranks), "pt") as shard:
+        shard, part = divmod(rank, several)
+        with safe_open(directory / _shard(rank, ranks), "pt") as file:
             for name, tensor in tensors.items():
-                for there, here in _shared(tensor, rank, ranks):
-                    local(tensor)[here].copy_(shard.get_slice(name)[there])
+                if part and name not in divided:
+                    continue
+                cut = (divided[name], part, several) if name in divided else None
+                written = extent_of(state["shapes"][name], cut, (shard, ranks // several))
+                if both := _shared(written, extent(tensor, parts.cut(_weight(name)))):
+                    there, here = both
+                    local(tensor)[here].copy_(file.get_slice(name)[there])
 
 
-def _shared(tensor: torch.Tensor, rank: int, ranks: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows that shard ``rank`` of ``ranks`` and this rank's shard have in common, in each."""
-    rows = tensor.shape[0]
-    start, stop = rows_of(rows, rank, ranks)
-    first, last = 0, rows
-    if isinstance(tensor, DTensor):
-        first, last = rows_of(rows, *shard_of(tensor))
-    low, high = max(start, first), min(stop, last)
-    if low < high:
-        yield slice(low - start, high - start), slice(low - first, high - first)
+Slices = tuple[slice, ...]
+
+
+def _shared(one: Slices, other: Slices) -> tuple[Slices, Slices] | None:
+    """Return where two extents of a tensor overlap, counted within each; None where they do not.
+
+    Example:
+        >>> _shared((slice(0, 4),), (slice(2, 6),))
+        ((slice(2, 4, None),), (slice(0, 2, None),))
+    """
+    spans = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)]
+    if any(low >= high for low, high in spans):
+        return None
+
+    def within(extent: Slices) -> Slices:
+        return tuple(slice(x - a.start, y - a.start) for a, (x, y) in zip(extent, spans, strict=True))
+
+    return within(one), within(other)
+
+
+def _shapes(tensors: NamedTensors, parts: LayerParts) -> dict[str, list[int]]:
+    """Return the shapes of whole tensors, of which ``parts`` are here."""
+    return {name: parts.shape(_weight(name), tensor) for name, tensor in tensors.items()}
+
+
+def _weight(name: str) -> str:
+    """Return the parameter's name in a tensor's: ``model.NAME`` or one of ``MOMENTS``."""
+    return name.partition(".")[2]
 
 
 def _shard(rank: int, ranks: int) -> str:

@@ -35,7 +35,7 @@ from rlgraph.runtime.engines.fsdp.optimizer import (
 )
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
+from rlgraph.runtime.engines.fsdp.sequence import ALONE, RowGroup, SequenceGroup
 from rlgraph.runtime.engines.fsdp.shards import (
     apart,
     gather_full,
@@ -82,6 +82,8 @@ class FsdpEngine:
         packing: lay rows end to end, and read a prompt that they share once, where that is less work and
             the model's attention allows it.
         sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
+        tensor: the ranks that each have a part of every decoder layer, and the same rows; the mesh then has
+            those that have the same part, and ``group`` is needed.
         optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
             holds weights in ``dtype``. Not with ``lora``.
         activation_offload: keep on the host what ``recompute`` keeps of each layer, its input.
@@ -89,7 +91,7 @@ class FsdpEngine:
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
-            adapt that the model lacks, or tokens that ranks can't share.
+            adapt that the model lacks, tokens that ranks can't share, or layers that they can't divide.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class FsdpEngine:
         compile: bool = False,
         packing: bool = True,
         sequence: SequenceGroup = ALONE,
+        tensor: RowGroup = ALONE,
         optimizer_offload: bool = False,
         activation_offload: bool = False,
         config: Mapping[str, Any] | None = None,
@@ -122,23 +125,27 @@ class FsdpEngine:
         self.files = ModelFiles(path, config or {}, trust_remote_code)
         self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
         self.group = group or self.mesh.get_group()
-        self.copy_group = self.mesh.get_group(self.mesh.ndim - 1)  # the ranks that share one copy
-        self.replicas = self.group.size() // self.copy_group.size()
-        self.in_first = self.group.rank() < self.copy_group.size()  # this rank is of the first copy
+        # the ranks that share one copy, or one part of it
+        self.copy_group = self.mesh.get_group(self.mesh.ndim - 1)
+        ranks_of_copy = self.copy_group.size() * tensor.ranks
+        self.replicas = self.group.size() // ranks_of_copy
+        self.in_first = self.group.rank() < ranks_of_copy  # this rank is of the first copy
         self.device = torch.device(device)
         self.lora = Lora.model_validate(lora) if lora else None
         compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        self.sequence = sequence
+        self.rows = tensor if tensor.group else sequence  # the ranks that have the same rows in a call
         wide = head_dtype is not None and compute != torch.float32
-        settings = (reshard, recompute, self.lora, compile, self.sequence, activation_offload, wide)
+        settings = (reshard, recompute, self.lora, compile, sequence, tensor, activation_offload, wide)
         how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
-        self.model, self.shards, self.reshard, self.pieces = load_sharded(how)
+        self.model, self.shards, self.reshard, self.pieces, self.parts = load_sharded(how)
         layers = decoder_layers(self.model)
-        share = attention_share(self.model, layers) if packing and packs(self.model) else None
-        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), self.sequence)
+        share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None
+        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence)
         self.routing: Routing | None = None  # made when choices of experts are given
         self.adapted = adapters.adapted(self.model) if self.lora else {}
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.parameters = [*trained.values()]
+        self.shares = self.parts.shares(trained)
         self.optimizer = self.scheduler = None
         if not frozen:
             self.options = options_of(optimizer or {})
@@ -154,7 +161,7 @@ class FsdpEngine:
             "optimizer": lambda: optimizer_tensors(self.optimizer if on_device else None),
         }
         self.residency = Residency(path, self.device, parts)
-        self.saves = checkpoint.Saves(self.copy_group, writes=self.in_first)
+        self.saves = checkpoint.Saves(self.copy_group, self.in_first, self.parts)
         self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
 
     @property
@@ -243,10 +250,11 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         metric_sums = MetricSums()
-        pooled, _ = self.sequence.pooled({**columns, ROW: rows})
+        pooled, _ = self.rows.pooled({**columns, ROW: rows})
         rows = pooled.pop(ROW)
         self._check_lengths(pooled["tokens"])
-        plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, self.group)
+        ranks = self.group, self.rows.ranks
+        plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, *ranks)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
                 self._accumulate(minibatch, objective, temperature, entropy, metric_sums)
@@ -279,7 +287,7 @@ class FsdpEngine:
         narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
         parameters = ((n, apart(self._read(p, narrow.get(n)))) for n, p in self.model.named_parameters())
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
-        full = gather_full(chain(parameters, buffers), self.copy_group, narrow)
+        full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.parts)
         return adapters.merged(full, self.lora.alpha / self.lora.rank) if self.lora else full
 
     def _read(self, parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.Tensor:
@@ -312,17 +320,20 @@ class FsdpEngine:
         """
         self.residency.need(["parameters"], "copy")
         self.residency.changed(["parameters"])
-        checkpoint.blend({**self._exact(), **dict(self.model.named_buffers())}, of._full(), mix)
+        own = {**self._exact(), **dict(self.model.named_buffers())}
+        checkpoint.blend(own, of._full(), mix, self.parts)
         self._publish()
 
     def checkpoint_bytes(self) -> int:
         """Return the bytes that this rank writes of a checkpoint: what trains, with its averages."""
         if not self.in_first:
             return 0
+        own = [p for name, p in self.model.named_parameters() if self.parts.writes(name)]
         if self.optimizer is None:
-            return sum(local(p).nbytes for p in self.model.parameters())
-        groups = self.optimizer.param_groups
-        return sum((1 + len(moments_of(g))) * local(p).nbytes for g in groups for p in g["params"])
+            return sum(local(p).nbytes for p in own)
+        averages = {p: len(moments_of(g)) for g in self.optimizer.param_groups for p in g["params"]}
+        held = [exact(self.optimizer, p) for p in own if p.requires_grad]
+        return sum((1 + averages[p]) * local(p).nbytes for p in held)
 
     def begin_save(self, directory: str) -> None:
         """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
@@ -362,7 +373,7 @@ class FsdpEngine:
         self.finish_save()
         with self.residency.back():
             self.residency.changed(["parameters", "optimizer"])
-            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler)
+            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.parts)
             self._publish()
 
     def export(self, directory: str) -> None:
@@ -411,7 +422,7 @@ class FsdpEngine:
         squares, off = what == "squares", [] if adapter else self.adapted.values()
         given = {"tokens": tokens, "loss_mask": loss_mask, "routing": routing}
         present = {name: column for name, column in given.items() if column is not None}
-        columns, own = self.sequence.pooled(present)
+        columns, own = self.rows.pooled(present)
         self._check_lengths(columns["tokens"])
         count = len(columns["tokens"].values)
         columns["place"] = columns["tokens"].like(torch.arange(count))
@@ -465,12 +476,14 @@ class FsdpEngine:
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
                     loss, metrics = objective(batch, minibatch.totals)
-                    if self.sequence.rank == 0:  # the others have the same
+                    if self.rows.rank == 0:  # the others have the same
                         metric_sums.add(loss, metrics)
                 else:
                     idle = placeholder(self.budget, self.device)
                     loss = 0.0 * self._scores(idle, temperature, "none")[0].sum()
                 loss.backward()
+        named = self.model.named_parameters()
+        self.parts.add_up({name: local(p.grad) for name, p in named if p.grad is not None})
 
     def _scored_columns(self, batch: MicroBatch, temperature: float, entropy: bool) -> dict[str, Any]:
         scores, entropies = self._scores(batch, temperature, "differentiable" if entropy else "detached")
@@ -480,7 +493,8 @@ class FsdpEngine:
         return {**batch.columns, "logprobs": batch.scatter(scores), "entropy": batch.scatter(entropies)}
 
     def _step(self, metric_sums: MetricSums) -> None:
-        norm = clip_gradients(self.parameters, self.options.max_grad_norm, self.group, self.replicas)
+        limit = self.options.max_grad_norm
+        norm = clip_gradients(self.parameters, limit, self.group, self.replicas, self.shares)
         metric_sums.steps += 1
         if math.isfinite(norm):
             metric_sums.shared["grad_norm"].append(norm)

@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
-from rlgraph.runtime.engines.fsdp import lora, scoring, sequence
+from rlgraph.runtime.engines.fsdp import lora, scoring, sequence, tensor
+from rlgraph.runtime.engines.fsdp.sequence import ALONE, RowGroup
+from rlgraph.runtime.engines.fsdp.tensor import LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import naming, pretrained
@@ -41,6 +43,7 @@ class Loading:
     adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
     compiled: bool
     sequence: sequence.SequenceGroup = sequence.ALONE
+    tensor: RowGroup = ALONE  # the ranks that each have a part of every layer
     offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
     wide_head: bool = False  # a language-model head computes in float32
 
@@ -50,20 +53,21 @@ class Loading:
         return () if self.head == "lm" else pretrained.NEW_HEAD
 
 
-def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool, Pieces]:
+def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool, Pieces, LayerParts]:
     """Load a model and shard it over a mesh; where its files allow, each rank reads its rows alone.
 
     Returns:
-        The model, the modules that gather their parameters together, whether they reshard, and which weights
-        of the checkpoint each parameter holds.
+        The model, the modules that gather their parameters together, whether they reshard, which weights
+        of the checkpoint each parameter holds, and of which of them this rank has a part.
 
     Raises:
-        ValueError: models of this type can't be trained, or their tokens not shared; or the directory lacks
-            weights other than a value head's, or has them in another shape; or the adapter names layers that
-            there are not.
+        ValueError: models of this type can't be trained, or their tokens not shared, or their layers not
+            divided; or the directory lacks weights other than a value head's, or has them in another shape;
+            or the adapter names layers that there are not.
     """
     device = torch.device(how.mesh.device_type)
     model, pieces, files = _build(how)
+    parts = divide(model, how.tensor)
     repeat_shared_heads(model, device, how.compute)
     attend_without_mask(model, device, how.compute)
     sequence.share_attention(model, how.sequence)
@@ -84,10 +88,10 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     if how.head == "lm":
         scoring.prepare(model, how.wide_head)
     if files is not None:
-        pretrained.fill(model, pieces, files, device)
+        pretrained.fill(model, pieces, files, device, parts.cut)
     if alone:
         model.to(device)
-    return model, shards, reshard, pieces
+    return model, shards, reshard, pieces, parts
 
 
 def _build(how: Loading) -> tuple[Any, Pieces, Any]:
@@ -99,6 +103,7 @@ def _build(how: Loading) -> tuple[Any, Pieces, Any]:
         if how.head == "lm":
             scoring.check(model)
         sequence.check(model, how.sequence.ranks)
+        tensor.check(model, how.tensor.ranks)
         pieces = naming.pieces_of(model, files)
         pretrained.check_experts(how.files.path, pieces, files)
         direct = pretrained.reads_by_rows(model, pieces, files, how.new)

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch.nn import Parameter
 
 from rlgraph.costs.muon import ITERATIONS, MatrixShape, batch_of_experts, newton_schulz_flops
-from rlgraph.runtime.engines.fsdp.shards import local, rows_of
+from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.weights.naming import Pieces
+from rlgraph.runtime.engines.weights.pretrained import rows_of
 from rlgraph.syntax.settings import Optimizer
 
 # Jordan's coefficients: they take singular values between 0.7 and 1.2 in five iterations, not to 1

@@ -73,16 +73,25 @@ def set_rate(scheduler: Any, rate: float) -> None:
 
 
 def clip_gradients(
-    parameters: list[torch.nn.Parameter], max_norm: float | None, group: dist.ProcessGroup, replicas: int = 1
+    parameters: list[torch.nn.Parameter],
+    max_norm: float | None,
+    group: dist.ProcessGroup,
+    replicas: int = 1,
+    shares: list[float] | None = None,
 ) -> float:
     """Scale gradients down to a global L2 norm of at most ``max_norm``, and return the norm before.
 
     It is over all parameters and ranks, and the same number on every rank: over replicas too, each of which
     has the same gradients, so that rounding can't tell them apart. Gradients are left as they are where it is
-    not finite.
+    not finite. ``shares`` are those of a rank in each parameter: less than 1 of what several ranks of a copy
+    have alike.
     """
-    shards = [local(p.grad) for p in parameters if p.grad is not None]
-    squared = torch.stack(torch._foreach_norm(shards)).double().square().sum()
+    given = [index for index, p in enumerate(parameters) if p.grad is not None]
+    shards = [local(parameters[index].grad) for index in given]
+    squares = torch.stack(torch._foreach_norm(shards)).double().square()
+    if shares:
+        squares *= squares.new_tensor([shares[index] for index in given])
+    squared = squares.sum()
     if group.size() > 1:
         dist.all_reduce(squared, group=group)
     norm = float((squared / replicas).sqrt())

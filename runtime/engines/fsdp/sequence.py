@@ -50,8 +50,8 @@ class OwnPart:
 
 
 @dataclass(frozen=True)
-class SequenceGroup:
-    """The ranks that share the tokens of a row; by default one rank, which has all of them."""
+class RowGroup:
+    """Consecutive ranks that have the same rows for the length of a call; by default one rank."""
 
     group: dist.ProcessGroup | None = None
     rank: int = 0
@@ -67,6 +67,11 @@ class SequenceGroup:
         ends = [0, *accumulate(len(part["tokens"].values) for part in parts)]
         together = {name: _joined([part[name] for part in parts]) for name in columns}
         return together, slice(ends[self.rank], ends[self.rank + 1])
+
+
+@dataclass(frozen=True)
+class SequenceGroup(RowGroup):
+    """The ranks that share the tokens of a row; by default one rank, which has all of them."""
 
     def share(self, inputs: dict[str, Any], cells: torch.Tensor) -> OwnPart:
         """Return this rank's part of inputs ``[lanes, width]`` that score tokens after ``cells [scored]``.
@@ -96,19 +101,25 @@ ALONE = SequenceGroup()
 
 
 def sequence_group(pool: dist.ProcessGroup, ranks: int) -> SequenceGroup:
+    """Return the ranks that share tokens with this one; see ``row_group``."""
+    own = row_group(pool, ranks, "sequence_parallel")
+    return SequenceGroup(own.group, own.rank, own.ranks)
+
+
+def row_group(pool: dist.ProcessGroup, ranks: int, setting: str) -> RowGroup:
     """Return the group of this rank: so many consecutive ones of a pool. A collective within each group.
 
     Raises:
-        ValueError: the pool does not consist of such groups.
+        ValueError: the pool does not consist of such groups, as a ``setting`` asks for.
     """
     if ranks == 1:
-        return ALONE
+        return RowGroup()
     if pool.size() % ranks:
-        raise ValueError(f"{pool.size()} ranks can't be shared out in groups of {ranks} (sequence_parallel)")
+        raise ValueError(f"{pool.size()} ranks can't be shared out in groups of {ranks} ({setting})")
     first = pool.rank() // ranks * ranks
     members = dist.get_process_group_ranks(pool)[first : first + ranks]
     group = dist.new_group(members, timeout=FOREVER, use_local_synchronization=True)
-    return SequenceGroup(group, pool.rank() - first, ranks)
+    return RowGroup(group, pool.rank() - first, ranks)
 
 
 def check(model: Any, ranks: int) -> None:

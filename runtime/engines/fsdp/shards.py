@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlgraph.costs.limits import buckets
+from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
 from rlgraph.runtime.engines.weights.transfer import Named
 
 
@@ -20,18 +21,26 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_full(
-    tensors: Iterable[Named], group: dist.ProcessGroup, narrow: Mapping[str, torch.dtype] | None = None
+    tensors: Iterable[Named],
+    group: dist.ProcessGroup,
+    narrow: Mapping[str, torch.dtype] | None = None,
+    parts: LayerParts = WHOLE,
 ) -> Iterator[Named]:
     """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``, which holds
-    one copy. Collective.
+    one copy, and ``parts`` of them then joined. Collective.
 
     ``DTensor.full_tensor`` pays one collective and its dispatch for each; here the tensors of a bucket share
     one. Those in ``narrow`` are cast to its data type before they are gathered.
     """
+
+    def nbytes(one: tuple[str, torch.Tensor, torch.dtype]) -> int:
+        return one[1].numel() * parts.times(one[0]) * one[2].itemsize
+
     typed = ((name, tensor, (narrow or {}).get(name, tensor.dtype)) for name, tensor in tensors)
-    for part in buckets(typed, lambda one: one[1].numel() * one[2].itemsize, lambda one: one[2]):
-        names, own, (dtype, *_) = zip(*part, strict=True)
-        yield from zip(names, _gather(own, group, dtype), strict=True)  # a name for them would keep them
+    for together in buckets(typed, nbytes, lambda one: one[2]):
+        names, own, (dtype, *_) = zip(*together, strict=True)
+        # a name for them would keep them
+        yield from zip(names, parts.joined(names, _gather(own, group, dtype)), strict=True)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,17 +68,6 @@ def _gather(
         next(parts).reshape(-1, *t.shape[1:])[: t.shape[0]] if isinstance(t, DTensor) else t.to(dtype)
         for t in tensors
     ]
-
-
-def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the rows of a rank, from and to, as FSDP2 shards.
-
-    Example:
-        >>> [rows_of(5, rank, 4) for rank in range(4)]
-        [(0, 2), (2, 4), (4, 5), (5, 5)]
-    """
-    most = -(-rows // ranks)
-    return min(rows, rank * most), min(rows, (rank + 1) * most)
 
 
 def _largest_shard(tensor: DTensor, ranks: int) -> int:

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -40,6 +40,7 @@ class StoredWeight:
 
 
 StoredWeights = Mapping[str, StoredWeight]  # stored weights by name
+Cut = tuple[int, int, int]  # a dimension, and which of how many equal parts of it
 
 
 def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
@@ -167,17 +168,24 @@ def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[st
         warnings.warn(f"{path}: the model has no place for {listed(extra)}; left out", stacklevel=2)
 
 
-def fill(model: torch.nn.Module, pieces: Pieces, files: StoredWeights, device: torch.device) -> None:
+def fill(
+    model: torch.nn.Module,
+    pieces: Pieces,
+    files: StoredWeights,
+    device: torch.device,
+    cut_of: Callable[[str], Cut | None] = lambda name: None,
+) -> None:
     """Give a model memory for its parameters, or for this rank's shards, and read them from the files.
 
-    Tied parameters stay one. What has memory already, such as a new head, is left as it is.
+    Tied parameters stay one. What has memory already, such as a new head, is left as it is. ``cut_of`` says
+    of which parameters, by name, the model has only a part.
     """
     held: dict[int, torch.Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         parts = pieces.get(base_name(name), [])
         if _stored(parts, files):
-            held[id(tensor)] = _read(tensor, parts, files, device)
+            held[id(tensor)] = _read(tensor, parts, files, device, cut_of(name))
     model.load_state_dict({name: held.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
 
 
@@ -193,9 +201,54 @@ def shard_of(tensor: DTensor) -> tuple[int, int]:
     return mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
 
 
+def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the rows of a rank, from and to, as FSDP2 shards.
+
+    Example:
+        >>> [rows_of(5, rank, 4) for rank in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    most = -(-rows // ranks)
+    return min(rows, rank * most), min(rows, (rank + 1) * most)
+
+
+def extent(tensor: torch.Tensor, cut: Cut | None = None) -> tuple[slice, ...]:
+    """Return where this rank's shard of a tensor lies in the whole one, of which the tensor may be a part."""
+    shard = shard_of(tensor) if isinstance(tensor, DTensor) else (0, 1)
+    shape = list(tensor.shape)
+    if cut:
+        shape[cut[0]] *= cut[2]
+    return extent_of(shape, cut, shard)
+
+
+def extent_of(shape: Sequence[int], cut: Cut | None, shard: tuple[int, int]) -> tuple[slice, ...]:
+    """Return where a shard, which of how many, lies in a tensor of this shape, or shards of a part of one.
+
+    Example:
+        >>> extent_of([5, 2], None, (2, 4))
+        (slice(4, 5, None), slice(0, 2, None))
+        >>> extent_of([8, 6], (1, 1, 2), (0, 2))
+        (slice(0, 4, None), slice(3, 6, None))
+    """
+    spans = [(0, size) for size in shape]
+    if cut:
+        dimension, part, parts = cut
+        size = shape[dimension] // parts
+        spans[dimension] = part * size, (part + 1) * size
+    if spans:
+        first, last = spans[0]
+        start, stop = rows_of(last - first, *shard)
+        spans[0] = first + start, first + stop
+    return tuple(slice(*span) for span in spans)
+
+
 @torch.no_grad()
 def _read(
-    tensor: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights, device: torch.device
+    tensor: torch.Tensor,
+    pieces: Sequence[Piece],
+    files: StoredWeights,
+    device: torch.device,
+    cut: Cut | None = None,
 ) -> torch.Tensor:
     """Read a buffer in place, or a parameter as a new one, of a sharded one this rank's rows."""
     if not tensor.is_meta and not isinstance(tensor, DTensor):
@@ -203,11 +256,11 @@ def _read(
         return tensor
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     rows = torch.empty(local.shape, dtype=local.dtype, device=device)
-    first = 0
-    if isinstance(tensor, DTensor):
-        shard, shards = shard_of(tensor)
-        first = shard * -(-tensor.shape[0] // shards)
-    _copy_pieces(rows, first, tensor, pieces, files)
+    here = extent(tensor, cut)
+    if cut and cut[0]:
+        _copy_columns(rows, here, pieces, files)
+    else:
+        _copy_pieces(rows, here[0].start if here else 0, tensor, pieces, files)
     if isinstance(tensor, DTensor):
         rows = DTensor.from_local(
             rows, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
@@ -231,6 +284,17 @@ def _copy_pieces(
         with safe_open(file, "pt") as weights:
             for _, name, (there, view) in group:
                 view.copy_(weights.get_slice(name)[there] if view.dim() else weights.get_tensor(name))
+
+
+def _copy_columns(
+    rows: torch.Tensor, here: tuple[slice, ...], pieces: Sequence[Piece], files: StoredWeights
+) -> None:
+    """Fill a part of the columns of a parameter that is one weight of the checkpoint."""
+    from safetensors import safe_open
+
+    (piece,) = pieces
+    with safe_open(files[piece.name].file, "pt") as weights:
+        rows.copy_(weights.get_slice(piece.name)[here])
 
 
 def _stored(pieces: Sequence[Piece], files: StoredWeights) -> bool:

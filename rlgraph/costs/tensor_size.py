@@ -1,0 +1,32 @@
+"""The part of a model that a device trains where several divide every decoder layer (tensor parallelism)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rlgraph.costs.model_size import Size
+
+
+@lru_cache(maxsize=256)  # a search asks this very often
+def part_of(size: Size, ranks: int) -> Size:
+    """Return the size of one of so many parts: some heads, and a part of the MLP's width, of every layer.
+
+    Embeddings, norms, router and head are whole.
+
+    Example:
+        >>> from rlgraph.costs.model_size import size_of
+        >>> eight = size_of("Qwen/Qwen3-8B")
+        >>> norms = 2 * 4096 + 2 * 128
+        >>> 4 * (part_of(eight, 4).layers[0] - norms) == eight.layers[0] - norms
+        True
+    """
+    if ranks == 1:
+        return size
+    config = size.config
+    fields = {
+        "num_attention_heads": config.num_attention_heads // ranks,
+        "num_key_value_heads": config.key_heads // ranks,
+        "head_dim": config.head_size,
+        "intermediate_size": config.intermediate_size // ranks,
+    }
+    return Size(config.model_copy(update=fields), size.head)

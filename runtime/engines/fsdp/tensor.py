@@ -1,0 +1,225 @@
+"""Tensor parallelism: consecutive ranks each have a part of every decoder layer (arXiv 1909.08053).
+
+The parts are those of Megatron-LM; the plan that transformers has for a family says of which layers. Of a
+``colwise`` linear layer a rank has some outputs: some heads, or a part of the MLP's width. Of the ``rowwise``
+one behind it, it has the inputs that these are::
+
+    hidden -> colwise [outputs / ranks, hidden] -> attention, or activation
+           -> rowwise [hidden, inputs / ranks]  -> sum over the ranks -> hidden
+
+So an attention and an MLP each end with a sum of hidden states, and each begins, in the backward pass, with a
+sum of their gradients. Everything else is whole on every rank, which computes the same with it: embeddings,
+norms and the head. Parts are plain tensors; FSDP2 shards them over the ranks that have the same part.
+
+The ranks of a group have the same rows for the length of a call, as those that share tokens do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from rlgraph.runtime.engines.fsdp.sequence import RowGroup
+from rlgraph.runtime.engines.model_files import runs_own_code
+from rlgraph.runtime.engines.weights.pretrained import Cut
+
+DIMENSIONS = {"colwise": 0, "rowwise": 1}  # style -> the dimension of a linear layer's weight that is divided
+PER_HEAD = "replicated_with_grad_allreduce"  # whole on each rank, which uses it for its own heads
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """The parameters of which each rank of a group has a part; by default none.
+
+    Names are those of the model's parameters.
+    """
+
+    ranks: RowGroup = field(default_factory=RowGroup)
+    dimensions: Mapping[str, int] = field(default_factory=dict)  # of each such parameter, which is divided
+    per_head: frozenset[str] = frozenset()  # whole ones, whose gradient on a rank is that of its own heads
+
+    def cut(self, name: str) -> Cut | None:
+        """Return which part of a parameter this rank has; None of one that is whole."""
+        dimension = self.dimensions.get(name)
+        return None if dimension is None else (dimension, self.ranks.rank, self.ranks.ranks)
+
+    def times(self, name: str) -> int:
+        """Return how many times larger a parameter is than this rank's part."""
+        return self.ranks.ranks if name in self.dimensions else 1
+
+    def writes(self, name: str) -> bool:
+        """Return whether this rank writes what it has of a parameter: of a whole one the first does."""
+        return name in self.dimensions or not self.ranks.rank
+
+    def shares(self, names: Iterable[str]) -> list[float] | None:
+        """Return this rank's share in each parameter of its group; None where it is alone."""
+        alone = self.ranks.ranks == 1
+        return None if alone else [self.times(name) / self.ranks.ranks for name in names]
+
+    def shape(self, name: str, part: torch.Tensor) -> list[int]:
+        """Return the shape of a whole parameter from that of this rank's part."""
+        shape = list(part.shape)
+        if name in self.dimensions:
+            shape[self.dimensions[name]] *= self.ranks.ranks
+        return shape
+
+    def joined(self, names: Sequence[str], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return whole tensors of one data type, those of a bucket, from every rank's parts. Collective."""
+        divided = [part for name, part in zip(names, parts, strict=True) if name in self.dimensions]
+        if not divided:
+            return list(parts)
+        own = torch.cat([part.flatten() for part in divided])
+        ranks = own.new_empty(self.ranks.ranks, len(own))
+        dist.all_gather(list(ranks.unbind(0)), own, group=self.ranks.group)
+        of_each = iter(ranks.split([part.numel() for part in divided], dim=1))
+        return [
+            torch.cat([p.view(part.shape) for p in next(of_each)], self.dimensions[name])
+            if name in self.dimensions
+            else part
+            for name, part in zip(names, parts, strict=True)
+        ]
+
+    def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Sum the gradients of what is used per head, in place, over the ranks that have the heads."""
+        own = [gradient for name, gradient in gradients.items() if name in self.per_head]
+        if not own:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in own])
+        dist.all_reduce(flat, group=self.ranks.group)
+        for gradient, total in zip(own, flat.split([g.numel() for g in own]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+WHOLE = LayerParts()
+
+
+def check(model: Any, ranks: int) -> None:
+    """Check, before weights are read, that the layers of a model can be divided.
+
+    Raises:
+        ValueError: they can't.
+    """
+    if ranks > 1 and (fault := next(_faults(model, ranks), "")):
+        law = f"{model.config.model_type}: {fault}, so its layers can't be divided among {ranks} ranks"
+        raise ValueError(f"{law}; set train.tensor_parallel to 1")
+
+
+def divide(model: Any, ranks: RowGroup) -> LayerParts:
+    """Leave this rank its part of each decoder layer, in place; weights may have no memory yet."""
+    if ranks.group is None:
+        return WHOLE
+    dimensions: dict[str, int] = {}
+    per_head = set[str]()
+    styles, names = _styles(model), {module: name for name, module in model.named_modules()}
+    for module, style in styles.items():
+        own = dict(module.named_parameters(names[module]))
+        if style == PER_HEAD:
+            per_head |= own.keys()
+            continue
+        divided = own if style == "colwise" else {f"{names[module]}.weight"}
+        dimensions |= dict.fromkeys(divided, DIMENSIONS[style])
+        for name in divided:
+            whole = own[name]
+            part = whole.detach().chunk(ranks.ranks, DIMENSIONS[style])[ranks.rank]
+            part = part.clone(memory_format=torch.contiguous_format)
+            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(part, whole.requires_grad))
+        if style == "rowwise":
+            module.forward = partial(_summed, module, ranks.group)
+    for block in {model.get_submodule(names[module].rpartition(".")[0]) for module in styles}:
+        block.register_forward_pre_hook(partial(_enter, ranks.group), with_kwargs=True)
+    return LayerParts(ranks, dimensions, frozenset(per_head))
+
+
+def _styles(model: Any) -> dict[torch.nn.Module, str]:
+    """Return what transformers' plan says of a model's modules."""
+    plan = model.base_model.config.base_model_tp_plan or {}
+    named = ((_any_layer(name), module) for name, module in model.base_model.named_modules())
+    return {module: plan[name] for name, module in named if name in plan}
+
+
+def _any_layer(name: str) -> str:
+    """Return the name of a module, or of a parameter, as a plan has it for all layers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _faults(model: Any, ranks: int) -> Iterator[str]:
+    """Yield why the layers of a model can't be divided."""
+    config, base, styles = model.config.get_text_config(), model.base_model, _styles(model)
+    plan = base.config.base_model_tp_plan or {}
+    used = {_any_layer(name) for name, _ in [*base.named_modules(), *base.named_parameters()]} & plan.keys()
+    named = {_any_layer(name) for name, _ in base.named_parameters()} & used
+    if others := sorted({plan[n] for n in used if n in named or plan[n] not in {*DIMENSIONS, PER_HEAD}}):
+        yield f"its plan asks for {', '.join(others)}, which is not supported"
+    if "colwise" not in styles.values():
+        yield "transformers has no tensor-parallel plan for it"
+    if runs_own_code(model):
+        yield "it runs Python code that came with it"
+    if getattr(model.config, "quantization_config", None):
+        yield "its weights are quantised"
+    for heads, kind in (("num_attention_heads", "query heads"), ("num_key_value_heads", "key heads")):
+        if (count := getattr(config, heads, None) or ranks) % ranks:
+            yield f"its {count} {kind} can't be shared out"
+    for module, style in styles.items():
+        if style == PER_HEAD:
+            continue
+        if type(module) is not torch.nn.Linear:
+            yield f"its {type(module).__name__} is no linear layer"
+        elif (size := module.weight.shape[DIMENSIONS[style]]) % ranks:
+            yield f"{size} columns of its layers can't be shared out"
+    for block in base.modules():
+        own = [styles.get(child, "") for child in block.children() if [*child.parameters()]]
+        # what else had weights there would see a part of the heads, or of the width
+        mixed = "" in own or [*block.parameters(recurse=False)]
+        if {*own} & {*DIMENSIONS} and (mixed or own.count("rowwise") != 1 or "colwise" not in own):
+            yield f"only a part of {type(block).__name__} is in its plan"
+
+
+def _enter(group: dist.ProcessGroup, _module: Any, args: Any, kwargs: Any) -> Any:
+    """Have an attention or an MLP propagate the gradients of all ranks to its hidden states."""
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": _Enter.apply(kwargs["hidden_states"], group)}
+    return (_Enter.apply(args[0], group), *args[1:]), kwargs
+
+
+def _summed(module: torch.nn.Linear, group: dist.ProcessGroup, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a linear layer's output ``[..., hidden]`` from each rank's part of its inputs."""
+    out: torch.Tensor = _Sum.apply(torch.nn.functional.linear(inputs, module.weight), group)
+    return out if module.bias is None else out + module.bias
+
+
+class _Enter(torch.autograd.Function):
+    """Leaves hidden states as they are; sums their gradients over a group."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    """Sums hidden states over a group, in place; leaves their gradients as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.mark_dirty(hidden)
+        dist.all_reduce(hidden, group=group)
+        return hidden
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
