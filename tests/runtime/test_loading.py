@@ -28,9 +28,11 @@ from transformers import (
 
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
+from rlgraph.runtime.engines.fsdp.sequence import row_group
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import pretrained
 from rlgraph.runtime.engines.weights.naming import pieces_of
+from rlgraph.runtime.worker.process_groups import strided_mesh
 
 RANKS = 4
 SHAPE = {
@@ -95,12 +97,13 @@ def same(engine: FsdpEngine, model: Any) -> None:
         shard.reshard()
 
 
-def peak_of_loading(path: str, mesh: DeviceMesh) -> float:
+def peak_of_loading(path: str, **where: Any) -> float:
     """How much resident memory loading takes at its peak, as a multiple of the weights."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = memory("VmRSS")
-    engine = FsdpEngine(path, frozen=True, mesh=mesh)
-    return (memory("VmHWM") - before) / (4 * sum(p.numel() for p in engine.model.parameters()))
+    engine = FsdpEngine(path, frozen=True, **where)
+    whole = sum(engine.parts.times(name) * p.numel() for name, p in engine.model.named_parameters())
+    return (memory("VmHWM") - before) / (4 * whole)
 
 
 def memory(what: str) -> int:
@@ -116,8 +119,13 @@ def loads(path: Path, **options: Any) -> FsdpEngine:
 def main(rank: int, root: Path) -> None:
     mesh = DeviceMesh("cpu", list(range(RANKS)))
     loads(root / "tied", mesh=mesh)  # so that all is imported
-    peak = peak_of_loading(str(root / "large"), mesh)
-    (root / f"peak-{rank}").write_text(str(peak))
+    divided = {"group": mesh.get_group(), "tensor": row_group(mesh.get_group(), 2, "tensor_parallel")}
+    meshes: dict[str, dict[str, Any]] = {
+        "rows": {"mesh": mesh},
+        "parts": {"mesh": strided_mesh(mesh, 2)} | divided,
+    }
+    for name, where in meshes.items():
+        (root / f"peak-{name}-{rank}").write_text(str(peak_of_loading(str(root / "large"), **where)))
     for ranks in 2, 3:
         mesh = DeviceMesh("cpu", list(range(ranks)))
         for name in CONFIGS if rank < ranks else ():
@@ -157,9 +165,10 @@ def test_several_ranks_load_what_transformers_does(launched: Path) -> None:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from /proc")
-def test_no_rank_holds_a_full_copy(launched: Path) -> None:
-    peaks = [float((launched / f"peak-{rank}").read_text()) for rank in range(RANKS)]
-    # a quarter in memory, and of the files never more mapped than one weight
+@pytest.mark.parametrize("share", ["rows", "parts"])
+def test_no_rank_holds_a_full_copy(launched: Path, share: str) -> None:
+    peaks = [float((launched / f"peak-{share}-{rank}").read_text()) for rank in range(RANKS)]
+    # a quarter in memory, of parts of layers half of the embeddings; of the files never more than one weight
     assert max(peaks) < 0.5, peaks
 
 
