@@ -134,7 +134,10 @@ class Pass:
     def _start(self) -> int:
         """Return the gathered bytes before the first layer: parameters, and the collective's own buffers."""
         if self.ends:
-            return self.root + self.ends * (2 if self.devices > 1 else 1)
+            assert self.model.train
+            as_held = self.width == MASTER or self.adapted is not None or self.model.train.optimizer_offload
+            # cast into a buffer, alone too, where a device holds more than it computes with
+            return self.root + self.ends * (1 if self.devices == 1 and as_held else 2)
         return self.root + self.block + self.root_result + self.result
 
     @property

@@ -63,6 +63,7 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         Setting(EIGHT, tensor=2, step="sync"),
         pytest.param(Setting(EIGHT, tensor=2, tokens=4096, recompute=False), marks=pytest.mark.nightly),
         pytest.param(Setting(EIGHT, tensor=4, step="logprobs"), marks=pytest.mark.nightly),
+        Setting(EIGHT, tensor=8, step="logprobs"),
         pytest.param(Setting("Qwen/Qwen3-32B", world=64, tensor=8), marks=pytest.mark.nightly),
         pytest.param(Setting("meta-llama/Llama-3.1-8B", tensor=4), marks=pytest.mark.nightly),
     ],
