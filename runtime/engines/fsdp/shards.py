@@ -65,7 +65,9 @@ def _gather(
     dist.all_gather(list(ranks.unbind(0)), own, group=group)
     parts = iter(ranks.split(sizes, dim=1))
     return [
-        next(parts).reshape(-1, *t.shape[1:])[: t.shape[0]] if isinstance(t, DTensor) else t.to(dtype)
+        next(parts).contiguous().view(-1, *t.shape[1:])[: t.shape[0]]
+        if isinstance(t, DTensor)
+        else t.to(dtype)
         for t in tensors
     ]
 
