@@ -46,10 +46,10 @@ from rlgraph.runtime.engines.fsdp import batching, engine, scoring
 from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.memory.activations import HostTensor
+from rlgraph.runtime.engines.metric_sums import MetricSums
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.worker.process_groups import hybrid_mesh, strided_mesh
 from rlgraph.syntax.source import read

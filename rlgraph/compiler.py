@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.costs.detect import local_devices
-from rlgraph.costs.device_groups import aligned, heads_shared_out, layers_divided
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
@@ -22,6 +21,7 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
+from rlgraph.planning.device_groups import aligned, heads_shared_out, layers_divided
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Tree

@@ -9,10 +9,10 @@ from itertools import count
 from pathlib import Path
 
 from rlgraph.costs.detect import local_device
-from rlgraph.costs.device_groups import together
 from rlgraph.errors import RunError, fail
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
+from rlgraph.planning.device_groups import together
 from rlgraph.reports.plan_file import plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray

@@ -262,8 +262,7 @@ def reduction_seconds(size: Size, rates: Rates, tokens: float, factor: float, pa
 
 
 def _sums(factor: float) -> float:
-    """Return how many sums a layer has in a pass without gradients (1), in an update (3), or where that
-    computes activations again (4)."""
+    """Return the sums of a layer in a pass without gradients (1), in an update (3), or with recompute (4)."""
     return 2 if factor == 1 else factor + 1
 
 

@@ -7,11 +7,12 @@ all queries, of all keys, and of the MLP.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.limits import MASK, key_repeats, needs_mask
-from rlgraph.costs.model_size import Size
+from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
 
 
@@ -147,3 +148,32 @@ def logits_bytes(size: Size, width: int, tokens: int, update: bool, head: int = 
     copies = 2 * MASTER + logit if update else MASTER + (logit if logit < MASTER else 0)
     hidden = tokens * size.config.hidden_size * width
     return copies * chunk_numbers(size, tokens) + (2 if update else 1) * hidden
+
+
+@lru_cache(maxsize=1024)
+def staging(
+    tensors: tuple[tuple[int, int], ...], devices: int, width: int, bucket: int, parts: int = 1
+) -> int:
+    """Return the bytes of a weight sync on a device that sends.
+
+    A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in
+    its bucket, is as it was gathered. The last tensor of the bucket before is there until the next one is
+    asked for. Where layers are divided, the parts of a bucket are gathered, laid into one buffer, gathered
+    once more, and joined.
+
+    Args:
+        tensors: as ``Config.tensors``, in the order in which they are sent, the embedding first.
+        devices: that the shards lie on.
+        width: bytes of a number as it travels.
+        bucket: bytes of a bucket.
+        parts: in which layers are divided; embeddings and head are whole.
+    """
+    most = last = 0
+    for together in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width, size=bucket):
+        whole = padded(together, devices)
+        needed = whole // devices + whole * (1 if len(together) == 1 else 2)
+        if parts > 1 and together != [tensors[0]]:
+            needed = 2 * whole + 2 * whole // parts
+        most = max(most, last + needed)
+        last = padded(together[-1:], devices)
+    return most * width

@@ -18,13 +18,13 @@ from typing import NamedTuple
 from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.layer_memory import Layer, mask_bytes
+from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.tensor_size import part_of
-from rlgraph.costs.train_memory import Moments, Pass, staging
+from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
 from rlgraph.ir.mesh import mesh_of

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from rlgraph.costs import formulas, muon
 from rlgraph.costs.calibration import RATES, Calibration
-from rlgraph.costs.device_groups import devices_of
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens, row_work
 from rlgraph.costs.layer_memory import wide_head
@@ -19,7 +18,7 @@ from rlgraph.costs.model_size import Size, size_of
 from rlgraph.costs.tensor_size import part_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
-from rlgraph.ir.mesh import Mesh, mesh_of
+from rlgraph.ir.mesh import Mesh, devices_of, mesh_of
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import DOMAINS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlgraph.ir.plan import Plan
 
@@ -45,3 +46,9 @@ def mesh_of(plan: Plan, name: str) -> Mesh:
     devices = plan.pools[model.train.pool] // model.train.tensor_parallel
     shard = model.train.shard or devices
     return Mesh(devices // shard, shard, model.train.tensor_parallel)
+
+
+def devices_of(plan: Plan, pool: str) -> range:
+    """Return the numbers of a pool's devices."""
+    ends = dict(zip(plan.pools, accumulate(plan.pools.values()), strict=True))
+    return range(ends[pool] - plan.pools[pool], ends[pool])

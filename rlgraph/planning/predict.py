@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.device_groups import inside_hosts
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
@@ -16,6 +15,7 @@ from rlgraph.errors import fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
+from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.host_memory import fits, hosts_hold, kept_on_host
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline

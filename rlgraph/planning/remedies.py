@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from rlgraph.costs.device_groups import GROUPS, has_groups, sharing
 from rlgraph.costs.memory import Footprint
 from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing
 from rlgraph.planning.host_memory import fits
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text

@@ -24,10 +24,10 @@ from itertools import combinations, product
 from typing import Any
 
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.costs.device_groups import GROUPS, has_groups, sharing
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import flow
 from rlgraph.units import middle, size_text

@@ -19,12 +19,12 @@ from typing import Any
 
 from rlgraph.compiler import plan_tree
 from rlgraph.costs.calibration import Calibration, fit
-from rlgraph.costs.device_groups import GROUPS
 from rlgraph.engines.registry import EMBEDDED, SERVERS, serving
 from rlgraph.errors import GraphError, fail
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.planning.auto_settings import as_planned, fixed
+from rlgraph.planning.device_groups import GROUPS
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.reports.layout_search import Settings, generates, overrides
 from rlgraph.reports.measured import MetricsLine, Priced, prompt_tokens, response_tokens

@@ -152,7 +152,7 @@ class RayCluster:
             logs: the folder for what workers print.
             timeout: seconds to wait for room, at most two minutes of them, and for the workers to start.
             together: of each pool, how many consecutive devices have to be on one host, as of
-                ``rlgraph.costs.device_groups.together``; 1 unless given.
+                ``rlgraph.planning.device_groups.together``; 1 unless given.
 
         Raises:
             RunError: the cluster can't be joined, or has too few devices, or a worker did not start.

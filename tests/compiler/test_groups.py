@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.device_groups import together
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.planning.device_groups import together
 
 GRAPH = """graph: apart
 extends: ppo

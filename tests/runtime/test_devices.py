@@ -5,7 +5,7 @@ The other device is that of ``tests/helpers/far.py``, on which an operation rais
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -142,19 +142,24 @@ def run(worker: Worker, function: Function, parts: dict[str, Part], kinds: dict[
         return report.metrics, [part.near() for part in columns]
 
 
+def types_of(ports: Iterable[Any]) -> dict[str, str]:
+    """The types of ports, but for those of a mixture's routing."""
+    return {port.name: str(port.type) for port in ports if not port.type.fixed}
+
+
 def function_of(name: str, op: Op, loss: str = "") -> tuple[Function, dict[str, str]]:
     """How a worker calls an op with its defaults; and the types of all the columns that it reads."""
-    kinds = {port.name: str(port.type) for port in op.inputs}
+    kinds = types_of(op.inputs)
     hooks = {}
     if loss:
         declared = registry.load(LOSSES[loss], loss, Loss)
-        kinds |= {port.name: str(port.type) for port in declared.inputs if port.name != "logprobs"}
+        kinds |= {name: kind for name, kind in types_of(declared.inputs).items() if name != "logprobs"}
         hooks = {"loss": Function(LOSSES[loss], {})}
     function = Function(
         target=OPS[name],
         attributes=ATTRIBUTES.get(name, {}),
         ins={kind: kind for kind in kinds},
-        outs={port.name: port.name or "out" for port in op.outputs},
+        outs={name: name or "out" for name in types_of(op.outputs)},
         handles=dict(op.handles),
         model=MODELS.get(name, "policy") if op.engine else None,
         of="policy" if op.copies else None,
@@ -182,7 +187,7 @@ def compared(workers: tuple[Worker, Worker], name: str, loss: str = "") -> None:
     op = SHIPPED[name]
     function, kinds = function_of(name, op, loss)
     parts = {key: pack(column(key, kind)) for key, kind in kinds.items()}
-    written = {port.name or "out": str(port.type) for port in op.outputs}
+    written = {name or "out": kind for name, kind in types_of(op.outputs).items()}
     metrics, near = run(workers[0], function, parts, kinds | written)
     others, there = run(workers[1], function, on_device(parts), kinds | written)
     assert near or metrics or op.declared.updates, "there is something to compare"

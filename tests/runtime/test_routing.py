@@ -117,7 +117,7 @@ def test_the_gap_to_a_server_that_chose_others_is_smaller(
     one_rank: None, tmp_path: Path, family: str
 ) -> None:
     path = build(tmp_path, family)
-    columns, sampled = generated(other_server(path, 0.1))
+    columns, sampled = generated(other_server(path, 0.3))
     train = FsdpEngine(str(path), frozen=True)
     mask = columns["loss_mask"].values
     apart = [

@@ -28,10 +28,10 @@ from rlgraph.runtime.engines.fsdp.cells import (
     scores_of,
     width_of,
 )
-from rlgraph.runtime.engines.fsdp.metric_sums import over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
 from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
 from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
+from rlgraph.runtime.engines.metric_sums import over_ranks
 from rlgraph.runtime.engines.routing import OWN
 
 

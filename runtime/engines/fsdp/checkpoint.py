@@ -34,7 +34,7 @@ from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
 from rlgraph.runtime.engines.model_files import ModelFiles
-from rlgraph.runtime.engines.weights.pretrained import extent, extent_of
+from rlgraph.runtime.engines.weights.extents import extent, extent_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
 NamedTensors = Mapping[str, torch.Tensor]

@@ -23,7 +23,6 @@ from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW, exact
 from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
-from rlgraph.runtime.engines.fsdp.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.muon import body_matrices
 from rlgraph.runtime.engines.fsdp.optimizer import (
@@ -46,6 +45,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
 )
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
+from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.weights.naming import in_pieces

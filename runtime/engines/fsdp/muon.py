@@ -22,8 +22,8 @@ from torch.nn import Parameter
 
 from rlgraph.costs.muon import ITERATIONS, MatrixShape, batch_of_experts, newton_schulz_flops
 from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.weights.extents import rows_of
 from rlgraph.runtime.engines.weights.naming import Pieces
-from rlgraph.runtime.engines.weights.pretrained import rows_of
 from rlgraph.syntax.settings import Optimizer
 
 # Jordan's coefficients: they take singular values between 0.7 and 1.2 in five iterations, not to 1

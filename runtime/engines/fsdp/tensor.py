@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from rlgraph.runtime.engines.fsdp.sequence import RowGroup
 from rlgraph.runtime.engines.model_files import runs_own_code
-from rlgraph.runtime.engines.weights.pretrained import Cut
+from rlgraph.runtime.engines.weights.extents import Cut
 
 DIMENSIONS = {"colwise": 0, "rowwise": 1}  # style -> the dimension of a linear layer's weight that is divided
 PER_HEAD = "replicated_with_grad_allreduce"  # whole on each rank, which uses it for its own heads

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
 from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.model_size import size_of
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, fail
+from rlgraph.ir.mesh import devices_of
 from rlgraph.ir.plan import ModelPlan, Plan
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
@@ -28,12 +28,6 @@ def has_groups(model: ModelPlan) -> bool:
     """Return whether a model's servers can span several devices; those that run already are as they are."""
     serve = model.serve
     return bool(serve and serving(serve).own_servers and not serve.addresses)
-
-
-def devices_of(plan: Plan, pool: str) -> range:
-    """Return the numbers of a pool's devices."""
-    ends = dict(zip(plan.pools, accumulate(plan.pools.values()), strict=True))
-    return range(ends[pool] - plan.pools[pool], ends[pool])
 
 
 def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
