@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -448,3 +449,4 @@ def _world(setting: Setting) -> Iterator[dict[str, Any]]:
         yield {"mesh": mesh, "tensor": row_group(whole.get_group(), setting.tensor, "tensor_parallel")}
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # it would return this mesh for another of as many ranks

@@ -257,6 +257,8 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.train
+    if not model.train.optimizer_offload:
+        return 0
     mesh = mesh_of(plan, name)
     size = part_of(size_of(model.path, model.head, model.config), mesh.tensor)
-    return MASTER * trained_on_device(size, model, mesh.shard) if model.train.optimizer_offload else 0
+    return MASTER * trained_on_device(size, model, mesh.shard)

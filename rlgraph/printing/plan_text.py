@@ -205,7 +205,7 @@ def step_text(plan: Plan, step: Step) -> str:
         count, dtype = sync_buckets(plan, step)
         said += f" ({size_text(sync_least(plan, step))} at least)"
         said += f" in {count} bucket{'s' * (count != 1)} of {dtype}"
-    if step.updates and step.engine == "train":
+    if plan.predicted and step.updates and step.engine == "train":
         from rlgraph.costs.pricing import stepped_on_host
 
         if gradients := stepped_on_host(plan, step):
