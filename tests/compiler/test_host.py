@@ -171,3 +171,15 @@ def test_long_rows_are_told_of_it() -> None:
     with pytest.raises(GraphError, match="activation_offload=true"):
         planned(*long, path=LARGE)
     assert planned(*long, INPUTS, path=LARGE).peak["main"].fits
+
+
+def test_a_32b_trains_on_one_host_with_its_optimizer_beside_the_devices() -> None:
+    """The command of docs/planning.md."""
+    paths = [f"models.{name}.path=Qwen/Qwen3-32B" for name in ("policy", "ref")]
+    settings = [*paths, "rollout.max_new_tokens=7168", "models.policy.serve.tensor_parallel=8"]
+    settings.append("models.policy.train.recompute=true")
+    with pytest.raises(GraphError, match="does not fit on h100-8"):
+        compile_graph("grpo", settings, target=Target("h100-8"))
+    settings.append("models.policy.train.optimizer_offload=true")
+    plan = compile_graph("grpo", settings, target=Target("h100-8"))
+    assert plan.peak and plan.peak["main"].fits
