@@ -9,6 +9,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ import torch
 from families import build, expected, objective, plain, scored
 from ranks import forked, launch
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.fsdp import shards
 from rlgraph.runtime.engines.fsdp.batching import micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import decoder_layers, quiet
@@ -315,6 +318,25 @@ def test_a_family_that_can_not_be_trained_is_refused_by_name(root: Path, tmp_pat
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"^{family}: .*models of this type can't be trained"):
         FsdpEngine(str(tmp_path), frozen=True)
+
+
+def test_an_expert_per_rank_is_gathered_without_gaps(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of the checkpoint are cut out of what is gathered by its numbers' places."""
+    whole = {name: torch.randn(4, 2, size) for name, size in (("up", 3), ("down", 5))}
+    mesh, group = DeviceMesh("cpu", [0]), SimpleNamespace(size=lambda: 4)
+    placed = {"run_check": False, "placements": [Shard(0)]}
+    first = [
+        (name, DTensor.from_local(t[:1], mesh, shape=t.shape, stride=t.stride(), **placed))
+        for name, t in whole.items()
+    ]
+
+    def gather(parts: list[torch.Tensor], *_: Any, **__: Any) -> None:
+        for rank, part in enumerate(parts):
+            part.copy_(torch.cat([tensor[rank].flatten() for tensor in whole.values()]))
+
+    monkeypatch.setattr(torch.distributed, "all_gather", gather)
+    found = dict(shards.gather_full(first, group))  # type: ignore[arg-type]
+    assert all(found[name].is_contiguous() and found[name].equal(t) for name, t in whole.items())
 
 
 if __name__ == "__main__":
