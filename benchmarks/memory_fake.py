@@ -35,8 +35,8 @@ from rlgraph.costs.formulas import (
 )
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import step_bytes
+from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing, sizes_of
-from rlgraph.costs.tensor_size import part_of
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step

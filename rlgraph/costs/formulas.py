@@ -13,7 +13,7 @@ from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.limits import SMALL, key_repeats
 from rlgraph.costs.model_size import Size
-from rlgraph.costs.tensor_size import part_of
+from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.workload import Lengths
 
 WORST, BEST = 0, 1

@@ -23,7 +23,7 @@ from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
-from rlgraph.costs.tensor_size import part_of
+from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving

@@ -14,8 +14,8 @@ from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens, ro
 from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
-from rlgraph.costs.model_size import Size, size_of
-from rlgraph.costs.tensor_size import part_of
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.plan_size import part_of, planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, devices_of, mesh_of
@@ -38,7 +38,7 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
     for name, model in plan.models.items():
         if model.train or model.serve:
             try:
-                sizes[name] = size_of(model.path, model.head, model.config)
+                sizes[name] = planned_size(model)
             except GraphError as error:
                 problems += [replace(p, remedy=p.remedy.replace("NAME", name)) for p in error.problems]
     if problems:
@@ -52,7 +52,7 @@ def attention_share(models: Mapping[str, ModelPlan]) -> float:
     sizes: list[Size] = []
     for model in models.values():
         with suppress(GraphError):
-            sizes += [size_of(model.path, model.head, model.config)] if model.train else []
+            sizes += [planned_size(model)] if model.train else []
     return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
 
 
@@ -233,7 +233,7 @@ def sync_least(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    size, mesh = size_of(model.path, model.head, model.config), mesh_of(plan, name)
+    size, mesh = planned_size(model), mesh_of(plan, name)
     lie = 0 if step.source else mesh.shard, WIDTH[model.serve.dtype], model.serve.tensor_parallel, mesh.tensor
     return round(formulas.sync_bound(size, *lie))
 
@@ -249,7 +249,7 @@ def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
     inside = step.path == "memory"
     width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
     dtypes = {width: dtype for dtype, width in WIDTH.items()}
-    return size_of(model.path, model.head, model.config).buckets(width, fused=inside), dtypes[width]
+    return planned_size(model).buckets(width, fused=inside), dtypes[width]
 
 
 def stepped_on_host(plan: Plan, step: Step) -> int:
@@ -260,5 +260,5 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     if not model.train.optimizer_offload:
         return 0
     mesh = mesh_of(plan, name)
-    size = part_of(size_of(model.path, model.head, model.config), mesh.tensor)
+    size = part_of(planned_size(model), mesh.tensor)
     return MASTER * trained_on_device(size, model, mesh.shard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.costs.model_size import size_of
+from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan
 from rlgraph.ops import registry
@@ -53,7 +53,7 @@ def _size(axis: str, made: ColumnPlan, function: Function, models: Mapping[str, 
     if path == OPEN:
         return None
     try:
-        config = size_of(path, model.head, model.config).config
+        config = planned_size(model).config
     except GraphError as error:
         unknown = error.problems[0]
         raise fail(unknown.kind, f"{law}; {unknown.law}", None, remedy=unknown.remedy) from error

@@ -15,7 +15,8 @@ from dataclasses import replace
 from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.model_size import size_of
+from rlgraph.costs.model_size import Config
+from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.mesh import devices_of
@@ -45,10 +46,16 @@ def sharing(plan: Plan, ranks: int) -> list[str]:
 
 def _heads(model: ModelPlan) -> int:
     """Return a model's query heads; 0 where its size is not known."""
+    config = _config(model)
+    return config.num_attention_heads if config else 0
+
+
+def _config(model: ModelPlan) -> Config | None:
+    """Return a model's configuration; None where it is not known: the engine asks the model itself."""
     try:
-        return size_of(model.path, model.head, model.config).config.num_attention_heads
+        return planned_size(model).config
     except GraphError:
-        return 0
+        return None
 
 
 def heads_shared_out(plan: Plan) -> None:
@@ -79,10 +86,9 @@ def layers_divided(plan: Plan) -> None:
         if not model.train or model.train.tensor_parallel == 1:
             continue
         ranks, devices = model.train.tensor_parallel, plan.pools[model.train.pool]
-        try:
-            config = size_of(model.path, model.head, model.config).config
-        except GraphError:
-            continue  # the engine asks the model itself
+        config = _config(model)
+        if config is None:
+            continue
         setting = f"(models.{name}.train.tensor_parallel)"
         if config.experts:
             law = f"`{name}` is a mixture of experts, whose layers can't be divided among devices {setting}"

@@ -8,7 +8,7 @@ from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
-from rlgraph.costs.tensor_size import part_of
+from rlgraph.costs.plan_size import part_of
 from rlgraph.errors import fail
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.units import size_text

@@ -2,9 +2,9 @@
 
 A segment is used again once nobody reads what it holds, so that its pages are touched once; where an op still
 holds what it read, its reader marks the segment (``keep``), and another one takes its place. Segments are
-unlinked when their worker closes. Where it was killed, or its driver was, ``runtime/cluster/sweeper.py`` does
-that; where that was killed too, the next worker that starts on the host: a segment is locked while its worker
-runs.
+unlinked when their worker closes. Where it was killed, Python's resource tracker does that; where Ray ends
+that too, or the driver was killed, ``runtime/cluster/sweeper.py``; where all of them were, the next worker
+that starts on the host: a segment is locked while its worker runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import resource_tracker
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -30,6 +31,7 @@ FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
 PREFIX = "rlgraph"  # what the names of all sessions begin with
 LEAST = 1 << 20  # bytes of values from which on they are shared
 CORES = len(os.sched_getaffinity(0))
+KIND = "shared_memory"  # as the resource tracker calls it, which names a segment with a slash
 COPIERS = ThreadPoolExecutor(CORES)  # long columns are copied by these: others may run meanwhile
 MAPPED: dict[str, mmap.mmap] = {}  # segments that this process reads, kept while they are there
 
@@ -101,17 +103,9 @@ class SharedColumns:
 
     def _new(self, size: int) -> OwnSegment | None:
         try:
-            name, handle = _created(self.session)
+            return _created(self.session, size)
         except OSError:
             self.is_full = True
-            return None
-        try:
-            # takes the memory now: a page that is missing later would end the process
-            os.posix_fallocate(handle, 0, size)
-            return OwnSegment(name, handle, np.frombuffer(mmap.mmap(handle, 0), np.uint8))
-        except OSError:
-            self.is_full = True
-            _unlink(OwnSegment(name, handle, None))
             return None
 
 
@@ -146,15 +140,23 @@ def keep(name: str) -> None:
     (FOLDER / name).chmod(stat.S_IRUSR)
 
 
-def _created(session: str) -> tuple[str, int]:
-    """Create a segment's file and lock it; return its name and handle."""
+def _created(session: str, size: int) -> OwnSegment:
+    """Create a segment and lock it; ``OSError`` where there is no room, and then nothing is left of it."""
     while True:
         name = f"{session}-{token_hex(4)}"
         handle = os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle).st_nlink:
-            return name, handle
-        os.close(handle)  # a worker that starts was between: nobody seemed to have it
+        if not os.fstat(handle).st_nlink:  # a worker that starts was between: nobody seemed to have it
+            os.close(handle)
+            continue
+        resource_tracker.register(f"/{name}", KIND)
+        try:
+            # takes the memory now: a page that is missing later would end the process
+            os.posix_fallocate(handle, 0, size)
+            return OwnSegment(name, handle, np.frombuffer(mmap.mmap(handle, 0), np.uint8))
+        except OSError:
+            _unlink(OwnSegment(name, handle, None))
+            raise
 
 
 def _mapped(name: str) -> mmap.mmap:
@@ -165,4 +167,5 @@ def _mapped(name: str) -> mmap.mmap:
 
 def _unlink(segment: OwnSegment) -> None:
     (FOLDER / segment.name).unlink(missing_ok=True)  # the driver may have been first
+    resource_tracker.unregister(f"/{segment.name}", KIND)
     os.close(segment.handle)

@@ -23,8 +23,8 @@ from rlgraph.costs.formulas import (
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
+from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import sizes_of
-from rlgraph.costs.tensor_size import part_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.mesh import Mesh, mesh_of

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_fsdp import SHAPE
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -27,15 +28,6 @@ from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 from rlgraph.runtime.engines.fsdp.packing import alike, lanes_of, packs
 
 CPU = torch.device("cpu")
-SHAPE = {
-    "vocab_size": 24,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-}
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 6), st.lists(st.booleans(), max_size=9)),
     min_size=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import test_fsdp
 import torch
 
 from rlgraph.nodes.reward.model import reward_model
@@ -12,17 +13,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
-SHAPE = {
-    "vocab_size": 24,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    "num_labels": 1,
-    "pad_token_id": 0,
-}
+SHAPE = {**test_fsdp.SHAPE, "num_labels": 1, "pad_token_id": 0}
 ROWS = [[5, 7, 3], [9], [2, 2, 8, 11, 4, 23], [6, 1]]
 
 

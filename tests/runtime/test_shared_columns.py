@@ -272,12 +272,13 @@ def test_a_driver_that_is_killed_leaves_nothing() -> None:
 
 
 def test_what_everybody_left_who_was_killed_is_unlinked_by_the_next_worker() -> None:
-    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=PIPE, stdout=PIPE, text=True) as other:
+    command = [sys.executable, "-c", OTHER]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, start_new_session=True) as other:
         assert other.stdout
         name = other.stdout.readline().strip()
         SharedColumns("rlgraph-later").close()
         assert left() == [name], "its worker runs"
-        other.kill()
+        os.killpg(other.pid, signal.SIGKILL)  # with Python's resource tracker, as Ray does
     assert left() == [name]
     SharedColumns("rlgraph-later").close()
     assert not left()

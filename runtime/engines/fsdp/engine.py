@@ -400,13 +400,10 @@ class FsdpEngine:
         """Check that no row changes the position embeddings of the others in its pass (ValueError)."""
         limit, longest = rope_limit(self.model.config), max(tokens.lengths.tolist(), default=0)
         if limit and longest > limit:
-            law = (
-                f"{self.model.config.model_type}: a row has {longest} tokens, and with more than {limit} the "
-            )
-            law += "position embeddings of all rows in its pass are others"
-            raise ValueError(
-                f"{law}; keep rows within {limit}, or give models.NAME.config another rope_parameters"
-            )
+            law = f"{self.model.config.model_type}: a row has {longest} tokens, and with more than {limit} "
+            law += "the position embeddings of all rows in its pass are others"
+            remedy = f"keep rows within {limit}, or give models.NAME.config another rope_parameters"
+            raise ValueError(f"{law}; {remedy}")
 
     def _score(
         self,

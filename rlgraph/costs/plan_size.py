@@ -1,10 +1,20 @@
-"""The part of a model that a device trains where several divide every decoder layer (tensor parallelism)."""
+"""Sizes of models as a plan has them, and of the parts of devices that divide every decoder layer."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from rlgraph.costs.model_size import Size
+from rlgraph.costs.model_size import Size, size_of
+from rlgraph.ir.plan import ModelPlan
+
+
+def planned_size(model: ModelPlan) -> Size:
+    """Return the size of a model as its plan has it.
+
+    Raises:
+        GraphError: it is not known.
+    """
+    return size_of(model.path, model.head, model.config)
 
 
 @lru_cache(maxsize=256)  # a search asks this very often
