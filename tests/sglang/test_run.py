@@ -57,10 +57,10 @@ def servers(model: Path) -> list[int]:
     """Process ids of the servers of a model."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(OSError):  # it has ended meanwhile, or its environment is another user's
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            own = str(model.parent).encode() in (folder / "environ").read_bytes()
-            if b"sglang.launch_server" in words and own:
+            serves = b"sglang.launch_server" in words
+            if serves and str(model.parent).encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
