@@ -31,7 +31,8 @@ from rlgraph.costs.formulas import (
     update_seconds,
 )
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.model_size import Config, Size
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.models.config import Config
 
 DTYPE = "bfloat16"
 Work = Mapping[str, Any]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.model_size import Config
+from rlgraph.costs.models.config import Config
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, fail

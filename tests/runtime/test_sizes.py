@@ -17,7 +17,8 @@ from rlgraph.costs import limits
 from rlgraph.costs.layer_memory import Layer, logits_bytes
 from rlgraph.costs.lora_size import adapters_on_device
 from rlgraph.costs.memory import SAMPLING, SORTED
-from rlgraph.costs.model_size import CARDS, Config, Size, known_models, size_of
+from rlgraph.costs.model_size import CARDS, Size, known_models, size_of
+from rlgraph.costs.models.config import Config
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.fsdp import scoring
 from rlgraph.runtime.engines.fsdp.load import decoder_layers
