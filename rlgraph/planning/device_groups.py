@@ -40,8 +40,12 @@ def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
 
 def sharing(plan: Plan, ranks: int) -> list[str]:
     """Return the models whose rows so many devices may share; one that shares weights has the other's."""
-    models = {name: model for name, model in plan.models.items() if model.train and not model.shares}
-    return [name for name, model in models.items() if (heads := _heads(model)) and heads % ranks == 0]
+    return [
+        name
+        for name, model in plan.models.items()
+        if model.train and model.train.tensor_parallel == 1 and not model.shares
+        if (heads := _heads(model)) and heads % ranks == 0
+    ]
 
 
 def _heads(model: ModelPlan) -> int:

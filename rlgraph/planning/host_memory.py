@@ -10,13 +10,13 @@ from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of
 from rlgraph.errors import fail
-from rlgraph.ir.mesh import mesh_of
+from rlgraph.ir.mesh import devices_of, mesh_of
 from rlgraph.units import size_text
 
 
 def fits(footprint: Footprint) -> bool:
     """Return whether the devices and the hosts hold a plan."""
-    return all(peak.fits for peak in footprint.peaks().values()) and not _too_much(footprint)
+    return all(peak.fits for peak in footprint.peaks().values()) and _holds(footprint)
 
 
 def hosts_hold(footprint: Footprint) -> None:
@@ -25,12 +25,14 @@ def hosts_hold(footprint: Footprint) -> None:
     Raises:
         GraphError: it does not.
     """
-    for pool, whole in _too_much(footprint).items():
-        plan, cluster = footprint.plan, footprint.cluster
-        law = f"{plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool {pool} "
-        law += f"takes {size_text(whole)} of a host, which has {size_text(cluster.host_memory or 0)}"
-        remedy = "more devices, so that less has to leave; or change host_memory in the cluster's file"
-        raise fail("does-not-fit", law, None, remedy=remedy)
+    if _holds(footprint):
+        return
+    (most, pools), cluster = _fullest(footprint), footprint.cluster
+    law = f"{footprint.plan.graph} does not fit on {cluster.cluster}: what leaves the devices of pool "
+    law += f"{' and '.join(pools)} takes {size_text(most)} of a host, "
+    law += f"which has {size_text(cluster.host_memory or 0)}"
+    remedy = "more devices, so that less has to leave; or change host_memory in the cluster's file"
+    raise fail("does-not-fit", law, None, remedy=remedy)
 
 
 def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
@@ -57,15 +59,24 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
     return kept
 
 
-def _too_much(footprint: Footprint) -> dict[str, int]:
-    """Return the pools of whose devices a host would have to hold more than it can, and how many bytes."""
-    plan, cluster = footprint.plan, footprint.cluster
-    too_much: dict[str, int] = {}
+def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
+    """Return the most bytes that one host has to hold, and the pools whose devices they leave."""
+    plan, per_host = footprint.plan, footprint.cluster.devices
     moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
-    for pool, devices in plan.pools.items():
+    each = dict.fromkeys(plan.pools, 0)  # bytes of a device
+    for pool in plan.pools:
         sizes = footprint.items(pool).items()
         own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
-        whole = (own + kept_on_host(footprint, pool).total()) * min(devices, cluster.devices)
-        if cluster.host_memory is not None and whole > cluster.host_memory:
-            too_much[pool] = whole
-    return too_much
+        each[pool] = own + kept_on_host(footprint, pool).total()
+    hosts = []
+    for first in range(0, sum(plan.pools.values()), per_host):
+        spans = {pool: devices_of(plan, pool) for pool, size in each.items() if size}
+        here = {p: min(s.stop, first + per_host) - max(s.start, first) for p, s in spans.items()}
+        held = {pool: each[pool] * count for pool, count in here.items() if count > 0}
+        hosts.append((sum(held.values()), [*held]))
+    return max(hosts)
+
+
+def _holds(footprint: Footprint) -> bool:
+    most, _ = _fullest(footprint)
+    return footprint.cluster.host_memory is None or most <= footprint.cluster.host_memory

@@ -148,10 +148,10 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
     for path, value in settings.items():
         engine, name = path.split(".")
         held = getattr(model, engine)
-        # what is frozen never goes backward; adapters' optimizers are small
+        # what is frozen never goes backward
         backward = name in ("recompute", *OFFLOADS)
-        small = name == "optimizer_offload" and model.train is not None and model.train.lora is not None
-        again = small or (backward and (model.frozen or (held and getattr(held, name))))
+        refused = name == "optimizer_offload" and not model.may_step_on_host
+        again = refused or (backward and (model.frozen or (held and getattr(held, name))))
         if held and not again and (isinstance(value, str | bool | None) or value < getattr(held, name)):
             model = replace(model, **{engine: held.model_copy(update={name: value})})
     return model

@@ -77,14 +77,14 @@ class PoolLayout:
             if model.train:
                 settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
                 settings[f"models.{name}.train.micro_tokens"] = self.micro
-            if model.train and self.shard and name not in self.beside:
+            whole = model.train and model.train.tensor_parallel == 1
+            if whole and self.shard and name not in self.beside:
                 settings[f"models.{name}.train.shard"] = self.shard
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
             if model.train and model.optimizer:
-                small = {"optimizer_offload"} if model.train.lora else set()
-                kept = {"activation_offload"} if not self.recompute else set()
-                chosen = (setting for setting in HOST[self.host] if setting not in small | kept)
+                may = {"optimizer_offload": model.may_step_on_host, "activation_offload": self.recompute}
+                chosen = (setting for setting in HOST[self.host] if may[setting])
                 settings |= {f"models.{name}.train.{setting}": True for setting in chosen}
             if model.serve:
                 settings[f"models.{name}.serve.pool"] = generates

@@ -14,7 +14,7 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import HOST, Settings, autoplace, search
+from rlgraph.reports.layout_search import HOST, PoolLayout, Settings, autoplace, overrides, search
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
 ON_HOST = "models.policy.train.optimizer_offload=true"
@@ -71,9 +71,10 @@ def test_a_model_that_does_not_fit_is_told_of_it() -> None:
     assert planned(*TIGHT, ON_HOST, path=LARGE).peak["main"].fits
 
 
-def test_it_is_proposed_neither_for_adapters_nor_for_cpus() -> None:
+def test_it_is_proposed_neither_for_adapters_nor_muon_nor_for_cpus() -> None:
     lora = ["models.policy.train.lora={rank: 4}", "models.policy.train.micro_tokens=4000000"]
-    for settings, cluster in ((lora, "h100-8"), ([], "cpu")):
+    muon = [*TIGHT, "models.policy.optimizer.kind=muon", "rollout.max_new_tokens=20000"]
+    for settings, cluster in ((lora, "h100-8"), (muon, "h100-8"), ([], "cpu")):
         with pytest.raises(GraphError, match="does not fit") as error:
             planned(*settings, path=LARGE, cluster=cluster)
         assert "optimizer_offload" not in str(error.value)
@@ -98,6 +99,20 @@ def test_hosts_have_to_hold_it() -> None:
         predict(plan, Scenario(cluster))
 
 
+def test_pools_of_a_host_share_its_memory() -> None:
+    cluster = load_cluster("h100-8").model_copy(update={"host_memory": 90e9})
+    models = [f"models.{name}.path={EIGHT}" for name in ("policy", "critic", "ref")]
+    more = ("optimizer_offload=true", "recompute=true", "micro_tokens=4096")
+    trains = [f"models.{name}.train.{setting}" for name in ("policy", "critic") for setting in more]
+    pools = ["pools={a: {devices: 4}, b: {devices: 4}}", "models.critic.train.pool=b"]
+    plan = compile_graph("ppo", [*models, *pools, *trains], 8, device="cuda")
+    with pytest.raises(GraphError, match=r"leaves the devices of pool a and b takes 2\d\d GB of a host"):
+        predict(plan, Scenario(cluster))
+    apart = cluster.model_copy(update={"devices": 4, "hosts": 2, "host_memory": 140e9})
+    peaks = predict(plan, Scenario(apart)).peak
+    assert all(60e9 < 4 * sum(peak.host.values()) < 140e9 for peak in peaks.values())
+
+
 def test_the_search_tries_it_where_nothing_else_fits() -> None:
     plan = replace(planned(cluster="h100-8"), device="cuda")
     assert plan.peak
@@ -118,6 +133,19 @@ def test_the_search_tries_it_where_nothing_else_fits() -> None:
     assert tried(set()) == {both[0]}
     assert tried({"optimizer_offload"}) == {*both[:2]}
     assert tried({"optimizer_offload", "activation_offload"}) == {*both}
+
+
+def test_the_search_leaves_out_what_a_model_refuses() -> None:
+    """Each of its layouts can be planned: for Muon on devices, and for layers that are divided."""
+    muon, halves = "models.policy.optimizer.kind=muon", "models.policy.train.tensor_parallel=2"
+    plan = planned(muon, "models.ref.train.tensor_parallel=2")
+    both = PoolLayout(0, frozenset(), 1, 4096, True, shard=4, host=[*HOST][2], sequence=2)
+    planned(muon, "models.ref.train.tensor_parallel=2", *overrides(both.settings(plan, 8)))
+    settings = both.settings(planned(halves), 8)
+    assert {path for path in settings if path.endswith(("shard", "sequence_parallel"))} == {
+        "models.ref.train.shard",
+        "models.ref.train.sequence_parallel",
+    }
 
 
 @pytest.mark.nightly

@@ -178,3 +178,11 @@ def test_steps_show_what_they_take() -> None:
         plain, divided = step_of(one, node), step_of(two, node)
         assert plain.bytes and divided.bytes and divided.bytes != plain.bytes
         assert divided.seconds and divided.seconds[0] > 0
+
+
+def test_what_it_excludes_is_not_proposed() -> None:
+    long = ["rollout.max_new_tokens=64000", "models.policy.train.optimizer_offload=true"]
+    long += ["models.policy.serve.tensor_parallel=8", "models.policy.train.recompute=true"]
+    with pytest.raises(GraphError, match="does not fit") as error:
+        planned(2, *long, path="Qwen/Qwen3-32B", cluster="h100-8")
+    assert "activation_offload=true" in str(error.value) and "sequence_parallel" not in str(error.value)
