@@ -21,7 +21,7 @@ from rlgraph.nodes.support.mixture import pick_mixed
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
-from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.model_files import ConfigError, ModelFiles, context_of
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
 
@@ -109,16 +109,18 @@ class Preflight:
             return "is no model folder: it has no config.json"
         if not folder.exists() and path.count("/") != 1:
             return "does not exist"
-        if (
-            weights
-            and folder.exists()
-            and not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-        ):
+        stored = (file for kind in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind))
+        if weights and folder.exists() and not any(stored):
             return "has no weights (*.safetensors)"
         try:
             config = files.config()
             if tokenizer:
                 self.tokenizers[name] = files.tokenizer()
+        except ConfigError as error:
+            mark = self.tree.at(("models", name, "config")).mark
+            remedy = f"change models.{name}.config, or leave the field out"
+            self.problem("model-config", f"models.{name}.config: {error}", mark, remedy)
+            return ""
         except (OSError, ValueError) as error:
             if not files.trusted and "trust_remote_code" in str(error):
                 say = f"models.{name}.trust_remote_code=true"
@@ -186,7 +188,7 @@ class Preflight:
             return
         place, tokens = data.longest()
         for reader, room, model in self._readers(phase, function):
-            context = self.context[model]
+            context = self.context.get(model)
             if context is not None and tokens + room > context:
                 more = f"{reader}.{self.plan.functions[phase][reader].roles.get('response_limit')}"
                 new = f", and with {more} {room} that is {tokens + room}" if room else ""

@@ -24,6 +24,12 @@ def steps_by_muon(model: ModelPlan) -> bool:
     return bool(model.optimizer and model.optimizer.kind == "muon" and not model.frozen)
 
 
+def may_step_on_host(model: ModelPlan) -> bool:
+    """Return whether an optimizer can be on the host: AdamW, of whole weights."""
+    adapted = model.train is None or model.train.lora is not None
+    return bool(model.optimizer and model.optimizer.kind == "adamw") and not (model.frozen or adapted)
+
+
 def averages_on_device(size: Size, model: ModelPlan, devices: int) -> int:
     """Return the numbers of a gradient's averages on each of so many devices: AdamW has two for a weight,
     Muon one for a matrix."""

@@ -190,14 +190,6 @@ class ModelPlan:
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of its config.json that are others here
     trust_remote_code: bool = False  # whether Python files that come with it run
 
-    @property
-    def may_step_on_host(self) -> bool:
-        """Return whether its optimizer can be on the host: AdamW, of whole weights."""
-        adapted = self.train is None or self.train.lora is not None
-        return (
-            not self.frozen and not adapted and self.optimizer is not None and self.optimizer.kind == "adamw"
-        )
-
 
 @dataclass(frozen=True)
 class Target:

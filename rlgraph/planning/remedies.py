@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from rlgraph.costs.memory import Footprint
+from rlgraph.costs.muon import may_step_on_host
 from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
@@ -150,7 +151,7 @@ def _set(model: ModelPlan, settings: Mapping[str, Any]) -> ModelPlan:
         held = getattr(model, engine)
         # what is frozen never goes backward
         backward = name in ("recompute", *OFFLOADS)
-        refused = name == "optimizer_offload" and not model.may_step_on_host
+        refused = name == "optimizer_offload" and not may_step_on_host(model)
         again = refused or (backward and (model.frozen or (held and getattr(held, name))))
         if held and not again and (isinstance(value, str | bool | None) or value < getattr(held, name)):
             model = replace(model, **{engine: held.model_copy(update={name: value})})

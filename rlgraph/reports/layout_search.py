@@ -24,6 +24,7 @@ from itertools import combinations, product
 from typing import Any
 
 from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.costs.muon import may_step_on_host
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
@@ -83,7 +84,7 @@ class PoolLayout:
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
             if model.train and model.optimizer:
-                may = {"optimizer_offload": model.may_step_on_host, "activation_offload": self.recompute}
+                may = {"optimizer_offload": may_step_on_host(model), "activation_offload": self.recompute}
                 chosen = (setting for setting in HOST[self.host] if may[setting])
                 settings |= {f"models.{name}.train.{setting}": True for setting in chosen}
             if model.serve:

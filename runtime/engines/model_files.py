@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rlgraph.errors import nearest
 
 ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
 ORIGINAL = "original_max_position_embeddings"
 OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
+
+
+class ConfigError(ValueError):
+    """A field that a graph changes is not one of the model's, or can't have this value."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +26,23 @@ class ModelFiles:
     trusted: bool = False  # whether Python files that come with the model may run
 
     def config(self, **options: Any) -> Any:
-        """Return the model's configuration with the changed fields, and with ``options`` set on it."""
+        """Return the model's configuration with the changed fields, and with ``options`` set on it.
+
+        Raises:
+            ConfigError: a changed field would be without effect, or transformers refuses its value.
+        """
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(self.path, **options, trust_remote_code=self.trusted)
         if not self.changed:
             return config
         fields, _ = type(config).get_config_dict(self.path)
-        changed = type(config).from_dict({**fields, **self._changed(fields)}, **options)
+        try:
+            changed = type(config).from_dict({**fields, **self._changed(fields)}, **options)
+        except Exception as error:  # each family's check raises what it likes
+            raise ConfigError(f"{config.model_type}: {' '.join(str(error).split())}") from error
+        if fault := next(self._without_effect(config, changed), ""):
+            raise ConfigError(f"{config.model_type}: {fault}")
         changed.name_or_path = self.path  # where transformers looks for the code of the model
         return changed
 
@@ -43,6 +58,26 @@ class ModelFiles:
         names = {ROPE if name == ROPE_BEFORE else name for name in self.changed}
         return {name: getattr(config, name) for name in sorted(names)}
 
+    def _without_effect(self, config: Any, changed: Any) -> Iterator[str]:
+        """Yield why a changed field leaves the model as it is."""
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        for name, value in self.changed.items():
+            if name in (ROPE, ROPE_BEFORE):
+                before, known = getattr(config, ROPE, None) or {}, {"default", *ROPE_INIT_FUNCTIONS}
+                kinds = [kind for kind, own in before.items() if isinstance(own, Mapping)]
+                if kinds and not {*value} <= {*kinds}:
+                    yield f"{name} has one set of fields for each kind of layer: {', '.join(kinds)}"
+                for rope in map(value.get, kinds) if kinds else [value]:
+                    if (asked := (rope or {}).get("rope_type", "default")) not in known:
+                        yield f"there is no rope_type {asked}; there are {', '.join(sorted(known))}"
+            elif name in OF_ROPE and not hasattr(config, name):
+                yield f"{name} is one of {ROPE}: {{{name}: {value}}}"
+            elif not hasattr(config, name):
+                yield " ".join(["there is no field", f"{name};", nearest(name, config.to_dict())]).strip(" ;")
+            elif not isinstance(value, Mapping) and getattr(changed, name) != value:
+                yield f"{name}: {value} has no effect beside the model's other fields"
+
     def _changed(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the changed fields; of position embeddings, under one name and with the model's base."""
         changed = dict(self.changed)
@@ -50,8 +85,17 @@ class ModelFiles:
         if rope is not None:
             before = fields.get(ROPE) or {}
             fields.pop(ROPE_BEFORE, None)
-            changed[ROPE] = {**{key: before[key] for key in OF_ROPE if key in before}, **rope}
+            kinds = {kind: own for kind, own in before.items() if isinstance(own, Mapping)}
+            if kinds and {*rope} <= {*kinds}:
+                changed[ROPE] = kinds | {kind: _based(own, kinds[kind]) for kind, own in rope.items()}
+            else:
+                changed[ROPE] = _based(rope, before)
         return changed
+
+
+def _based(rope: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return position embeddings with what they leave out of a model's own base."""
+    return {**{key: before[key] for key in OF_ROPE if key in before}, **rope}
 
 
 def attention_kinds(config: Any) -> list[str]:

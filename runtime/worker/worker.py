@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -221,7 +222,7 @@ class Worker(Process):
 
     def mean(self, *parts: Part) -> tuple[float, int]:
         """Return sum and count of a column's values."""
-        return sum(float(part.values.sum()) for part in parts), sum(part.values.size for part in parts)
+        return sum(float(part.values.sum()) for part in parts), sum(prod(part.values.shape) for part in parts)
 
     def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> None:
         """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next."""

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from rlgraph.runtime.columns.part import LONG, Part, concat, gather
+from rlgraph.runtime.worker.worker import Worker
 
 
 def ragged(rows):
@@ -24,3 +26,8 @@ def test_rows_of_several_parts_come_in_the_order_asked_for(longest):
     ]
     assert len(gather(parts, [])) == 0
     assert len(concat(parts)) == 12
+
+
+def test_a_mean_is_over_all_values_wherever_they_are():
+    on_device = torch.full((2, 3), 0.5)  # as a tensor that no host has
+    assert Worker.mean(None, Part(on_device), Part(np.array([1.0, 2.0]))) == (6.0, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 from rlgraph.runtime.run import run_graph
@@ -140,6 +142,51 @@ def test_windows_that_sglang_would_leave_out_are_refused(
 ) -> None:
     law = unfit(ModelFiles(str(build(tmp_path, family)), changed).config())
     assert re.search(fault, law) if fault else not law
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "fault"),
+    [
+        ("llama", {"max_position_embedings": 9}, "no field max_position_embedings; did you mean `max_pos"),
+        ("llama", {"max_position_embeddings": "many"}, "expected int, got str"),
+        ("llama", {"rope_theta": 5e5}, r"rope_theta is one of rope_parameters: {rope_theta: 500000.0}"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "Missing required keys .* {'factor'}"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "yearn"}},
+            "no rope_type yearn; .* linear, ",
+        ),
+        ("qwen3", {"sliding_window": 4}, "sliding_window: 4 has no effect beside the model's other fields"),
+        ("gemma3_text", {"rope_scaling": LINEAR}, "each kind of layer: full_attention, sliding_attention"),
+    ],
+)
+def test_a_field_that_changes_nothing_is_refused(
+    tmp_path: Path, family: str, changed: dict[str, Any], fault: str
+) -> None:
+    path = build(tmp_path, family)
+    given = [f"models.policy.path={path}", f"models.policy.config={json.dumps(changed)}"]
+    given += [f"models.ref.config={json.dumps(changed)}", "prompts.files=[none.jsonl]"]
+    with pytest.raises(GraphError, match=rf"models\.policy\.config: {family}: .*{fault}") as caught:
+        run_graph("grpo", given, 1, inline=True)
+    assert "leave the field out" in str(caught.value)
+
+
+def test_position_embeddings_of_one_kind_of_layer_leave_the_others(tmp_path: Path) -> None:
+    path = build(tmp_path, "gemma3_text")
+    fields = json.loads((path / "config.json").read_text())
+    for kind in fields["rope_parameters"].values():
+        kind["rope_theta"] = BASE  # not the family's own
+    (path / "config.json").write_text(json.dumps(fields))
+    found = ModelFiles(str(path), {"rope_parameters": {"full_attention": LINEAR}}).config().rope_parameters
+    assert found["full_attention"] == {**LINEAR, "rope_theta": BASE}
+    assert found["sliding_attention"] == fields["rope_parameters"]["sliding_attention"]
+
+
+def test_a_server_is_asked_for_as_many_experts_as_the_config_says(tmp_path: Path) -> None:
+    path = str(build(tmp_path, "qwen3_moe"))
+    for k in (1, 3):
+        engine = SimpleNamespace(path=path, files=ModelFiles(path, {"num_experts_per_tok": k}))
+        assert SglangEngine.mixture.func(engine).k == k
 
 
 @pytest.mark.parametrize(

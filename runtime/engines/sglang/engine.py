@@ -111,7 +111,7 @@ class SglangEngine:
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
-        files = ModelFiles(path, config or {}, trust_remote_code)
+        self.files = files = ModelFiles(path, config or {}, trust_remote_code)
         if law := unfit(files.config()):
             raise ValueError(law)
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
@@ -257,7 +257,7 @@ class SglangEngine:
     @cached_property
     def mixture(self) -> Mixture:
         """Return what of the model is a mixture of experts."""
-        config = size_of(self.path).config
+        config = size_of(self.path, changed=self.files.changed).config
         mixtures = [layer for layer in range(config.num_hidden_layers) if config.is_sparse(layer)]
         return Mixture(mixtures, config.num_hidden_layers, config.num_experts_per_tok)
 
