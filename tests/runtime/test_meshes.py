@@ -97,17 +97,15 @@ def scenario(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def loaded(root: Path, source: str, where: dict[str, Any]) -> dict[str, Any]:
+def loaded(engine: FsdpEngine, folder: Path) -> dict[str, Any]:
     """What goes on from the checkpoint of another mesh, and its weights before."""
-    engine = engine_of(root, "whole", where)
-    engine.load(str(root / f"saved-{source}"))
+    engine.load(str(folder))
     before = {name: weight.clone() for name, weight in engine.weights()}
     return {"before": before, "next": trained(engine, minibatches=1, epochs=1)}
 
 
-def copied(root: Path, where: dict[str, Any], other: dict[str, Any]) -> dict[str, torch.Tensor]:
+def copied(reference: FsdpEngine, policy: FsdpEngine) -> dict[str, torch.Tensor]:
     """A reference on one mesh that has a quarter of the weights of a policy on another."""
-    reference, policy = engine_of(root, "whole", where, frozen=True), engine_of(root, "whole", other)
     trained(policy)
     reference.copy(policy, 0.25)
     return dict(reference.weights())
@@ -121,8 +119,14 @@ def main(rank: int, root: Path) -> None:
     where = {name: {"mesh": mesh, "group": group} for name, mesh in meshes.items()}
     found: dict[str, Any] = {name: scenario(root, name, place) for name, place in where.items()}
     dist.barrier()
-    found["loaded"] = {(source, name): loaded(root, source, where[name]) for source, name in LOADED}
-    found["copied"] = copied(root, where["4"], where["2x2"]), copied(root, where["2x2"], where["4x1"])
+    found["loaded"] = {
+        (source, name): loaded(engine_of(root, "whole", where[name]), root / f"saved-{source}")
+        for source, name in LOADED
+    }
+    found["copied"] = [
+        copied(engine_of(root, "whole", where[one], frozen=True), engine_of(root, "whole", where[other]))
+        for one, other in (("4", "2x2"), ("2x2", "4x1"))
+    ]
     limits.BUCKET = test_planned_sync.SMALL
     plan, _ = test_planned_sync.planned(root, "rounded", SHARD, devices=RANKS)
     own = process_groups._meshes(plan, "main", whole)
@@ -195,7 +199,7 @@ def test_a_checkpoint_of_a_mesh_goes_on_on_another(
 
 
 def test_a_checkpoint_of_replicas_goes_on_on_one_rank(root: Path, ranks: list[dict[str, Any]]) -> None:
-    found = loaded(root, "2x2", {})
+    found = loaded(engine_of(root, "whole", {}), root / "saved-2x2")
     assert equal(found["before"], ranks[0]["2x2"]["whole"]["weights"])
     close(found["next"]["weights"], ranks[0]["2x2"]["next"]["weights"], 1e-4)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from ranks import forked, launch
 from test_fsdp import ADAM, ROWS, SHAPE, VOCAB, close, hugging_face_logprobs, write_models
-from test_meshes import equal, scores_of, trained
+from test_meshes import copied, equal, loaded, scores_of, trained
 from test_sequence import measured
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -94,23 +94,6 @@ def saved(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:
     return {**found, "next": trained(engine, minibatches=1, epochs=1)}
 
 
-def loaded(root: Path, source: str, where: dict[str, Any]) -> dict[str, Any]:
-    """What goes on from a checkpoint, and its weights before."""
-    engine = engine_of(root, "tied", where)
-    engine.load(str(root / f"saved-{source}"))
-    before = {name: weight.clone() for name, weight in engine.weights()}
-    return {"before": before, "next": trained(engine, minibatches=1, epochs=1)}
-
-
-def copied(root: Path, where: dict[str, Any], other: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """A reference on one mesh that has a quarter of the weights of a policy on another."""
-    reference = engine_of(root, "tied", where, frozen=True, optimizer=None)
-    policy = engine_of(root, "tied", other)
-    trained(policy)
-    reference.copy(policy, 0.25)
-    return dict(reference.weights())
-
-
 def synced(root: Path, whole: DeviceMesh) -> dict[str, Any]:
     """What a sync gathers on the meshes that a worker makes of a plan."""
     limits.BUCKET = test_planned_sync.SMALL
@@ -138,8 +121,15 @@ def main(rank: int, root: Path, ranks: str) -> None:
         meshes = {"2x2": where, "4": {"mesh": whole}, "host": {**where, "optimizer_offload": True}}
         found["saved"] = {name: saved(root, name, place) for name, place in meshes.items()}
         dist.barrier()
-        found["loaded"] = {(source, name): loaded(root, source, meshes[name]) for source, name in LOADED}
-        found["copied"] = copied(root, where, meshes["4"]), copied(root, meshes["4"], where)
+        found["loaded"] = {
+            (source, name): loaded(engine_of(root, "tied", meshes[name]), root / f"saved-{source}")
+            for source, name in LOADED
+        }
+        frozen = {"frozen": True, "optimizer": None}
+        found["copied"] = [
+            copied(engine_of(root, "tied", meshes[one], **frozen), engine_of(root, "tied", meshes[other]))
+            for one, other in (("2x2", "4"), ("4", "2x2"))
+        ]
         found["sync"] = synced(root, whole)
     torch.save(found, root / f"rank-{ranks}-{rank}.pt")
 
@@ -208,7 +198,8 @@ def test_a_checkpoint_goes_on_on_another_mesh(
 def test_a_checkpoint_of_parts_goes_on_on_one_rank(
     root: Path, several: dict[str, list[dict[str, Any]]]
 ) -> None:
-    found, of = loaded(root, "2x2", {}), several["4"][0]["saved"]["2x2"]
+    found = loaded(engine_of(root, "tied", {}), root / "saved-2x2")
+    of = several["4"][0]["saved"]["2x2"]
     assert equal(found["before"], of["trained"]["weights"])
     close(found["next"]["weights"], of["next"]["weights"], 1e-4)
 

@@ -318,6 +318,14 @@ def test_no_process_names_its_key_and_no_file_is_left_that_holds_it(awake: Sglan
     assert server.client.look("server_info")
 
 
+def test_a_server_that_answers_has_no_file_in_shared_memory(awake: SglangEngine) -> None:
+    """It would outlive a server that is killed, as every server is."""
+    processes = members(awake.supervisor.server.process.pid)
+    opened = [os.readlink(file) for p in processes for file in Path(f"/proc/{p}/fd").iterdir()]
+    shared = [name for name in opened if "/sglang_loads_" in name]
+    assert shared and all(name.endswith(" (deleted)") for name in shared)
+
+
 def named(process: int) -> bytes:
     """What a process calls itself."""
     return Path("/proc", str(process), "cmdline").read_bytes()

@@ -22,6 +22,7 @@ from rlgraph.runtime.engines.servers.ports import ServerPort
 LAST = 30  # lines of a log that an error shows
 END = 60.0  # seconds that a killed server's processes have to be gone, and their memory with them
 PR_SET_PDEATHSIG = 1
+SHARED = "/dev/shm/sglang_loads_"  # files in which SGLang's processes tell each other of their load
 
 
 class Program(Protocol):
@@ -87,11 +88,20 @@ class Server:
                 raise RunError(f"{self.obituary()}{self.last_lines()}")
             if self.client.is_healthy():
                 self.configuration.unlink(missing_ok=True)
+                self._unlink_shared()
                 return
             time.sleep(0.2)
         self.close()
         law = f"the {self.client.title} of {self.launch.path} did not answer within {timeout:.0f} s"
         raise RunError(f"{law}{self.last_lines()}")
+
+    def _unlink_shared(self) -> None:
+        """Unlink the files that its processes share: they have them open, and would leave them behind."""
+        for process in _running(self.process.pid):
+            for handle in Path("/proc").glob(f"{process}/fd/*"):
+                with suppress(OSError):  # closed meanwhile, or unlinked
+                    if (opened := os.readlink(handle)).startswith(SHARED):
+                        os.unlink(opened)
 
     def is_alive(self) -> bool:
         """Return whether its process runs."""
