@@ -77,7 +77,7 @@ class Rates:
             return 0.0
         layers, config = size.config.num_hidden_layers, size.config
         moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
-        link = self.cluster.intra_link * self.efficiency.link[self.grade]
+        link = self.cluster.link(self.first, self.group) * self.efficiency.link[self.grade]
         return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
 
     def overlapped(self, compute: float, travel: float) -> float:

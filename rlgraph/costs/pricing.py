@@ -96,13 +96,14 @@ class Pricing(Footprint):
         model, size = self.model_of(step)
         assert model.serve
         group, graphs = model.serve.tensor_parallel, serving(model.serve).cuda_graphs
-        rates = Rates(self.cluster, group, model.serve.dtype, grade, group=group)
+        first = devices_of(self.plan, step.pool).start
+        rates = Rates(self.cluster, group, model.serve.dtype, grade, first=first, group=group)
         rows, prompt = self.device_rows(step) * group, self.work.prompt
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
-        first = formulas.prefill_seconds(size, rates, prompts, prompt)
+        prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
         lengths = self.work.limited(self.plan.functions[step.phase][step.node])
         rest = formulas.decode_seconds(size, rates, rows, self.slots(step), prompt, lengths, graphs)
-        return first + rest, 0.0
+        return prefill + rest, 0.0
 
     def _pass(self, step: Step, grade: int) -> tuple[float, float]:
         model, size = self.model_of(step)

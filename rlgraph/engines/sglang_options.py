@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 ADDRESS = "each server answers on a port of its own, with a key that the run draws"
-SPAN = "serve.tensor_parallel says how many devices of one host a server spans"
-COPIES = "a server is one copy of the model on one host; a pool has one server for each tensor-parallel group"
+SPAN = "serve.tensor_parallel says how many devices a server spans, and serve.hosts on how many hosts"
+COPIES = "a server is one copy of the model; a pool has one server for each tensor-parallel group"
 BROUGHT = "weights are brought to a server by syncs, by their names in the checkpoint"
 TOKENS = "token ids go in and come out: the run has the tokenizer"
 MEMORY = "the plan says what sleeps when"

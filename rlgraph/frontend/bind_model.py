@@ -23,6 +23,7 @@ SHAPING = frozenset(
     | {"decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
     | {"attention_bias", "mlp_bias", "kv_lora_rank", "q_lora_rank", "quantization_config"}
 )
+SPANS = ("tensor_parallel", "hosts")  # keys of `models.NAME.serve` that say what a server spans
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 
@@ -136,10 +137,14 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"model `{name}` is trained, and no weights can be brought to the engine {serve.engine}"
         remedy = f"say models.{name}.frozen=true if it is only read, or choose another {path}.engine"
         binder.problem("engine-frozen", law, tree.at(("serve", "engine")).mark, remedy=remedy)
-    if serve.addresses and serve.tensor_parallel > 1:
-        law = f"`{path}.addresses` are of servers that run already, with a tensor_parallel of their own"
-        mark = tree.at(("serve", "tensor_parallel")).key
-        binder.problem("addresses", law, mark, remedy="leave out tensor_parallel")
+    for key in SPANS if serve.addresses else ():
+        if getattr(serve, key) > 1:
+            law = f"`{path}.addresses` are of servers that run already, with a {key} of their own"
+            binder.problem("addresses", law, tree.at(("serve", key)).key, remedy=f"leave out {key}")
+    if serve.tensor_parallel % serve.hosts:
+        law = f"the {serve.tensor_parallel} devices of a server can't be shared out among {serve.hosts} hosts"
+        remedy = f"let `{path}.tensor_parallel` be a multiple of `{path}.hosts`"
+        binder.problem("tensor-parallel", law, tree.at(("serve", "hosts")).key, remedy=remedy)
     if serve.addresses and engine.paths and (spec.config or spec.trust_remote_code):
         key = "config" if spec.config else "trust_remote_code"
         law = f"`{path}.addresses` are of servers that run already: `models.{name}.{key}` can't reach them"

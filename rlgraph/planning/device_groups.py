@@ -1,5 +1,6 @@
-"""Tensor-parallel groups: consecutive devices of a pool that one server spans, all of them on one host.
+"""Tensor-parallel groups: consecutive devices of a pool that one server spans.
 
+They are on one host, or all devices of as many hosts as ``serve.hosts`` says, with a part of the group each.
 Devices are numbered through the pools in the plan's order, and host by host. Here hosts have 8 devices, and
 the server of pool gen spans 4:
 
@@ -20,22 +21,30 @@ from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.mesh import devices_of
-from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
 
 
 def has_groups(model: ModelPlan) -> bool:
-    """Return whether a model's servers can span several devices; those that run already are as they are."""
+    """Return whether a model's servers can span several devices of a host.
+
+    Those that run already, or span several hosts, are as they are.
+    """
     serve = model.serve
-    return bool(serve and serving(serve).own_servers and not serve.addresses)
+    return bool(serve and serving(serve).own_servers and not serve.addresses and serve.hosts == 1)
 
 
-def groups(plan: Plan) -> Iterator[tuple[str, int, range]]:
-    """Yield each model whose servers span several devices: its name, their size, and its pool's devices."""
+def groups(plan: Plan) -> Iterator[tuple[str, ServePlan, range]]:
+    """Yield each model whose servers span several devices: its name, its engine, and its pool's devices."""
     for name, model in plan.models.items():
-        if model.serve and (size := model.serve.tensor_parallel) > 1:
-            yield name, size, devices_of(plan, model.serve.pool)
+        if model.serve and model.serve.tensor_parallel > 1:
+            yield name, model.serve, devices_of(plan, model.serve.pool)
+
+
+def part(serve: ServePlan) -> int:
+    """Return how many devices of one host a server spans."""
+    return serve.tensor_parallel // serve.hosts
 
 
 def sharing(plan: Plan, ranks: int) -> list[str]:
@@ -116,24 +125,31 @@ def together(plan: Plan) -> dict[str, int]:
     for model in plan.models.values():
         if model.serve:
             pool = model.serve.pool
-            sizes[pool] = lcm(sizes[pool], model.serve.tensor_parallel)
+            sizes[pool] = lcm(sizes[pool], part(model.serve))
     return sizes
 
 
 def inside_hosts(plan: Plan, cluster: Cluster) -> None:
-    """Check that no group reaches over two hosts of a cluster.
+    """Check that no group reaches over more hosts of a cluster than it may, and that it has all of several.
 
     Raises:
-        GraphError: one does.
+        GraphError: one does not.
     """
-    for name, size, devices in groups(plan):
+    for name, serve, devices in groups(plan):
+        size, group = part(serve), _text(name, serve)
+        if serve.hosts > 1 and size != cluster.devices:
+            law = f"a group of {group} has {size} devices of each host, and {cluster.cluster} has hosts of "
+            law += f"{cluster.devices}: a server over several hosts takes whole ones"
+            whole, at = serve.hosts * cluster.devices, f"models.{name}.serve"
+            remedy = f"set {at}.tensor_parallel={whole}, or leave out {at}.hosts"
+            raise fail("tensor-parallel", law, None, remedy=remedy)
         for first in devices[::size]:
             host, last = first // cluster.devices, first + size - 1
             if last // cluster.devices != host:
-                law = f"devices {first} to {last}, a group of `{name}` (tensor_parallel: {size}), reach over "
+                law = f"devices {first} to {last}, a group of {group}, reach over "
                 law += f"hosts {host} and {last // cluster.devices} of {cluster.cluster}, "
                 law += f"which have {cluster.devices} devices each"
-                raise fail("tensor-parallel", law, None, remedy=_remedy(size, cluster.devices))
+                raise fail("tensor-parallel", law, None, remedy=_remedy(name, serve, cluster.devices))
 
 
 def aligned(plan: Plan) -> Plan:
@@ -145,16 +161,25 @@ def aligned(plan: Plan) -> Plan:
         GraphError: a group begins at another number, so that it would reach over such hosts.
     """
     notes = []
-    for name, size, devices in groups(plan):
+    for name, serve, devices in groups(plan):
+        size = part(serve)
         if devices.start % size:
-            law = f"groups of `{name}` (tensor_parallel: {size}) begin at device {devices.start}, and where "
+            law = f"groups of {_text(name, serve)} begin at device {devices.start}, and where "
             law += f"hosts end at multiples of {size} they reach over two of them"
-            remedy = f"{_remedy(size)}, or give --cluster, which says how many devices a host has"
+            remedy = f"{_remedy(name, serve)}, or give --cluster, which says how many devices a host has"
             raise fail("tensor-parallel", law, None, remedy=remedy)
         notes.append(f"hosts are assumed to have a multiple of {size} devices, for the servers of `{name}`")
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def _remedy(size: int, host: int = 0) -> str:
+def _text(name: str, serve: ServePlan) -> str:
+    hosts = f", hosts: {serve.hosts}" if serve.hosts > 1 else ""
+    return f"`{name}` (tensor_parallel: {serve.tensor_parallel}{hosts})"
+
+
+def _remedy(name: str, serve: ServePlan, host: int = 0) -> str:
+    size = part(serve)
+    if 0 < host < size and size % host == 0:
+        return f"set models.{name}.serve.hosts={size // host}: a server over several hosts takes whole ones"
     divisor = f"choose a tensor_parallel that divides {host}, and " if host % size else ""
     return f"{divisor}put pools before it whose devices are together a multiple of {size}, or none"

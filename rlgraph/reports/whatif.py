@@ -19,12 +19,12 @@ from typing import Any
 
 from rlgraph.compiler import plan_tree
 from rlgraph.costs.calibration import Calibration, fit
-from rlgraph.engines.registry import EMBEDDED, SERVERS, serving
+from rlgraph.engines.registry import EMBEDDED, SERVERS
 from rlgraph.errors import GraphError, fail
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.planning.auto_settings import as_planned, fixed
-from rlgraph.planning.device_groups import GROUPS
+from rlgraph.planning.device_groups import GROUPS, has_groups
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.reports.layout_search import Settings, generates, overrides
 from rlgraph.reports.measured import MetricsLine, Priced, prompt_tokens, response_tokens
@@ -159,7 +159,7 @@ def _corrected(plan: Plan) -> dict[str, Any]:
 def _serving(name: str, model: ModelPlan, gpus: bool) -> Iterator[Try]:
     assert model.serve
     at = f"models.{name}.serve"
-    if "tensor_parallel" in serving(model.serve).options:
+    if has_groups(model):
         for size in GROUPS:
             yield Try("groups", {f"{at}.tensor_parallel": size})
     elif gpus and model.serve.engine == EMBEDDED:

@@ -85,7 +85,12 @@ class Serve(Section):
         "a folder that both sides see, through which weights reach an engine on another pool, or "
         "servers at addresses; null: they are broadcast.",
     )
-    tensor_parallel: Count = option(1, "devices of a host that one engine spans; transformers: 1.")
+    tensor_parallel: Count = option(1, "devices that one engine spans, of `hosts` hosts; transformers: 1.")
+    hosts: Count = option(
+        1,
+        "of sglang: hosts that one engine spans, whole ones; above 1 its sums go over the network, and one "
+        "that is lost gets its weights by the next sync.",
+    )
     restarts: Natural = option(
         3,
         "of sglang: how often in a run a server that is lost is started anew and asked again. "

@@ -1,7 +1,8 @@
-"""A tensor-parallel group is never over two hosts, whether the plan knows the hosts or not."""
+"""A tensor-parallel group is on one host, or on as many whole hosts as the graph says."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.device_groups import together
+from rlgraph.printing.plan_text import plan_text
 
 GRAPH = """graph: apart
 extends: ppo
@@ -23,20 +25,28 @@ edits:
 """
 
 
-def planned(folder: Path, pools: dict[str, int], size: int, target: Target | None) -> Plan:
+def planned(folder: Path, pools: dict[str, int], size: int, target: Target | None, *settings: str) -> Plan:
     """The plan of a graph whose servers span ``size`` devices of pool ``gen``."""
     added = ", ".join(f"pools.{name}: {{devices: {count}}}" for name, count in pools.items())
     path = folder / "apart.yaml"
     path.write_text(GRAPH.replace("POOLS", added).replace("SIZE", str(size)))
-    return compile_graph(str(path), devices=sum(pools.values()), target=target)
+    return compile_graph(str(path), settings, devices=sum(pools.values()), target=target)
+
+
+def h100(folder: Path, hosts: int, **rates: str) -> Target:
+    """So many hosts of eight H100, with some rates of their own."""
+    path = folder / f"{hosts}.yaml"
+    text = (FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", f"hosts: {hosts}")
+    for name, rate in rates.items():
+        text = re.sub(f"^{name}: [^ ]*", f"{name}: {rate}", text, flags=re.MULTILINE)
+    path.write_text(text)
+    return Target(str(path))
 
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Target:
     """Two hosts of eight H100."""
-    path = tmp_path / "two.yaml"
-    path.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", "hosts: 2"))
-    return Target(str(path))
+    return h100(tmp_path, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +80,56 @@ def test_a_group_over_two_hosts_is_named(
     assert ("divides 8" in said) == (size == 3)
 
 
+OVER = {"gen": 16, "a": 4, "b": 4}
+
+
+def test_a_server_over_two_hosts_takes_whole_ones_and_sums_over_the_network(tmp_path: Path) -> None:
+    hosts = "models.policy.serve.hosts=2"
+    plan = planned(tmp_path, OVER, 16, h100(tmp_path, 3), hosts)
+    assert together(plan)["gen"] == 8
+    assert "sglang (bfloat16, servers of 16 devices over 2 hosts)" in plan_text(plan)
+    slow, fast = (
+        planned(tmp_path, OVER, 16, h100(tmp_path, 3, inter_link=rate), hosts) for rate in ("1e9", "900e9")
+    )
+    seconds = [next(s.seconds[0] for s in one.steps if s.generates) for one in (slow, plan, fast)]
+    assert seconds == sorted(seconds, reverse=True) and len({*seconds}) == 3
+    # servers of one host know nothing of the network
+    inside = [planned(tmp_path, OVER, 8, h100(tmp_path, 3, inter_link=rate)) for rate in ("1e9", "900e9")]
+    first, second = (next(s.seconds for s in one.steps if s.generates) for one in inside)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("pools", "size", "settings", "law", "remedy"),
+    [
+        (OVER, 16, (), "devices 0 to 15, a group of `policy`", "models.policy.serve.hosts=2"),
+        ({"a": 4, "gen": 16, "b": 4}, 16, ("hosts=2",), "reach over hosts 0 and 1", "put pools before it"),
+        (OVER, 8, ("hosts=2",), "has 4 devices of each host", "models.policy.serve.tensor_parallel=16"),
+        (OVER, 16, ("hosts=3",), "can't be shared out among 3 hosts", "be a multiple of"),
+        (OVER, 16, ("hosts=2", "addresses=[http://one:1]"), "with a hosts of their own", "leave out hosts"),
+        (OVER, 1, ("hosts=2", "engine=transformers"), "takes no `models.policy.serve.hosts`", "sglang"),
+    ],
+)
+def test_what_hosts_cant_hold_is_refused(
+    tmp_path: Path, pools: dict[str, int], size: int, settings: tuple[str, ...], law: str, remedy: str
+) -> None:
+    given = [f"models.policy.serve.{setting}" for setting in settings]
+    with pytest.raises(GraphError) as caught:
+        planned(tmp_path, pools, size, h100(tmp_path, 3), *given)
+    assert law in str(caught.value) and remedy in str(caught.value)
+
+
 def test_without_a_cluster_hosts_are_assumed_to_hold_whole_groups(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"a": 6, "b": 6, "gen": 4}, 4, None)
     assert "hosts are assumed to have a multiple of 4 devices, for the servers of `policy`" in plan.notes
     with pytest.raises(GraphError, match=r"begin at device 6(.|\n)*multiple of 4(.|\n)*--cluster"):
         planned(tmp_path, {"a": 6, "gen": 4, "b": 6}, 4, None)
+
+
+def test_without_a_cluster_hosts_are_assumed_to_be_whole_parts(tmp_path: Path) -> None:
+    plan = planned(tmp_path, OVER, 16, None, "models.policy.serve.hosts=2")
+    assert "hosts are assumed to have a multiple of 8 devices, for the servers of `policy`" in plan.notes
+    assert together(plan)["gen"] == 8
 
 
 def test_engines_of_one_device_need_no_host_of_their_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def check_groups(members: Sequence[tuple[str, str]], group: int, device: str) -> None:
-    """Check that the ``group`` devices of each server are on one host, and that they are different GPUs.
+    """Check that each ``group`` of devices of a server is on one host, and that they are different GPUs.
 
     ``members`` are host and device of each worker of the pool; on CPUs devices may share cores.
 

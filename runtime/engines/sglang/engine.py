@@ -1,8 +1,9 @@
 """The serve engine ``sglang``: servers of their own, spoken to over HTTP, token ids in and token ids out.
 
-Covers what SGLang serves, over tensor parallelism of one host. One engine a device: the first of a group
-starts its server and looks after it (``supervisor.py``), all of them send requests to all servers of the pool
-(``servers/calls.py``, ``servers/router.py``). What a server refuses in its states is refused here first.
+Covers what SGLang serves, over tensor parallelism of one host or several. One engine a device: the first of
+a group starts its server and looks after it (``supervisor.py``, ``hosts.py``), all of them send requests to
+all servers of the pool (``servers/calls.py``, ``servers/router.py``). What a server refuses in its states is
+refused here first.
 
 Not covered: seeds. SGLang follows them only where its inference is deterministic, which needs a GPU.
 
@@ -30,6 +31,7 @@ from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
+from rlgraph.runtime.engines.sglang.hosts import Follower, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import options_of
 from rlgraph.runtime.engines.sglang.preflight import unfit
@@ -75,6 +77,7 @@ class SglangEngine:
         pool: the process group of all who do as this engine does; they wait for one another around what
             is done to servers that several of them use.
         ranks: the workers whose devices one server spans, the first of which leads.
+        starts: of a server over several hosts, for the first worker on each of them.
         config, trust_remote_code: as ``models.NAME``.
 
     Raises:
@@ -106,6 +109,7 @@ class SglangEngine:
         sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
         ranks: ServerRanks | None = None,
+        starts: Starts | None = None,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -122,11 +126,12 @@ class SglangEngine:
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
         self.ranks = ranks
+        self.follower: Follower | None = None
         keeps = keeps and restarts > 0
         self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
         if leads and servers:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
-        elif leads:
+        elif leads or starts:
             launch = Launch(
                 path,
                 self.device,
@@ -136,10 +141,13 @@ class SglangEngine:
                 max_rows,
                 {**(options or {}), **options_of(files)},
             )
-            self.supervisor = SglangSupervisor(
-                launch, logs, devices, host, restarts, keeps, start_timeout, ranks
-            )
-            servers, self.notes = [self.supervisor.client], self.supervisor.notes
+            if starts and not leads:
+                self.follower = Follower(launch, logs, devices, host, starts)
+            else:
+                self.supervisor = SglangSupervisor(
+                    launch, logs, devices, host, restarts, keeps, start_timeout, ranks, starts
+                )
+                servers, self.notes = [self.supervisor.client], self.supervisor.notes
         self.calls: Calls | None = None
         if servers:
             self.reach(servers)
@@ -329,5 +337,5 @@ class SglangEngine:
         """End the connections, and the server, if this engine started it."""
         if self.calls:
             self.calls.close()
-        if self.supervisor:
-            self.supervisor.close()
+        if kept := self.supervisor or self.follower:
+            kept.close()

@@ -13,6 +13,7 @@ from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.servers.groups import check_groups, gathered, in_turn, interface, own_device
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
+from rlgraph.runtime.engines.sglang.hosts import Starts
 from rlgraph.runtime.engines.sglang.supervisor import Remotes
 from rlgraph.runtime.engines.sglang.weights import ServerRanks
 from rlgraph.runtime.engines.weights.transfer import FOREVER
@@ -26,18 +27,19 @@ def sglang_engine(
     pool: dist.ProcessGroup,
     logs: Path,
     addresses: Sequence[str] = (),
+    hosts: int = 1,
     **options: Any,
 ) -> SglangEngine:
     """Return this device's engine, which sends requests to all servers of the pool. Collective.
 
-    Groups are of consecutive devices. The first of each starts a server. Where servers run already, the
-    pool's first device syncs them.
+    Groups are of consecutive devices. The first of each starts a server, and where it spans several hosts,
+    the first on each of the others follows. Where servers run already, the pool's first device syncs them.
 
-    Arguments are as ``SglangEngine`` takes them: ``group`` counts the devices of one server, and
-    ``addresses`` are those of servers that run already.
+    Arguments are as ``SglangEngine`` takes them: ``group`` counts the devices of one server, ``hosts`` the
+    hosts that they are on, and ``addresses`` are those of servers that run already.
 
     Raises:
-        RunError: the devices of a group are not on one host, or two of them are the same GPU.
+        RunError: the devices of a group on a host are on several, or two of them are the same GPU.
     """
     index = pool.rank()
     options |= {"device": device, "pool": pool}
@@ -45,10 +47,17 @@ def sglang_engine(
         return SglangEngine(path, **options, servers=in_turn(index, Client.at(addresses)), leads=index == 0)
     release(device)  # the server that starts beside this worker, once all have met, needs it
     members = gathered((socket.gethostname(), own_device(device, index)), pool)
-    check_groups(members, group, device)
-    first = index - index % group
-    options |= {"group": group, "devices": [device for _, device in members[first : first + group]]}
-    options |= {"logs": logs, "host": interface({host for host, _ in members})}
+    part = group // hosts
+    check_groups(members, part, device)
+    first, own = index - index % group, index - index % part
+    options |= {"group": group, "devices": [device for _, device in members[own : own + part]]}
+    host = interface({host for host, _ in members})
+    options |= {"logs": logs, "host": host}
+    if hosts > 1:
+        led = Starts(hosts, 0, host) if index == first else None
+        at = gathered(led and (led.address, led.port), pool)[first]
+        follows = index == own != first
+        options |= {"starts": Starts(hosts, (own - first) // part, *at) if follows else led, "keeps": False}
     engine = SglangEngine(path, **options, leads=index == first, ranks=_ranks(pool, first, group))
     led = gathered(engine.supervisor.client if index == first else None, pool)
     engine.reach(in_turn(index // group, [client for client in led if client]))

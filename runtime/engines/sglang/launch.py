@@ -40,11 +40,14 @@ class Launch:
     path: str  # a Hugging Face directory or name
     device: str  # ``cpu`` or ``cuda``
     dtype: str  # the type of weights and computation
-    group: int  # devices that it spans (tensor parallelism)
+    group: int  # devices that it spans (tensor parallelism), of all its hosts
     tokens: int  # positions that its cache holds
     max_rows: int  # requests that run at a time
     # SGLang's own settings, by its names; those in ``sglang_options.OWNED`` are not among them
     options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    hosts: int = 1  # that it spans, with a process on each
+    node: int = 0  # which of them this process is on
+    meeting: str = ""  # the address where processes of several hosts meet
     name, kind = "sglang", Client  # its logs' name, and what speaks to it
 
     def settings(self) -> dict[str, object]:
@@ -61,6 +64,8 @@ class Launch:
             "log_level": "warning",
             "sleep_on_idle": True,  # else it keeps a core busy while others train
         }
+        if self.hosts > 1:
+            shared |= {"nnodes": self.hosts, "node_rank": self.node, "dist_init_addr": self.meeting}
         shared |= DRAFT_FORMAT if DRAFTS in self.options else {}
         if self.device != "cpu":
             # its own share would leave 10 GB free; what the plan leaves free is more than 5 % of a device

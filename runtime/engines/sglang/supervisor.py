@@ -19,6 +19,7 @@ import torch
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
 from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.sglang.hosts import FirstServer, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.weights import Flat, ServerRanks, Servers, flat_of, send
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, in_buckets
@@ -74,6 +75,7 @@ class SglangSupervisor(Moves, Supervisor):
         keeps: bool,
         start: float,
         ranks: ServerRanks | None,
+        starts: Starts | None = None,
     ) -> None:
         """Start it and wait until it answers.
 
@@ -83,19 +85,21 @@ class SglangSupervisor(Moves, Supervisor):
             keeps: whether a copy of its weights stays on the host for that; else they come by the next sync.
             start: seconds in which it has to be up.
             ranks: the workers whose devices it spans; this one leads them.
+            starts: those of all its hosts, where it spans several.
 
         Raises:
             RunError: it does not come up: with its last lines.
         """
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
-        self.keeps, self.ranks = keeps, ranks or ServerRanks()
+        self.keeps, self.ranks, self.starts = keeps, ranks or ServerRanks(), starts
         self.kept: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)
 
     def begin(self, before: Server | None = None) -> Server:
         """Start a server, at the place of one that is lost where there is one."""
-        return Server(self.launch, self.logs, self.devices, self.host, before)
+        place = self.launch, self.logs, self.devices, self.host, before
+        return FirstServer(*place, self.starts) if self.starts else Server(*place)
 
     def shortage(self) -> str:
         """Return that the server's cache is not of the size that the plan counts, or ""."""
