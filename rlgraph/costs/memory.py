@@ -23,7 +23,7 @@ from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
-from rlgraph.costs.plan_size import part_of
+from rlgraph.costs.plan_size import cache_on_device, part_of, with_copies
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
@@ -127,12 +127,12 @@ class Footprint:
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
                 width, group = WIDTH[serve.dtype], serve.tensor_parallel
-                sizes[Item(name, "serve", "weights")] = -(-size.parameters * width // group)
+                copies = serve.attention_replicas
+                sizes[Item(name, "serve", "weights")] = -(-with_copies(size, copies) * width // group)
                 if serving(serve).own_servers:
-                    # the cache is there as long as the server is awake; each device has the keys of some
-                    # heads, of one at least
-                    cache = int(serve.cache_tokens) * size.kv_bytes(width)
-                    sizes[Item(name, "serve", "kv")] = -(-cache // min(group, size.config.key_heads))
+                    # the cache is there as long as the server is awake
+                    tokens = int(serve.cache_tokens)
+                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, tokens, width, group, copies)
         return sizes
 
     def _trains(self, model: str) -> bool:

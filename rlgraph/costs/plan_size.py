@@ -40,3 +40,17 @@ def part_of(size: Size, ranks: int) -> Size:
         "intermediate_size": config.intermediate_size // ranks,
     }
     return Size(config.model_copy(update=fields), size.head)
+
+
+def with_copies(size: Size, copies: int) -> int:
+    """Return the parameters of a server with so many copies of attention, each of which has the embedding."""
+    config = size.config
+    attention = 2 * config.hidden_size * (config.queries + config.keys) * config.num_hidden_layers
+    return size.parameters + (copies - 1) * (attention + size.embedding)
+
+
+def cache_on_device(size: Size, tokens: int, width: int, group: int, copies: int) -> int:
+    """Return the bytes of a cache on each device of a server: keys and values of some heads, of one at least,
+    for the tokens that its copy of attention holds."""
+    cache = tokens // copies * size.kv_bytes(width)
+    return -(-cache // min(group // copies, size.config.key_heads))

@@ -12,6 +12,14 @@ EXACT = (
     "a draft's tokens are taken as often as the model itself would draw them: else log-probs are of no policy"
 )
 
+EXPERTS = "serve.expert_parallel says it"
+ATTENTION = "serve.attention_replicas says it, and the plan counts its memory"
+
+# keys of `models.NAME.serve` that divide its tensor_parallel, and families of those whose sizes are known in
+# which SGLang 0.5.23 splits attention by data (`attn_tp_size` in srt/models)
+WITHIN = ("hosts", "expert_parallel", "attention_replicas")
+REPLICATED = ("qwen3", "qwen3_moe")
+
 OWNED = {
     "model_path": "it is models.NAME.path",
     "model": "it is models.NAME.path",
@@ -39,6 +47,12 @@ OWNED = {
     "data_parallel_size": COPIES,
     "pp_size": COPIES,
     "pipeline_parallel_size": COPIES,
+    "ep_size": EXPERTS,
+    "ep": EXPERTS,
+    "expert_parallel_size": EXPERTS,
+    "attn_dp_size": ATTENTION,
+    "attention_data_parallel_size": ATTENTION,
+    "enable_dp_attention": ATTENTION,
     "skip_tokenizer_init": TOKENS,
     "is_embedding": TOKENS,
     "host": ADDRESS,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, takers
+from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
@@ -23,7 +24,6 @@ SHAPING = frozenset(
     | {"decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
     | {"attention_bias", "mlp_bias", "kv_lora_rank", "q_lora_rank", "quantization_config"}
 )
-SPANS = ("tensor_parallel", "hosts")  # keys of `models.NAME.serve` that say what a server spans
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 
@@ -137,14 +137,16 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"model `{name}` is trained, and no weights can be brought to the engine {serve.engine}"
         remedy = f"say models.{name}.frozen=true if it is only read, or choose another {path}.engine"
         binder.problem("engine-frozen", law, tree.at(("serve", "engine")).mark, remedy=remedy)
-    for key in SPANS if serve.addresses else ():
+    for key in ("tensor_parallel", *WITHIN) if serve.addresses else ():
         if getattr(serve, key) > 1:
             law = f"`{path}.addresses` are of servers that run already, with a {key} of their own"
             binder.problem("addresses", law, tree.at(("serve", key)).key, remedy=f"leave out {key}")
-    if serve.tensor_parallel % serve.hosts:
-        law = f"the {serve.tensor_parallel} devices of a server can't be shared out among {serve.hosts} hosts"
-        remedy = f"let `{path}.tensor_parallel` be a multiple of `{path}.hosts`"
-        binder.problem("tensor-parallel", law, tree.at(("serve", "hosts")).key, remedy=remedy)
+    for key in WITHIN:
+        if serve.tensor_parallel % getattr(serve, key):
+            law = f"the {serve.tensor_parallel} devices of a server can't be shared out by {path}.{key}: "
+            law += f"{getattr(serve, key)}"
+            remedy = f"let `{path}.tensor_parallel` be a multiple of it"
+            binder.problem("tensor-parallel", law, tree.at(("serve", key)).key, remedy=remedy)
     if serve.addresses and engine.paths and (spec.config or spec.trust_remote_code):
         key = "config" if spec.config else "trust_remote_code"
         law = f"`{path}.addresses` are of servers that run already: `models.{name}.{key}` can't reach them"

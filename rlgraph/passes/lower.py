@@ -58,6 +58,9 @@ def _unpriced(graph: Graph) -> Iterator[str]:
     for name, model in graph.models.items():
         if options := model.spec.serve.options:
             yield f"memory and time are planned without `models.{name}.serve.options` ({', '.join(options)})"
+        for key in ("expert_parallel", "attention_replicas"):
+            if getattr(model.spec.serve, key) > 1:
+                yield f"time is planned without `models.{name}.serve.{key}`, as if layers were divided"
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:

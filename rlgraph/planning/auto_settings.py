@@ -76,7 +76,9 @@ def settle(
         seconds: predicts those of an iteration.
     """
     names = [name for name, _ in _autos(plan)]
-    smallest = _cached(plan, dict.fromkeys(names, math.ceil(longest)))
+    # every copy of attention holds a sample
+    copies = {name: serve.attention_replicas for name, m in plan.models.items() if (serve := m.serve)}
+    smallest = _cached(plan, {name: math.ceil(longest) * copies[name] for name in names})
     laid = lay(_recomputing(smallest, False))
     if not fits(laid[0]) and any(_may_recompute(model) for model in plan.models.values()):
         laid = lay(_recomputing(smallest, True))

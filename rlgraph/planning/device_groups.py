@@ -19,6 +19,7 @@ from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
+from rlgraph.engines.sglang_options import REPLICATED, WITHIN
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.mesh import devices_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
@@ -29,10 +30,11 @@ GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
 def has_groups(model: ModelPlan) -> bool:
     """Return whether a model's servers can span several devices of a host.
 
-    Those that run already, or span several hosts, are as they are.
+    Those that run already, or of which the graph says how their devices share, are as they are.
     """
     serve = model.serve
-    return bool(serve and serving(serve).own_servers and not serve.addresses and serve.hosts == 1)
+    own = bool(serve and serving(serve).own_servers and not serve.addresses)
+    return own and all(getattr(serve, key) == 1 for key in WITHIN)
 
 
 def groups(plan: Plan) -> Iterator[tuple[str, ServePlan, range]]:
@@ -117,6 +119,30 @@ def layers_divided(plan: Plan) -> None:
                 common = gcd(devices, *counts.values())
                 fit = [str(n) for n in range(1, common + 1) if not common % n]
                 raise fail("tensor-parallel", law, None, fit)
+
+
+def served_in_parts(plan: Plan) -> None:
+    """Check that servers have as many experts on each device, and know copies of attention; of known models.
+
+    Raises:
+        GraphError: they don't.
+    """
+    for name, model in plan.models.items():
+        config = _config(model)
+        if not model.serve or config is None:
+            continue
+        devices, copies = model.serve.expert_parallel, model.serve.attention_replicas
+        if devices > 1 and (not config.experts or config.experts % devices):
+            what = f"has {config.experts} experts" if config.experts else "is no mixture of experts"
+            law = f"`{name}` {what}, which can't be dealt out to {devices} devices"
+            fit = (
+                [str(n) for n in range(1, devices + 1) if not config.experts % n] if config.experts else ["1"]
+            )
+            raise fail("expert-parallel", f"{law} (models.{name}.serve.expert_parallel)", None, fit)
+        if copies > 1 and config.model_type not in REPLICATED:
+            law = f"SGLang has no copies of attention for `{name}`, a {config.model_type} "
+            law += f"(models.{name}.serve.attention_replicas)"
+            raise fail("attention-replicas", law, None, remedy="leave it out: tensor_parallel alone")
 
 
 def together(plan: Plan) -> dict[str, int]:

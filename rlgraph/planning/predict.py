@@ -98,11 +98,15 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
 def _holds_a_sample(plan: Plan, work: Workload) -> None:
     """Check that a cache that the graph gives has room for the longest sample."""
     for name, model in plan.models.items():
-        tokens = model.serve.cache_tokens if model.serve else "auto"
-        if isinstance(tokens, int) and tokens < work.most:
+        if model.serve is None:
+            continue
+        tokens, copies = model.serve.cache_tokens, model.serve.attention_replicas
+        if isinstance(tokens, int) and tokens < work.most * copies:
             law = f"models.{name}.serve.cache_tokens: {tokens:,} tokens hold no sample of {work.most:,.0f}, "
             law += "which prompt and response may have together"
-            raise fail("cache-size", law, None, remedy=f"give at least {math.ceil(work.most):,}, or auto")
+            law += f", in each of {copies} copies of attention" if copies > 1 else ""
+            least = math.ceil(work.most) * copies
+            raise fail("cache-size", law, None, remedy=f"give at least {least:,}, or auto")
 
 
 def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:

@@ -86,11 +86,9 @@ class Serve(Section):
         "servers at addresses; null: they are broadcast.",
     )
     tensor_parallel: Count = option(1, "devices that one engine spans, of `hosts` hosts; transformers: 1.")
-    hosts: Count = option(
-        1,
-        "of sglang: hosts that one engine spans, whole ones; above 1 its sums go over the network, and one "
-        "that is lost gets its weights by the next sync.",
-    )
+    hosts: Count = option(1, "of sglang: hosts that one engine spans, whole ones.")
+    expert_parallel: Count = option(1, "of sglang: devices of an engine that experts are dealt out to.")
+    attention_replicas: Count = option(1, "of sglang: copies of attention in an engine, with rows each.")
     restarts: Natural = option(
         3,
         "of sglang: how often in a run a server that is lost is started anew and asked again. "

@@ -119,7 +119,8 @@ def test_the_embedded_engine_needs_nothing_beside_rlgraph() -> None:
 
 
 def test_options_of_an_engines_own_are_told_to_be_in_no_price() -> None:
-    options = "models.policy.serve={engine: sglang, options: {ep_size: 8, attention_backend: fa3}}"
-    said = "memory and time are planned without `models.policy.serve.options` (ep_size, attention_backend)"
+    options = "models.policy.serve={engine: sglang, options: {stream_interval: 8, attention_backend: fa3}}"
+    said = "memory and time are planned without `models.policy.serve.options` "
+    said += "(stream_interval, attention_backend)"
     assert said in compile_graph("grpo", [MODEL, options], target=H100).notes
     assert not any("serve.options" in note for note in compile_graph("grpo", [MODEL], target=H100).notes)

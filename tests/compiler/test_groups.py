@@ -9,6 +9,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.hardware import FOLDER
+from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.device_groups import together
@@ -105,7 +106,7 @@ def test_a_server_over_two_hosts_takes_whole_ones_and_sums_over_the_network(tmp_
         (OVER, 16, (), "devices 0 to 15, a group of `policy`", "models.policy.serve.hosts=2"),
         ({"a": 4, "gen": 16, "b": 4}, 16, ("hosts=2",), "reach over hosts 0 and 1", "put pools before it"),
         (OVER, 8, ("hosts=2",), "has 4 devices of each host", "models.policy.serve.tensor_parallel=16"),
-        (OVER, 16, ("hosts=3",), "can't be shared out among 3 hosts", "be a multiple of"),
+        (OVER, 16, ("hosts=3",), "can't be shared out by models.policy.serve.hosts: 3", "a multiple of"),
         (OVER, 16, ("hosts=2", "addresses=[http://one:1]"), "with a hosts of their own", "leave out hosts"),
         (OVER, 1, ("hosts=2", "engine=transformers"), "takes no `models.policy.serve.hosts`", "sglang"),
     ],
@@ -136,3 +137,70 @@ def test_engines_of_one_device_need_no_host_of_their_own(tmp_path: Path) -> None
     plan = planned(tmp_path, {"a": 1, "gen": 3, "b": 1}, 1, None)
     assert together(plan) == {"a": 1, "gen": 1, "b": 1}
     assert not any("assumed to have" in note for note in plan.notes)
+
+
+MIXTURE = "Qwen/Qwen3-30B-A3B"
+
+
+def parts_of(folder: Path, model: str, *settings: str) -> Plan:
+    """The plan of a graph whose servers span the eight devices of a host of their own."""
+    given = [f"models.policy.serve.{setting}" for setting in settings]
+    paths = [f"models.{name}.path={model}" for name in ("policy", "ref")]
+    offload = "models.policy.train.optimizer_offload=true"
+    return planned(folder, {"gen": 8, "a": 8, "b": 8}, 8, h100(folder, 3), *paths, offload, *given)
+
+
+def test_copies_of_attention_hold_their_own_tokens_and_weights(tmp_path: Path) -> None:
+    cache = "cache_tokens=400000"
+    plain, spread, copied = (
+        parts_of(tmp_path, MIXTURE, cache, *settings)
+        for settings in ((), ("expert_parallel=8",), ("attention_replicas=4",))
+    )
+    size, parts = size_of(MIXTURE), [plan.peak["gen"].parts for plan in (plain, spread, copied)]
+    config = size.config
+    # four heads of keys over eight devices: two hold the same; in a copy each of two devices has two heads
+    whole = 400_000 * size.kv_bytes(2)
+    assert [part["kv cache"] for part in parts] == [whole // 4, whole // 4, whole // 4 // 2]
+    attention = sum(
+        rows * numbers
+        for layer in range(config.num_hidden_layers)
+        for rows, numbers in config.tensors(layer)[:4]
+    )
+    added = 2 * 3 * (attention + size.embedding) // 8
+    assert parts[0]["serve weights"] == parts[1]["serve weights"] == parts[2]["serve weights"] - added
+    notes = [
+        [note for note in plan.notes if "time is planned without" in note] for plan in (plain, spread, copied)
+    ]
+    assert [len(each) for each in notes] == [0, 1, 1] and "expert_parallel" in notes[1][0]
+    times = [next(s.seconds for s in plan.steps if s.generates) for plan in (plain, spread)]
+    assert times[0] == times[1]
+
+
+def test_a_cache_holds_the_longest_sample_in_every_copy_of_attention(tmp_path: Path) -> None:
+    alone, copied = (
+        parts_of(tmp_path, MIXTURE, "max_rows=1", f"attention_replicas={n}").models["policy"].serve
+        for n in (1, 4)
+    )
+    assert copied.cache_tokens >= 4 * 1536 > alone.cache_tokens
+    with pytest.raises(
+        GraphError, match=r"hold no sample of 1,536(.|\n)*in each of 4 copies(.|\n)*least 6,144"
+    ):
+        parts_of(tmp_path, MIXTURE, "cache_tokens=6000", "attention_replicas=4")
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "law"),
+    [
+        ("Qwen/Qwen3-8B", "expert_parallel=4", "is no mixture of experts"),
+        (MIXTURE, "expert_parallel=3", "can't be shared out by models.policy.serve.expert_parallel: 3"),
+        ("Qwen/Qwen2.5-7B", "attention_replicas=2", "no copies of attention for `policy`, a qwen2"),
+        (MIXTURE, "options={ep_size: 8}", "serve.expert_parallel says it"),
+        (MIXTURE, "options={attn_dp_size: 8}", "serve.attention_replicas says it"),
+    ],
+)
+def test_experts_and_copies_of_attention_that_cant_be_are_refused(
+    tmp_path: Path, model: str, setting: str, law: str
+) -> None:
+    with pytest.raises(GraphError) as caught:
+        parts_of(tmp_path, model, setting)
+    assert law in str(caught.value)

@@ -11,13 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.engines.sglang import groups
 from rlgraph.runtime.engines.sglang.hosts import FirstServer, Follower, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
+from rlgraph.runtime.engines.sglang.options import wrong
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -133,6 +137,38 @@ def test_a_follower_ends_its_process_once_the_worker_that_leads_is_gone(tmp_path
     leads.communicate()
     follower.thread.join()
     assert not follower.server.is_alive()
+
+
+def test_each_host_has_its_devices_and_what_a_server_shares_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Servers of four devices over two hosts with two each, as four workers of one pool begin them."""
+    made: list[dict[str, Any]] = []
+    engine = SimpleNamespace(supervisor=SimpleNamespace(client="a client"), reach=lambda servers: None)
+    members = [(f"host-{index // 2}", str(index % 2)) for index in range(4)]
+    led = Starts(2, 0, "127.0.0.1")
+    answers = iter([members, [("127.0.0.1", led.port), None, None, None], ["a client", None, None, None]] * 4)
+    for name, stands in {
+        "gathered": lambda item, pool: next(answers),
+        "interface": lambda hosts: "127.0.0.1",
+        "SglangEngine": lambda path, **options: made.append(options) or engine,
+        "_ranks": lambda *_: None,
+        "release": lambda device: None,
+        "own_device": lambda device, index: str(index % 2),
+    }.items():
+        monkeypatch.setattr(groups, name, stands)
+    shared = {"expert_parallel": 4, "attention_replicas": 2, "options": {"moe_a2a_backend": "deepep"}}
+    for index in range(4):
+        pool = SimpleNamespace(rank=lambda index=index: index)
+        given = {"group": 4, "hosts": 2, "max_cached_tokens": 1000, **shared}
+        groups.sglang_engine("a/model", device="cuda", pool=pool, logs=tmp_path, **given)
+    assert [one["leads"] for one in made] == [True, False, False, False]
+    assert [one["starts"] and one["starts"].node for one in made] == [0, None, 1, None]
+    assert [one["devices"] for one in made] == [["0", "1"]] * 4
+    options = {"moe_a2a_backend": "deepep", "ep_size": 4, "attn_dp_size": 2}
+    assert all(one["options"] == options and one["max_cached_tokens"] == 500 for one in made)
+    launch = Launch("a/model", "cuda", "bfloat16", 4, 500, 4, options, 2, 1, "127.0.0.1:30000")
+    assert not wrong({name: value for name, value in launch.settings().items() if name != "model_path"})
 
 
 @pytest.mark.nightly

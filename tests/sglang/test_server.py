@@ -38,7 +38,9 @@ def test_the_installed_sglang_takes_all_settings_and_has_all_that_are_owned() ->
 
 
 def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Path) -> None:
-    options = "{atention_backend: fa3, sampling_backend: fast, ep_size: many, disable_radix_cache: true}"
+    options = (
+        "{atention_backend: fa3, sampling_backend: fast, stream_interval: many, disable_radix_cache: true}"
+    )
     (tmp_path / "graph.yaml").write_text(
         "extends: grpo\n"
         "edits:\n"

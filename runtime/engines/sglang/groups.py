@@ -28,6 +28,8 @@ def sglang_engine(
     logs: Path,
     addresses: Sequence[str] = (),
     hosts: int = 1,
+    expert_parallel: int = 1,
+    attention_replicas: int = 1,
     **options: Any,
 ) -> SglangEngine:
     """Return this device's engine, which sends requests to all servers of the pool. Collective.
@@ -36,7 +38,8 @@ def sglang_engine(
     the first on each of the others follows. Where servers run already, the pool's first device syncs them.
 
     Arguments are as ``SglangEngine`` takes them: ``group`` counts the devices of one server, ``hosts`` the
-    hosts that they are on, and ``addresses`` are those of servers that run already.
+    hosts that they are on, and ``addresses`` are those of servers that run already. Experts are dealt out to
+    ``expert_parallel`` devices; each of ``attention_replicas`` holds its share of the cache.
 
     Raises:
         RunError: the devices of a group on a host are on several, or two of them are the same GPU.
@@ -45,6 +48,11 @@ def sglang_engine(
     options |= {"device": device, "pool": pool}
     if addresses:
         return SglangEngine(path, **options, servers=in_turn(index, Client.at(addresses)), leads=index == 0)
+    shared = {"ep_size": expert_parallel, "attn_dp_size": attention_replicas}
+    shared = {name: count for name, count in shared.items() if count > 1}
+    if shared:
+        options["options"] = {**options.get("options", {}), **shared}
+        options["max_cached_tokens"] //= attention_replicas
     release(device)  # the server that starts beside this worker, once all have met, needs it
     members = gathered((socket.gethostname(), own_device(device, index)), pool)
     part = group // hosts
