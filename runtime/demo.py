@@ -9,8 +9,10 @@ question is in both).
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,11 @@ def make(directory: str | Path = "demo_files", seed: int = 0) -> bool:
     return True
 
 
-def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return every sum of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
-    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 100) for b in range(10, 100)]
+def questions(seed: int, sign: str = "+") -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return every sum of two numbers of two digits, or product (``*``), shuffled, as rows to train on and
+    500 to test on."""
+    pairs, compute = product(range(10, 100), repeat=2), {"+": operator.add, "*": operator.mul}[sign]
+    rows = [{"question": f"{a}{sign}{b}=", "answer": str(compute(a, b))} for a, b in pairs]
     random.Random(seed).shuffle(rows)
     return rows[TEST_ROWS:], rows[:TEST_ROWS]
 

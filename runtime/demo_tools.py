@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlgraph.runtime.demo import model_config, write_model, write_parquet
+from rlgraph.runtime.demo import model_config, questions, write_model, write_parquet
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<|end|>"}
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -27,7 +27,7 @@ TEMPLATE = """\
 {%- if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}<|end|>{% endif %}
 {%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-TEST_ROWS, CONTEXT = 500, 4096
+CONTEXT = 4096
 CALLING = 0.25  # the fraction of traces that call the calculator
 DATA = ("traces.parquet", "train.parquet", "test.parquet")
 FILES = ("model/model.safetensors", "model/tokenizer_config.json", *DATA)
@@ -42,18 +42,11 @@ def make(directory: str | Path = "demo_tool_files", seed: int = 0) -> bool:
     if all((directory / name).is_file() for name in FILES):
         return False
     make_model(directory / "model", seed)
-    train, test = questions(seed)
+    train, test = questions(seed, "*")
     write_parquet(directory / "traces.parquet", [*traces(train, seed)])
     write_parquet(directory / "train.parquet", train)
     write_parquet(directory / "test.parquet", test)
     return True
-
-
-def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return every product of two numbers of two digits, shuffled, as rows to train on and 500 to test on."""
-    rows = [{"question": f"{a}*{b}=", "answer": str(a * b)} for a in range(10, 100) for b in range(10, 100)]
-    random.Random(seed).shuffle(rows)
-    return rows[TEST_ROWS:], rows[:TEST_ROWS]
 
 
 def traces(rows: list[dict[str, str]], seed: int) -> Iterator[dict[str, Any]]:
@@ -113,7 +106,7 @@ def main(arguments: list[str]) -> None:
     """Make the files, and say so in one line; print nothing where they are there already."""
     directory = arguments[0] if arguments else "demo_tool_files"
     if make(directory):
-        train, test = questions(0)
+        train, test = questions(0, "*")
         sizes = f"traces.parquet, train.parquet ({len(train)}), test.parquet ({len(test)})"
         print(f"{directory}: model (0.6 M parameters), {sizes}")
 

@@ -68,9 +68,7 @@ def section_markdown(title: str, section: type[settings.Section]) -> str:
         for name, value in schema["properties"].items()
     ]
     table = _table(("attribute", "type", "default", ""), rows)
-    if (
-        section is settings.GraphFile
-    ):  # its required keys depend on `extends`, for which it has defaults of its own
+    if section is settings.GraphFile:  # its required keys depend on `extends`, and have defaults for it
         table = _table(("section", "type", ""), [(name, kind, text) for name, kind, _, text in rows])
     return f"### {title}\n\n{schema['description']}\n\n{table}".replace("``", "`")
 

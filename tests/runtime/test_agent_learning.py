@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from rlgraph.cli.main import main
-from rlgraph.runtime.demo_tools import make_model, questions, tool_call, traces
+from rlgraph.runtime.demo import questions
+from rlgraph.runtime.demo_tools import make_model, tool_call, traces
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 TOOL = '''
@@ -40,7 +41,7 @@ def write(name: str, rows: list[dict[str, object]]) -> None:
 
 
 def test_traces_are_turns_behind_what_came_before_them() -> None:
-    train, test = questions(0)
+    train, test = questions(0, "*")
     assert not {row["question"] for row in train} & {row["question"] for row in test}
     rows = [*traces(train, 0)]
     later = [row for row in rows if len(row["question"]) == 3]
