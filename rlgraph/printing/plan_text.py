@@ -7,12 +7,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.errors import visible
-from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import words
 from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
-from rlgraph.ir.steps import Version
 from rlgraph.units import range_text, size_text
 
 PATHS = {
@@ -174,24 +172,6 @@ def _details(step: Step, columns: Mapping[str, ColumnPlan]) -> Iterator[tuple[st
     yield ("because", step.because) if step.inserted else ("reads", ", ".join(step.reads))
     yield "writes", ", ".join(step.writes if step.facts.keeps_types else written)
     yield "frees", ", ".join(step.frees)
-
-
-def graph_text(graph: Graph) -> str:
-    """Return a graph between two passes: one line a node, with what is known of it so far.
-
-    As ``old_logprobs: run logprobs policy@v one, tokens loss_mask -> old_logprobs, after sync:policy``.
-    """
-    return "".join(f"{line}\n" for line in [*map(_node, graph.nodes), *graph.notes])
-
-
-def _node(node: Node) -> str:
-    version = "" if node.version is None else f"@{Version(node.version)}"
-    said = [f"{node.name}:", node.kind, node.op.name if node.call else ""]
-    said += [f"{node.model}{version}" if node.model else "", node.layout]
-    edges = " ".join([*node.reads, *(("->", *node.writes) if node.writes else ())])
-    after = f"after {' '.join(node.after)}" if node.after else ""
-    told = (" ".join(filter(None, said)), edges, after, words(node.when))
-    return ", ".join(part for part in told if part)
 
 
 def step_text(plan: Plan, step: Step) -> str:

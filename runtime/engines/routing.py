@@ -36,10 +36,8 @@ class Routing:
         self.noted: list[torch.Tensor] | None = None
         routers = [module for module in model.modules() if _is_router(module)]
         if not routers:
-            law = (
-                f"{model.config.model_type}: {type(model).__name__} has no routers whose choices can be told"
-            )
-            raise ValueError(f"{law} or replayed; leave `routing` out of the graph")
+            law = f"{model.config.model_type}: {type(model).__name__} has no routers whose choices can be "
+            raise ValueError(f"{law}told or replayed; leave `routing` out of the graph")
         self.shape = len(routers), routers[0].top_k
         for layer, router in enumerate(routers):
             router.forward = partial(self._route, layer, router.num_experts, router.forward)

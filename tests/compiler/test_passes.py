@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graph_text import graph_text
 from rlgraph.compiler import compile_graph, lower, plan_tree
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
@@ -23,7 +24,7 @@ from rlgraph.passes import PASSES
 from rlgraph.passes.prune import prune
 from rlgraph.passes.verify import verify
 from rlgraph.printing.plan_diff import against_text
-from rlgraph.printing.plan_text import graph_text, plan_text
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.syntax.source import Source, parse, show_text
 from share import FAMILIES, edits_of, examples, rest_nightly
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graph_text import graph_text
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
@@ -17,7 +18,7 @@ from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
 from rlgraph.passes import PASSES
-from rlgraph.printing.plan_text import graph_text, plan_text
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports import plan_file
 from rlgraph.syntax.source import Source, parse
 
