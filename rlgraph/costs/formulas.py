@@ -94,11 +94,11 @@ def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> 
 def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, graphs: bool = False) -> float:
     """Return the seconds of one token for each of ``live`` rows that have ``context`` tokens so far.
 
-    max[(weights + live context KV) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
+    max[(weights + live cached rows) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
     CUDA graphs, so that launches cost nothing.
     """
-    read = size.touched(live) * rates.width + live * context * size.kv_bytes(rates.width)
-    work = live * (2 * size.multiplied + size.attention_flops(context) / max(context, 1) * 2)
+    read = size.touched(live) * rates.width + live * size.cache_bytes(rates.width, context)
+    work = live * (2 * size.multiplied + 2 * size.asked * context)
     overhead = rates.efficiency.decode_step[rates.grade] + rates.reduced(size, live)
     overhead += 0.0 if graphs else rates.launch(size.config.num_hidden_layers)
     return max(read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
@@ -213,8 +213,8 @@ def exchange_bytes(size: Size, rates: Rates, tokens: float) -> float:
     """Return the bytes of the all-to-alls of one pass in which a group shares so many tokens
     (DeepSpeed-Ulysses, arXiv 2309.14509): queries, keys, values and what attention puts out."""
     config = size.config
-    keys = config.keys * key_repeats(config.key_heads, rates.devices)
-    numbers = 2 * (config.queries + keys) * tokens / rates.devices
+    shared = (config.keys + config.values) * key_repeats(config.key_heads, rates.devices)
+    numbers = (config.queries + config.outputs + shared) * tokens / rates.devices
     return config.num_hidden_layers * numbers * rates.width * rates.away
 
 

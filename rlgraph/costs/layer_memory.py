@@ -15,6 +15,9 @@ from rlgraph.costs.limits import MASK, key_repeats, needs_mask
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
 
+QUERIED = "q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"
+RAISED = "gate_proj", "up_proj", "gate_up_proj"
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -36,13 +39,17 @@ class Layer:
         share tokens, what attention puts out stays with all tokens of some heads, and as it came back.
         """
         config = self.size.config
-        hidden, queries, keys = config.hidden_size, config.queries, config.keys
-        normed = queries + keys if config.model_type.startswith("qwen3") else 0
-        attention = 4 * queries if self.masked else 2 * queries + 2 * keys * self.repeats
-        attention += queries * (self.ranks > 1)
-        scaled = 2 * hidden + normed if self.adapted is None else 0
-        outputs = hidden * (self._trains("q_proj", "k_proj", "v_proj") + self._trains("gate_proj", "up_proj"))
-        return self.width * (attention + scaled + outputs + self.mlp) + MASTER * (2 * hidden + normed)
+        hidden, queries, out = config.hidden_size, config.queries, config.outputs
+        norms = config.norms * hidden + (queries + config.keys if config.normed else 0)
+        read = queries + out if self.masked else (config.keys + config.values) * self.repeats
+        attention = queries + out * (2 if self.ranks > 1 else 1) + read
+        if (
+            config.model_type == "phi3" and not self.masked
+        ):  # values are a view of all that one layer puts out
+            attention += queries + config.keys
+        scaled = norms * (MASTER if config.wide_norms else self.width) if self.adapted is None else 0
+        outputs = hidden * (self._trains(*QUERIED) + self._trains(*RAISED))
+        return self.width * (attention + outputs + self.mlp) + scaled + MASTER * norms
 
     @property
     def repeats(self) -> int:
@@ -55,10 +62,12 @@ class Layer:
         Of a mixture, as much for every expert that a token chose, with its input and output.
         """
         config = self.size.config
+        dense = 3 + self._trains("down_proj")
         if not self.sparse:
-            return (3 + self._trains("down_proj")) * config.intermediate_size
+            return dense * config.intermediate_size
         inputs = config.expert_size + config.hidden_size if self.adapted is None else 0
-        return config.num_experts_per_tok * (3 * config.expert_size + config.hidden_size + inputs)
+        chosen = config.num_experts_per_tok * (3 * config.expert_size + config.hidden_size + inputs)
+        return chosen + dense * config.shared_size
 
     @property
     def backward(self) -> int:
@@ -96,7 +105,7 @@ class Layer:
         if self.sparse:
             inner = config.num_experts_per_tok * max(4 * hidden, hidden + 4 * config.expert_size)
         attention = (4 * queries + 2 * config.keys) * width
-        normed = queries * (width + 2 * MASTER) if config.model_type.startswith("qwen3") else 0
+        normed = queries * (width + 2 * MASTER) if config.normed else 0
         most = max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
         return max(most, hidden * (3 * width + 2 * MASTER))
 

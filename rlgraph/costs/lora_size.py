@@ -18,17 +18,17 @@ def trained_on_device(size: Size, model: ModelPlan, devices: int) -> int:
 
 def adapters_on_device(size: Size, lora: Lora, devices: int) -> int:
     """Return the same of low-rank adapters, and of a new value head, which trains whole."""
-    added = size.config.num_hidden_layers * padded(adapter_tensors(size, lora), devices)
+    added = sum(count * padded(adapter_tensors(size, lora, at), devices) for at, count in size.unlike.items())
     return (added + (padded(size.head_tensors, devices) if size.head == "value" else 0)) // devices
 
 
-def adapter_tensors(size: Size, lora: Lora) -> list[tuple[int, int]]:
-    """Return the rows and the numbers per row of each tensor in the adapters of one decoder layer.
+def adapter_tensors(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:
+    """Return the rows and the numbers per row of each tensor in the adapters of a decoder layer.
 
     Each linear layer that has one has ``[rank, inputs]`` and ``[outputs, rank]``.
     """
     rank, chosen = lora.rank, adapted_layers(size, lora)
-    linear = [shape for name, shape in _linear_layers(size).items() if name in chosen]
+    linear = [shape for name, shape in size.config.linear(index).items() if name in chosen]
     return [shape for rows, inputs in linear for shape in ((rank, inputs), (rows, rank))]
 
 
@@ -59,13 +59,5 @@ def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
 
 
 def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of those that can have adapters; in a mixture of experts, attention alone."""
-    config, hidden, inner = size.config, size.config.hidden_size, size.config.intermediate_size
-    attention = {
-        "q_proj": (config.queries, hidden),
-        "k_proj": (config.keys, hidden),
-        "v_proj": (config.keys, hidden),
-        "o_proj": (hidden, config.queries),
-    }
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    return attention if config.experts else attention | mlp
+    """Return outputs and inputs of those that can have adapters, in any layer."""
+    return {name: shape for index in size.unlike for name, shape in size.config.linear(index).items()}

@@ -131,8 +131,7 @@ class Footprint:
                 sizes[Item(name, "serve", "weights")] = -(-with_copies(size, copies) * width // group)
                 if serving(serve).own_servers:
                     # the cache is there as long as the server is awake
-                    tokens = int(serve.cache_tokens)
-                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, tokens, width, group, copies)
+                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, width)
         return sizes
 
     def _trains(self, model: str) -> bool:
@@ -295,5 +294,5 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     if serving(serve).own_servers:
         return Counter({"logits": logits // group, "activations": prefill // group})
     repeated = 2 * rows * int(length) * size.config.queries * width
-    cache = rows * int(length) * size.kv_bytes(width)
+    cache = rows * int(size.cache_bytes(width, int(length)))
     return Counter({"kv cache": cache, "logits": logits, "activations": max(repeated, prefill)})

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
 from rlgraph.costs.limits import buckets
-from rlgraph.costs.models.config import UNTOLD, Config, Family
+from rlgraph.costs.models.config import Config
+from rlgraph.costs.models.fields import Family
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.syntax.source import OPEN, Tree, read
 from rlgraph.syntax.validate import read_record
 from rlgraph.variables import with_values
 
 CARDS = Path(__file__).parent / "models/cards.yaml"
-TWINS = re.compile(r"(-(Instruct|Base))?(-2507)?$")  # same shapes as the model without the suffix
+# same shapes as the model without the suffix
+TWINS = re.compile(r"(-(Instruct|Base|Thinking|Think|SFT|DPO|Zero|it|pt))*(-2507|-0324|-0528)?(-1M)?$", re.I)
 MATH = re.compile(r"2\.5-(Math|Coder)-")
 
 
@@ -28,8 +32,13 @@ class Size:
         self._shards: dict[int, int] = {}  # the keys are numbers of devices
         self._buckets: dict[tuple[int, bool], int] = {}
         self.embedding = config.vocab_size * config.hidden_size
-        self.layers = [config.layer(index) for index in range(config.num_hidden_layers)]
-        self.active_layers = [config.layer(index, active=True) for index in range(config.num_hidden_layers)]
+        kinds = [(config.window(i), config.is_sparse(i)) for i in range(config.num_hidden_layers)]
+        # a layer of each kind, and how many there are
+        self.unlike = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
+        self.windows = Counter(window for window, _ in kinds)
+        whole, active = ({kinds[i]: config.layer(i, only) for i in self.unlike} for only in (False, True))
+        self.layers = [whole[kind] for kind in kinds]
+        self.active_layers = [active[kind] for kind in kinds]
 
     @property
     def head_tensors(self) -> list[tuple[int, int]]:
@@ -52,14 +61,9 @@ class Size:
         layers = range(self.config.num_hidden_layers)
         return (embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest)
 
-    @cached_property
-    def _unlike_layers(self) -> list[list[tuple[int, int]]]:
-        layers = range(self.config.num_hidden_layers)
-        return [*{self.config.is_sparse(index): self.config.tensors(index) for index in layers}.values()]
-
     def largest_layer(self, devices: int) -> int:
         """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
-        return max(padded(tensors, devices) for tensors in self._unlike_layers)
+        return max(padded(self.config.tensors(index), devices) for index in self.unlike)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -91,20 +95,30 @@ class Size:
         return self.on_device(1)
 
     @property
-    def multiplied(self) -> int:
-        """Return N of ``2 N FLOPs per token``: what one token multiplies with, without the embedding."""
+    def _weighed(self) -> int:
         head = self.embedding if self.head == "lm" else padded(self.head_tensors, 1)
         return sum(self.active_layers) + head
+
+    @cached_property
+    def multiplied(self) -> int:
+        """Return N of ``2 N FLOPs per token``: what one token multiplies with, without the embedding.
+
+        Those are weights, the keys and values in windows, taken as full, and states of linear attention: with
+        its state a token multiplies three times, to read it, to correct it and to ask it.
+        """
+        config = self.config
+        seen = (config.queries + config.outputs) * sum((w or 0) * count for w, count in self.windows.items())
+        return self._weighed + seen + 3 * config.state * self.windows[0]
 
     def touched(self, rows: float) -> float:
         """Return the parameters that a decode step of ``rows`` tokens reads, with chosen experts alone."""
         config, whole, active = self.config, sum(self.layers), sum(self.active_layers)
         if whole == active:
-            return self.multiplied
+            return self._weighed
         chosen = config.num_experts_per_tok / config.experts
         experts = (whole - active) / (1 - chosen)
         idle: float = (1 - chosen) ** rows
-        return self.multiplied - experts * chosen + experts * (1 - idle)
+        return self._weighed - experts * chosen + experts * (1 - idle)
 
     @property
     def vocabulary(self) -> int:
@@ -114,15 +128,37 @@ class Size:
     def kv_bytes(self, width: int) -> int:
         """Return the bytes of keys and values of one token, in numbers of ``width`` bytes.
 
+        Windows are taken as not yet full. Latent attention keeps one vector for all heads.
+
         Example:
             >>> size_of("Qwen/Qwen2.5-7B").kv_bytes(2) / 2**10
             56.0
         """
-        return 2 * self.config.num_hidden_layers * self.config.keys * width
+        return (self.windows.total() - self.windows[0]) * self.config.cached * width
+
+    def state_bytes(self, width: int) -> int:
+        """Return the bytes that layers of linear attention have for a row, however long it is: states in
+        float32, and the inputs of their convolutions in numbers of ``width`` bytes."""
+        config = self.config
+        return self.windows[0] * (4 * config.state + width * config.convolved * config.linear_conv_kernel_dim)
+
+    def cache_bytes(self, width: int, tokens: float) -> float:
+        """Return the bytes that a row of so many tokens takes of a cache.
+
+        A layer with a window keeps what the next token sees: one token less than the window has.
+        """
+        kept = sum(count * min(tokens, (w or math.inf) - 1) for w, count in self.windows.items() if w != 0)
+        return kept * (self.config.cached * width) + self.state_bytes(width)
 
     def attention_flops(self, length: float) -> float:
-        """Return the forward FLOPs of causal attention in one sequence: 2 s^2 heads head_dim layers."""
-        return 2 * length**2 * self.config.queries * self.config.num_hidden_layers
+        """Return the forward FLOPs of causal attention to all tokens in one sequence: s^2 for each number of
+        queries and of what comes out. Attention in windows is of ``multiplied``."""
+        return length**2 * (self.config.queries + self.config.outputs) * self.windows[None]
+
+    @cached_property
+    def asked(self) -> int:
+        """Return what a generated token multiplies with for each token before it, beside ``multiplied``."""
+        return self.windows[None] * self.config.asked
 
     @property
     def attention_share(self) -> float:
@@ -152,12 +188,12 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
     file = Path(with_values(path)) / "config.json"
-    name = MATH.sub("2.5-", TWINS.sub("", with_values(path)))
     fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
         return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head, fields)
-    if name in _cards().items:
-        return _size(name, None, 0, head, fields)
+    for name in (with_values(path), MATH.sub("2.5-", TWINS.sub("", with_values(path)))):
+        if card := _cards().get(name):
+            return _size(name if card.is_map else str(card.value), None, 0, head, fields)
     raise _unknown(path)
 
 
@@ -171,9 +207,8 @@ def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
     if kind and family not in get_args(Family):
         law = f"{family}: sizes of models of this type are not known, so memory and times can't be predicted"
         raise fail("unknown-size", f"{law}; plan without --cluster", kind.mark, get_args(Family))
-    untold = UNTOLD.get(str(family), {})
-    before, after = ({k: Tree(v, tree.mark) for k, v in more.items()} for more in (untold, changed))
-    return read_record(Config, Tree({**before, **tree.items, **after}, tree.mark), name)
+    after = {key: Tree(value, tree.mark) for key, value in changed.items()}
+    return read_record(Config, Tree({**tree.items, **after}, tree.mark), name)
 
 
 @cache
@@ -182,7 +217,7 @@ def _cards() -> Tree:
 
 
 def known_models() -> tuple[str, ...]:
-    """Return the hub names that have a card."""
+    """Return the hub names that have a card, or share that of another."""
     return tuple(_cards().items)
 
 

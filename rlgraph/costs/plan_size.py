@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from rlgraph.costs.model_size import Size, size_of
-from rlgraph.ir.plan import ModelPlan
+from rlgraph.ir.plan import ModelPlan, ServePlan
 
 
 def planned_size(model: ModelPlan) -> Size:
@@ -49,8 +49,12 @@ def with_copies(size: Size, copies: int) -> int:
     return size.parameters + (copies - 1) * (attention + size.embedding)
 
 
-def cache_on_device(size: Size, tokens: int, width: int, group: int, copies: int) -> int:
-    """Return the bytes of a cache on each device of a server: keys and values of some heads, of one at least,
-    for the tokens that its copy of attention holds."""
-    cache = tokens // copies * size.kv_bytes(width)
-    return -(-cache // min(group // copies, size.config.key_heads))
+def cache_on_device(size: Size, serve: ServePlan, width: int) -> int:
+    """Return the bytes of a server's cache on each of its devices, in numbers of ``width`` bytes.
+
+    A device holds the keys and values of some heads, of one at least, for what its copy of attention serves.
+    """
+    copies = serve.attention_replicas
+    cache = int(serve.cache_tokens) // copies * size.kv_bytes(width)
+    cache += -(-serve.max_rows // copies) * size.state_bytes(width)
+    return -(-cache // min(serve.tensor_parallel // copies, size.config.cache_heads))

@@ -272,7 +272,11 @@ class Pass:
     def _adapters(self, devices: int) -> int:
         assert self.model.train
         lora = self.model.train.lora
-        return padded(adapter_tensors(self.size, lora), devices) if lora else 0
+        return (
+            max(padded(adapter_tensors(self.size, lora, at), devices) for at in self.size.unlike)
+            if lora
+            else 0
+        )
 
 
 def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:

@@ -19,7 +19,16 @@ PUBLISHED = {
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "google/gemma-3-1b-it": 999_885_952,
+    "microsoft/phi-4": 14_659_507_200,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
 }
+# With the tower that sees pictures: 416,866,032 parameters, and two tensors that bring it to the hidden size.
+SEEING = {"4b": 4_300_079_472, "12b": 12_187_325_040, "27b": 27_432_406_640}
 TINY = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
 
@@ -34,11 +43,47 @@ def test_parameters(name: str) -> None:
     assert size_of(name).parameters == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("name", SEEING)
+def test_the_text_of_gemma_is_what_its_tower_leaves(name: str) -> None:
+    size = size_of(f"google/gemma-3-{name}-it")
+    assert SEEING[name] - size.parameters == 416_866_032 + 1152 * size.config.hidden_size + 1152
+
+
 @pytest.mark.parametrize(
-    ("name", "kib"), [("Qwen/Qwen2.5-7B", 56), ("meta-llama/Llama-3.1-8B", 128), ("Qwen/Qwen3-8B", 144)]
+    ("name", "kib"),
+    [
+        ("Qwen/Qwen2.5-7B", 56),
+        ("meta-llama/Llama-3.1-8B", 128),
+        ("Qwen/Qwen3-8B", 144),
+        ("deepseek-ai/DeepSeek-V3", 61 * (512 + 64) * 2 / 2**10),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 24),  # of 12 of its 48 layers
+    ],
 )
-def test_keys_and_values_of_a_token(name: str, kib: int) -> None:
+def test_keys_and_values_of_a_token(name: str, kib: float) -> None:
     assert size_of(name).kv_bytes(2) == kib * 2**10
+
+
+def test_a_window_bounds_cache_and_work() -> None:
+    size = size_of("google/gemma-3-12b-it")  # 8 of 48 layers see all tokens, 40 of them 1,024
+    layer = 2 * 8 * 256 * 2
+    assert size.cache_bytes(2, 100) == 48 * layer * 100 == size.kv_bytes(2) * 100
+    assert size.cache_bytes(2, 10_000) == layer * (8 * 10_000 + 40 * 1023)
+    assert size.attention_flops(10_000) == 8 * 2 * 16 * 256 * 10_000**2
+    weights = sum(size.layers) + size.embedding
+    assert size.multiplied - weights == 40 * 1024 * 2 * 16 * 256
+
+
+def test_a_state_is_as_large_after_any_number_of_tokens() -> None:
+    size = size_of("Qwen/Qwen3-Next-80B-A3B-Instruct")  # 36 layers: 32 x 128 x 128, and 4 inputs of 8,192
+    assert size.state_bytes(2) == 36 * (4 * 32 * 128 * 128 + 2 * 4 * 8192)
+    assert size.cache_bytes(2, 1000) == 1000 * size.kv_bytes(2) + size.state_bytes(2)
+
+
+def test_latent_attention_asks_the_latent_vector_of_each_token() -> None:
+    size = size_of("deepseek-ai/DeepSeek-R1")
+    assert size.asked == 61 * 128 * (512 + 64 + 512)
+    assert size.attention_flops(10) == 61 * 128 * (192 + 128) * 100
+    assert 36e9 < size.multiplied < 37e9  # 37B are active, with an embedding that is looked up
 
 
 def test_a_value_head_is_one_row_and_a_bias() -> None:
@@ -59,7 +104,7 @@ def test_a_mixture_multiplies_with_the_experts_that_a_token_chooses() -> None:
 def test_parts_make_the_whole(name: str) -> None:
     size = size_of(name)
     assert padded(size.root_tensors, 1) + sum(size.layers) == size.parameters
-    assert size.multiplied <= size.parameters
+    assert size.touched(1) <= size.parameters
 
 
 @pytest.mark.parametrize(
@@ -67,6 +112,22 @@ def test_parts_make_the_whole(name: str) -> None:
 )
 def test_a_finetune_has_the_shapes_of_its_base(name: str) -> None:
     assert size_of(name).parameters == PUBLISHED["Qwen/Qwen2.5-7B"]
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3"),
+        ("zai-org/GLM-4.5-Base", "zai-org/GLM-4.5"),
+        ("allenai/Olmo-3-7B-Think-SFT", "allenai/Olmo-3-7B"),
+    ],
+)
+def test_a_name_finds_the_card_of_its_shapes(name: str, card: str) -> None:
+    assert size_of(name).config == size_of(card).config
 
 
 def test_a_folder_with_a_config(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rlgraph.costs import limits
 from rlgraph.costs.layer_memory import Layer, logits_bytes
 from rlgraph.costs.lora_size import adapters_on_device
 from rlgraph.costs.memory import SAMPLING, SORTED
-from rlgraph.costs.model_size import CARDS, Size, known_models, size_of
+from rlgraph.costs.model_size import CARDS, Size, size_of
 from rlgraph.costs.models.config import Config
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.fsdp import scoring
@@ -28,9 +28,21 @@ from rlgraph.syntax.settings import Lora
 from rlgraph.syntax.source import read
 
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL |= {"vocab_size": 97, "tie_word_embeddings": False}
+SMALL |= {"vocab_size": 97, "tie_word_embeddings": False, "pad_token_id": 0}
+LATENT = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+LATENT |= {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+STATE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+STATE |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
+KEPT = ("keys", "values", "conv_states", "recurrent_states")
 TOKENS = 1024
 VOCABULARY = 997
+TARGETS: list[Any] = ["all-linear", ["q_proj", "v_proj"], ["o_proj"]]
 
 
 class Live(TorchDispatchMode):
@@ -64,27 +76,32 @@ class Live(TorchDispatchMode):
 def built(kind: str, config: dict[str, Any], head: str = "lm") -> Any:
     auto: Any = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
     made = AutoConfig.for_model(kind, **config, **({} if head == "lm" else {"num_labels": 1}))
-    return auto.from_config(made, attn_implementation="sdpa")
+    return auto.from_config(made, attn_implementation="eager" if kind == "gpt_oss" else "sdpa")
 
 
 def shapes_of(model: Any) -> list[tuple[int, int]]:
     return [(len(p), p.numel() // len(p)) for p in model.parameters()]
 
 
-def in_order(model: str, shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Shapes in a model's order, but for Mixtral's: it has a router before its experts."""
-    return sorted(shapes) if "mixtral" in model.lower() else shapes
+def with_heads(kind: str) -> list[str]:
+    """The heads that transformers has for a family."""
+    valued = type(AutoConfig.for_model(kind)) in AutoModelForTokenClassification._model_mapping
+    return ["lm", "value"] if valued else ["lm"]
 
 
-@pytest.mark.parametrize("head", ["lm", "value"])
-@pytest.mark.parametrize("name", known_models())
+OWN = {name: card.plain() for name, card in read(CARDS).items.items() if card.is_map}
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [(name, head) for name in OWN for head in with_heads(OWN[name]["model_type"])]
+)
 def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
-    config = read(CARDS).items[name].plain()
+    config = dict(OWN[name])
     with torch.device("meta"):
         model = built(config.pop("model_type"), config, head)
     size = size_of(name, head)
     assert size.parameters == sum(p.numel() for p in model.parameters())
-    assert in_order(name, [*size.tensors]) == in_order(name, shapes_of(model))
+    assert [*size.tensors] == shapes_of(model)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +113,15 @@ def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
         ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 32}),
         ("mixtral", {"num_local_experts": 3}),
         ("llama", {"tie_word_embeddings": True}),
+        *[(kind, {}) for kind in ("gemma3_text", "phi3", "olmo2", "olmo3", "glm4")],
+        ("glm4_moe", {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True}),
+        ("deepseek_v3", {"n_routed_experts": 8, "num_key_value_heads": 4, **LATENT}),
+        (
+            "deepseek_v3",
+            {"first_k_dense_replace": 1, "num_key_value_heads": 4, **LATENT, "q_lora_rank": None},
+        ),
+        ("gpt_oss", {"num_local_experts": 4}),
+        ("qwen3_next", {"num_experts": 4, "mlp_only_layers": [1]}),
     ],
 )
 def test_a_saved_config_counts_what_transformers_builds(
@@ -104,15 +130,57 @@ def test_a_saved_config_counts_what_transformers_builds(
     with torch.device("meta"):
         model = built(kind, {**SMALL, "num_hidden_layers": 3, **more})
     model.config.save_pretrained(tmp_path)
-    assert in_order(kind, [*size_of(str(tmp_path)).tensors]) == in_order(kind, shapes_of(model))
+    assert [*size_of(str(tmp_path)).tensors] == shapes_of(model)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "phi3", "olmo3", "glm4", "qwen3"])
+def test_a_config_may_leave_out_what_transformers_takes_by_itself(kind: str) -> None:
+    """Such as the width of heads, windows, and whether embedding and head are one."""
+    told = {name: value for name, value in SMALL.items() if name != "tie_word_embeddings"}
+    told |= {"num_hidden_layers": 7}
+    with torch.device("meta"):
+        model = built(kind, told)
+    size = Size(Config.model_validate({"model_type": kind, **told}))
+    assert [*size.tensors] == shapes_of(model)
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * 7
+    windows = [model.config.sliding_window if name == "sliding_attention" else None for name in kinds]
+    assert [size.config.window(layer) for layer in range(7)] == windows
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen2", {}),
+        ("mistral", {"sliding_window": 6}),
+        ("phi3", {"sliding_window": 6}),
+        ("gemma3_text", {"sliding_window": 6, "head_dim": 16}),
+        ("olmo3", {"sliding_window": 6}),
+        ("gpt_oss", {"sliding_window": 6, "num_local_experts": 4, "head_dim": 16}),
+        ("deepseek_v3", {"num_key_value_heads": 4, "first_k_dense_replace": 9, **LATENT}),
+        ("qwen3_next", {"num_experts": 4, "num_experts_per_tok": 2, **STATE}),
+    ],
+)
+def test_a_row_takes_of_a_cache_what_transformers_keeps(kind: str, more: dict[str, Any]) -> None:
+    """Up to a window of the tokens before; of latent attention one vector; of linear attention a state."""
+    shape = {**SMALL, "num_hidden_layers": 8, **more}
+    model, size = built(kind, shape), Size(Config.model_validate({"model_type": kind, **shape}))
+    for tokens in (3, 11):
+        with torch.no_grad():
+            cache = model(input_ids=torch.zeros(1, tokens, dtype=torch.int64), use_cache=True).past_key_values
+        held = [vars(layer).get(name) for layer in cache.layers for name in KEPT]
+        kept = [tensor for tensor in tree_leaves(held) if isinstance(tensor, torch.Tensor)]
+        assert size.cache_bytes(4, tokens) == sum(tensor.nbytes for tensor in kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2", "qwen3", "llama", "mistral", "gemma3_text", "olmo2", "olmo3", "glm4", "phi3"]
+)
 def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.dtype) -> None:
     kept = []
+    shape = SMALL | ({"head_dim": 16} if kind in ("glm4", "gemma3_text") else {})
     for layers in (1, 3):
-        model = built(kind, {**SMALL, "num_hidden_layers": layers}).to(dtype)
+        model = built(kind, {**shape, "num_hidden_layers": layers}).to(dtype)
         live = Live([*model.parameters(), *model.buffers()])
         ids = torch.zeros(2, TOKENS // 2, dtype=torch.int64)
         with live:
@@ -120,8 +188,10 @@ def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.
             kept.append(live.now)
         del out
     measured = (kept[1] - kept[0]) / 2 / TOKENS
-    config = Config.model_validate({"model_type": kind, **SMALL, "num_hidden_layers": 1})
-    assert Layer(Size(config), dtype.itemsize).kept == pytest.approx(measured, rel=0.03)
+    config = Config.model_validate({"model_type": kind, **shape, "num_hidden_layers": 1})
+    # of GLM 4 and Phi 3 cosines of positions and masks of dropout, which are large beside heads this small
+    near = 0.06 if kind in ("glm4", "phi3") else 0.03
+    assert Layer(Size(config), dtype.itemsize).kept == pytest.approx(measured, rel=near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,10 +231,21 @@ def test_sampling_takes_what_is_counted(sampling: dict[str, Any], counted: int, 
 
 
 @pytest.mark.parametrize("head", ["lm", "value"])
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["o_proj"]])
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        *[(kind, names) for kind in ("qwen2", "llama", "qwen3_moe") for names in TARGETS],
+        *[(kind, "all-linear") for kind in ("phi3", "glm4", "deepseek_v3", "qwen3_next")],
+    ],
+)
 def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any, head: str) -> None:
-    shape = {**SMALL, "num_hidden_layers": 2}
+    shape = {**SMALL, "num_hidden_layers": 4}
+    if kind == "deepseek_v3":
+        shape |= {**LATENT, "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1}
+    if kind == "qwen3_next":
+        shape |= {**STATE, "num_experts": 4}
+    if kind == "glm4":
+        shape |= {"head_dim": 16}
     if kind == "qwen3_moe":
         shape |= {"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
         shape |= {"num_experts_per_tok": 2, "decoder_sparse_step": 1, "head_dim": 16}

@@ -1,45 +1,32 @@
-"""The tensors of a decoder layer follow from the fields of a model's ``config.json``.
+"""The tensors of a decoder layer, as transformers has them, follow from a model's ``config.json``.
 
-Covers Llama, Mistral, Qwen2, Qwen3, and mixtures of experts as Qwen3-MoE and Mixtral have them.
+Covers Llama, Mistral, Qwen2, Qwen3, Phi 3 and 4, OLMo 2 and 3, GLM 4, the text of Gemma 3; mixtures of
+experts: Qwen3-MoE, Mixtral, GLM 4.5, gpt-oss; DeepSeek V3 with its latent attention (arXiv 2412.19437), and
+Qwen3-Next with its linear attention (Gated DeltaNet, arXiv 2412.06464).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from rlgraph.costs.models.fields import Fields
 
-from rlgraph.syntax.settings import Count, Natural
-
-Family = Literal["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
-UNTOLD: dict[str, dict[str, int]] = {  # the defaults of transformers where config.json says nothing
-    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
-}
+EVERY = {"gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}  # layers to one that sees all tokens
+WINDOWED = ("mistral", "mixtral", "phi3")  # all layers have the window, if there is one
+ROUTED_FIRST = ("mixtral", "gpt_oss", "qwen3_next")  # a router comes before its experts
 
 
-class Config(BaseModel):
-    """The fields of a Hugging Face ``config.json`` that decide shapes; the others are passed over."""
+class Tensor(NamedTuple):
+    """A tensor of a decoder layer; the weight of a linear layer has its ``name``."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+    rows: int
+    numbers: int  # per row
+    name: str = ""
 
-    model_type: Family
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    vocab_size: Count
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    num_local_experts: Natural = 0
-    num_experts: Natural = 0
-    num_experts_per_tok: Count = 1
-    moe_intermediate_size: Count | None = None
-    decoder_sparse_step: Count = 1
-    mlp_only_layers: list[Natural] = Field(default=[])
+
+class Config(Fields):
+    """A model's configuration, and the shapes that follow from it."""
 
     @property
     def queries(self) -> int:
@@ -48,8 +35,18 @@ class Config(BaseModel):
 
     @property
     def keys(self) -> int:
-        """Return the width of all key heads, or of all value heads."""
+        """Return the width of all key heads."""
         return self.key_heads * self.head_size
+
+    @property
+    def values(self) -> int:
+        """Return the width of all value heads."""
+        return self.key_heads * (self.v_head_dim if self.latent else self.head_size)
+
+    @property
+    def outputs(self) -> int:
+        """Return the width of what attention puts out: of all values, once per query head."""
+        return self.num_attention_heads * (self.v_head_dim if self.latent else self.head_size)
 
     @property
     def key_heads(self) -> int:
@@ -57,9 +54,58 @@ class Config(BaseModel):
 
     @property
     def head_size(self) -> int:
-        # Qwen3 (not its mixture) has 128 where nothing is said; the others divide the hidden size
-        default = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
-        return self.head_dim or default
+        if self.latent:
+            return self.qk_nope_head_dim + self.qk_rope_head_dim
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def latent(self) -> bool:
+        """Return whether keys and values are kept as a latent vector, which all heads share."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def cached(self) -> int:
+        """Return the numbers that a layer keeps of each token that it sees."""
+        return self.kv_lora_rank + self.qk_rope_head_dim if self.latent else 2 * self.keys
+
+    @property
+    def cache_heads(self) -> int:
+        """Return over how many devices of a serve engine what is kept of a token can be shared out."""
+        return 1 if self.latent else self.key_heads
+
+    @property
+    def asked(self) -> int:
+        """Return the numbers that a generated token multiplies with for a token that it sees: where attention
+        is latent, each head's query asks the latent vector itself."""
+        heads = self.num_attention_heads
+        return heads * (self.cached + self.kv_lora_rank) if self.latent else self.queries + self.outputs
+
+    @property
+    def state(self) -> int:
+        """Return the numbers of the state that a layer of linear attention has for a row."""
+        return self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Return the width of what a layer of linear attention convolves: queries, keys and values."""
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        return 2 * keys * self.linear_key_head_dim + values * self.linear_value_head_dim
+
+    @property
+    def normed(self) -> bool:
+        """Return whether queries and keys have norms."""
+        always = ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "olmo2", "olmo3")
+        return self.model_type in always or self.use_qk_norm
+
+    @property
+    def norms(self) -> int:
+        """Return how many norms of hidden states a layer has."""
+        return 4 if self.model_type in ("gemma3_text", "glm4") else 2
+
+    @property
+    def wide_norms(self) -> bool:
+        """Return whether norms scale in float32, before their output is as narrow as the rest."""
+        return self.model_type in ("gemma3_text", "qwen3_next", "olmo2", "olmo3", "gpt_oss")
 
     @property
     def experts(self) -> int:
@@ -69,46 +115,137 @@ class Config(BaseModel):
     def expert_size(self) -> int:
         return self.moe_intermediate_size or self.intermediate_size
 
+    @property
+    def shared_size(self) -> int:
+        """Return the width of the experts that every token has; 0 where there are none."""
+        return self.shared_expert_intermediate_size or self.n_shared_experts * self.expert_size
+
+    def window(self, layer: int) -> int | None:
+        """Return how many tokens a layer's attention sees; None: all before; 0: none, it has a state."""
+        every = self.full_attention_interval or self.sliding_window_pattern or EVERY.get(self.model_type)
+        if self.layer_types:
+            kind = self.layer_types[layer]
+        elif every and (layer + 1) % every:
+            kind = "linear_attention" if self.model_type == "qwen3_next" else "sliding_attention"
+        else:
+            kind = "sliding_attention" if self.model_type in WINDOWED else "full_attention"
+        return 0 if kind == "linear_attention" else self.sliding_window if kind[0] == "s" else None
+
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""
-        if self.model_type == "mixtral":
+        if self.model_type in ("mixtral", "gpt_oss"):
             return True
-        mixes = self.model_type == "qwen3_moe" and self.experts > 0 and layer not in self.mlp_only_layers
-        return mixes and (layer + 1) % self.decoder_sparse_step == 0
+        mixes = self.experts > 0 and layer not in (self.mlp_only_layers or [])
+        return mixes and layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
 
     def layer(self, index: int, active: bool = False) -> int:
         """Return the parameters of one decoder layer; ``active``: of them, what one token multiplies with."""
         whole = sum(rows * numbers for rows, numbers in self.tensors(index))
-        idle = self.experts - self.num_experts_per_tok if active and self.is_sparse(index) else 0
-        return whole - idle * 3 * self.hidden_size * self.expert_size
+        if not active or not self.is_sparse(index):
+            return whole
+        return whole - (self.experts - self.num_experts_per_tok) * sum(one.numbers for one in self._experts)
 
     def tensors(self, index: int) -> list[tuple[int, int]]:
         """Return the rows of each tensor of one decoder layer in transformers, and the numbers per row."""
-        return [*self._attention(), *self._mlp(self.is_sparse(index)), *[(self.hidden_size, 1)] * 2]
+        return [(one.rows, one.numbers) for one in self._layer(index, self._experts)]
 
     def weights(self, index: int) -> list[tuple[int, int]]:
         """Return ``tensors``, but with each expert's weights by themselves, as a checkpoint has them."""
-        if not self.is_sparse(index):
-            return self.tensors(index)
-        hidden, inner = self.hidden_size, self.expert_size
-        experts = [(inner, hidden)] * 2 * self.experts + [(hidden, inner)] * self.experts
-        return [*self._attention(), *experts, (self.experts, hidden), *[(hidden, 1)] * 2]
+        hidden, inner, count = self.hidden_size, self.expert_size, self.experts
+        apart = [*[Tensor(inner, hidden)] * 2 * count, *[Tensor(hidden, inner)] * count]
+        fused = self.model_type == "gpt_oss"
+        return [(one.rows, one.numbers) for one in self._layer(index, self._experts if fused else apart)]
 
-    def _attention(self) -> list[tuple[int, int]]:
-        hidden, queries, keys = self.hidden_size, self.queries, self.keys
-        qwen2 = self.model_type == "qwen2"
-        queried, keyed = (_linear(rows, hidden, qwen2 or self.attention_bias) for rows in (queries, keys))
-        output = _linear(hidden, queries, self.attention_bias and not qwen2)
-        norms = [(self.head_size, 1)] * 2 if self.model_type.startswith("qwen3") else []
-        return [*queried, *keyed, *keyed, *output, *norms]
+    def linear(self, index: int) -> dict[str, tuple[int, int]]:
+        """Return outputs and inputs of a layer's linear layers that can have adapters, by name; in a mixture
+        of experts, those of softmax attention alone."""
+        window = self.window(index)
+        there = [*self._attention(window), *self._mlp(False, ())]
+        if self.experts:
+            there = [] if window == 0 else [*self._attention(window)]
+        return {one.name: (one.rows, one.numbers) for one in there if one.name}
 
-    def _mlp(self, sparse: bool) -> list[tuple[int, int]]:
-        """Return the tensors of an MLP: experts are fused into two tensors, with a router beside them."""
-        hidden, inner, size = self.hidden_size, self.intermediate_size, self.expert_size
-        if sparse:
-            return [(self.experts, 2 * size * hidden), (self.experts, size * hidden), (self.experts, hidden)]
-        return 2 * _linear(inner, hidden, self.mlp_bias) + _linear(hidden, inner, self.mlp_bias)
+    def _layer(self, index: int, experts: Iterable[Tensor]) -> Iterator[Tensor]:
+        yield from self._attention(self.window(index))
+        yield from self._mlp(self.is_sparse(index), experts)
+        yield from [Tensor(self.hidden_size, 1)] * self.norms
+
+    def _attention(self, window: int | None) -> Iterator[Tensor]:
+        if window == 0:
+            return self._linear_attention()
+        return self._latent_attention() if self.latent else self._softmax_attention()
+
+    def _softmax_attention(self) -> Iterator[Tensor]:
+        hidden, queries, keys, family = self.hidden_size, self.queries, self.keys, self.model_type
+        biased = self.attention_bias or family == "qwen2"
+        if family == "phi3":
+            yield Tensor(hidden, queries, "o_proj")
+            yield Tensor(queries + 2 * keys, hidden, "qkv_proj")
+            return
+        if family == "gpt_oss":  # sinks
+            yield Tensor(self.num_attention_heads, 1)
+        gates = 2 if family == "qwen3_next" else 1
+        for name, rows in (("q_proj", gates * queries), ("k_proj", keys), ("v_proj", keys)):
+            yield from _linear(name, rows, hidden, biased)
+        yield from _linear("o_proj", hidden, queries, biased and family not in ("qwen2", "glm4", "glm4_moe"))
+        if self.normed:
+            whole = family in ("olmo2", "olmo3")
+            yield from (Tensor(width if whole else self.head_size, 1) for width in (queries, keys))
+
+    def _latent_attention(self) -> Iterator[Tensor]:
+        hidden, rank, biased = self.hidden_size, self.q_lora_rank, self.attention_bias
+        if rank:
+            yield from _linear("q_a_proj", rank, hidden, biased)
+            yield Tensor(rank, 1)
+        yield Tensor(self.queries, rank or hidden, "q_b_proj" if rank else "q_proj")
+        yield from _linear("kv_a_proj_with_mqa", self.cached, hidden, biased)
+        yield Tensor(self.kv_lora_rank, 1)
+        heads = self.num_attention_heads
+        yield Tensor(heads * (self.qk_nope_head_dim + self.v_head_dim), self.kv_lora_rank, "kv_b_proj")
+        yield from _linear("o_proj", hidden, self.outputs, biased)
+
+    def _linear_attention(self) -> Iterator[Tensor]:
+        hidden, heads = self.hidden_size, self.linear_num_value_heads
+        values = heads * self.linear_value_head_dim
+        yield from [Tensor(heads, 1)] * 2
+        yield Tensor(self.convolved, self.linear_conv_kernel_dim)
+        yield Tensor(self.convolved + values, hidden, "in_proj_qkvz")
+        yield Tensor(2 * heads, hidden, "in_proj_ba")
+        yield Tensor(self.linear_value_head_dim, 1)
+        yield Tensor(hidden, values, "out_proj")
+
+    def _mlp(self, sparse: bool, experts: Iterable[Tensor]) -> Iterator[Tensor]:
+        if not sparse:
+            yield from self._dense(self.intermediate_size)
+            return
+        router = _linear("", self.experts, self.hidden_size, self.model_type == "gpt_oss")
+        first = self.model_type in ROUTED_FIRST
+        yield from [*router, *experts] if first else [*experts, *router]
+        if self.shared_size:
+            yield from self._dense(self.shared_size)
+        if self.model_type == "qwen3_next":
+            yield Tensor(1, self.hidden_size)
+
+    @property
+    def _experts(self) -> list[Tensor]:
+        """Return the tensors into which a layer's experts are fused."""
+        count, hidden, size = self.experts, self.hidden_size, self.expert_size
+        up, down = Tensor(count, 2 * size * hidden), Tensor(count, size * hidden)
+        if self.model_type == "gpt_oss":
+            return [up, Tensor(count, 2 * size), down, Tensor(count, hidden)]
+        return [up, down]
+
+    def _dense(self, inner: int) -> Iterator[Tensor]:
+        hidden, biased = self.hidden_size, self.mlp_bias
+        if self.model_type in ("phi3", "glm4"):
+            yield Tensor(2 * inner, hidden, "gate_up_proj")
+        else:
+            for name in ("gate_proj", "up_proj"):
+                yield from _linear(name, inner, hidden, biased)
+        yield from _linear("down_proj", hidden, inner, biased)
 
 
-def _linear(rows: int, numbers: int, biased: bool) -> list[tuple[int, int]]:
-    return [(rows, numbers), *([(rows, 1)] if biased else [])]
+def _linear(name: str, rows: int, inputs: int, biased: bool) -> Iterator[Tensor]:
+    yield Tensor(rows, inputs, name)
+    if biased:
+        yield Tensor(rows, 1)

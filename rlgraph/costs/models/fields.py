@@ -1,0 +1,81 @@
+"""The fields of a Hugging Face ``config.json`` that decide shapes, and what transformers takes for them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from rlgraph.syntax.settings import Count, Natural
+
+Family = Literal[
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",
+    "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
+]  # fmt: skip
+UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where config.json says nothing
+    "qwen3": {"head_dim": 128},  # not its mixture
+    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096},
+    "glm4": {"head_dim": 128, "attention_bias": True},
+    "olmo3": {"sliding_window": 4096},
+    "gpt_oss": {"head_dim": 64, "attention_bias": True, "sliding_window": 128, "num_experts_per_tok": 4},
+    "qwen3_next": {
+        "head_dim": 256,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+}
+
+
+class Fields(BaseModel):
+    """The fields that decide shapes; all others are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+    model_type: Family
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    vocab_size: Count
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_qk_norm: bool = False
+    sliding_window: Count | None = None
+    layer_types: list[str] | None = None
+    full_attention_interval: Count | None = None
+    sliding_window_pattern: Count | None = None
+    num_local_experts: Natural = 0
+    num_experts: Natural = Field(0, validation_alias=AliasChoices("num_experts", "n_routed_experts"))
+    num_experts_per_tok: Count = 1
+    moe_intermediate_size: Count | None = None
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[Natural] | None = None
+    first_k_dense_replace: Natural = 0
+    n_shared_experts: Natural = 0
+    shared_expert_intermediate_size: Natural = 0
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Natural = 0
+    qk_nope_head_dim: Natural = 0
+    qk_rope_head_dim: Natural = 0
+    v_head_dim: Natural = 0
+    linear_num_key_heads: Natural = 0
+    linear_num_value_heads: Natural = 0
+    linear_key_head_dim: Natural = 0
+    linear_value_head_dim: Natural = 0
+    linear_conv_kernel_dim: Natural = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told(cls, fields: Any) -> Any:
+        return {**UNTOLD.get(fields.get("model_type"), {}), **fields}
