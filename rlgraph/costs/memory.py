@@ -23,7 +23,7 @@ from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
-from rlgraph.costs.plan_size import cache_on_device, part_of, with_copies
+from rlgraph.costs.plan_size import cache_on_device, part_of, served_bytes
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
@@ -127,8 +127,7 @@ class Footprint:
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
                 width, group = WIDTH[serve.dtype], serve.tensor_parallel
-                copies = serve.attention_replicas
-                sizes[Item(name, "serve", "weights")] = -(-with_copies(size, copies) * width // group)
+                sizes[Item(name, "serve", "weights")] = -(-served_bytes(size, serve, width) // group)
                 if serving(serve).own_servers:
                     # the cache is there as long as the server is awake
                     sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, width)

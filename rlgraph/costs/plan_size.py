@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from rlgraph.costs.model_size import Size, size_of
+from rlgraph.engines.sglang_options import FP8_BLOCK
 from rlgraph.ir.plan import ModelPlan, ServePlan
+
+SCALE = 4  # bytes of the scale of a block of 8-bit weights
 
 
 def planned_size(model: ModelPlan) -> Size:
@@ -42,11 +45,17 @@ def part_of(size: Size, ranks: int) -> Size:
     return Size(config.model_copy(update=fields), size.head)
 
 
-def with_copies(size: Size, copies: int) -> int:
-    """Return the parameters of a server with so many copies of attention, each of which has the embedding."""
+def served_bytes(size: Size, serve: ServePlan, width: int) -> int:
+    """Return the bytes of the weights on all devices of a server, of ``width`` per number unless they are
+    quantized. Each copy of attention has the embedding too."""
     config = size.config
     attention = 2 * config.hidden_size * (config.queries + config.keys) * config.num_hidden_layers
-    return size.parameters + (copies - 1) * (attention + size.embedding)
+    copies, layers = serve.attention_replicas - 1, sum(size.layers)
+    parameters = size.parameters + copies * (attention + size.embedding)
+    if not serve.quantization:
+        return parameters * width
+    linear = layers + copies * attention  # norms, biases and routers are next to nothing
+    return linear + linear * SCALE // FP8_BLOCK**2 + (parameters - linear) * width
 
 
 def cache_on_device(size: Size, serve: ServePlan, width: int) -> int:

@@ -16,7 +16,7 @@ from rlgraph.engines import sglang_options
 RUNTIME = "rlgraph.runtime.engines"
 SIZES = {"dtype": "dtype", "max_rows": "max_rows"}
 # keys of `models.NAME.serve` that an engine refuses if it does not take them; it ignores other keys
-REFUSED = ("tensor_parallel", *sglang_options.WITHIN, "addresses", "options")
+REFUSED = ("tensor_parallel", *sglang_options.WITHIN, "quantization", "addresses", "options")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ SERVING = {
         "in servers of its own",
         f"{RUNTIME}.sglang.groups:sglang_engine",
         {**SIZES, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
-        | {key: key for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options")}
+        | {
+            key: key
+            for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options", "quantization")
+        }
         | {key: key for key in sglang_options.WITHIN},
         offered=("device", "pool", "logs", "keeps", "transport"),
         sender=f"{RUNTIME}.sglang.groups:sender",

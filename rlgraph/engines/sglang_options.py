@@ -19,6 +19,7 @@ ATTENTION = "serve.attention_replicas says it, and the plan counts its memory"
 # which SGLang 0.5.23 splits attention by data (`attn_tp_size` in srt/models)
 WITHIN = ("hosts", "expert_parallel", "attention_replicas")
 REPLICATED = ("qwen3", "qwen3_moe")
+FP8_BLOCK = 128  # rows and columns of a weight that share a scale
 
 OWNED = {
     "model_path": "it is models.NAME.path",
@@ -31,7 +32,7 @@ OWNED = {
     "max_running_requests": "it is serve.max_rows, which the plan counts",
     "load_format": BROUGHT,
     "weight_version": BROUGHT,
-    "quantization": "a sync brings weights in serve.dtype, and SGLang quantizes weights once, as it starts",
+    "quantization": "serve.quantization says it: SGLang would quantize weights once, as it starts",
     "speculative_accept_threshold_single": EXACT,
     "speculative_accept_threshold_acc": EXACT,
     "enable_memory_saver": MEMORY,

@@ -137,8 +137,8 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"model `{name}` is trained, and no weights can be brought to the engine {serve.engine}"
         remedy = f"say models.{name}.frozen=true if it is only read, or choose another {path}.engine"
         binder.problem("engine-frozen", law, tree.at(("serve", "engine")).mark, remedy=remedy)
-    for key in ("tensor_parallel", *WITHIN) if serve.addresses else ():
-        if getattr(serve, key) > 1:
+    for key in ("tensor_parallel", *WITHIN, "quantization") if serve.addresses else ():
+        if getattr(serve, key) != getattr(Serve(), key):
             law = f"`{path}.addresses` are of servers that run already, with a {key} of their own"
             binder.problem("addresses", law, tree.at(("serve", key)).key, remedy=f"leave out {key}")
     for key in WITHIN:

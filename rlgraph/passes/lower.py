@@ -53,14 +53,22 @@ def make_plan(
     )
 
 
+UNPRICED = {
+    "expert_parallel": "layers were divided",
+    "attention_replicas": "layers were divided",
+    "quantization": "weights were in serve.dtype, and it took no time",
+}
+
+
 def _unpriced(graph: Graph) -> Iterator[str]:
     """Yield notes of the settings that no price counts."""
     for name, model in graph.models.items():
         if options := model.spec.serve.options:
             yield f"memory and time are planned without `models.{name}.serve.options` ({', '.join(options)})"
-        for key in ("expert_parallel", "attention_replicas"):
-            if getattr(model.spec.serve, key) > 1:
-                yield f"time is planned without `models.{name}.serve.{key}`, as if layers were divided"
+        serve, default = model.spec.serve, Serve()
+        for key, instead in UNPRICED.items():
+            if getattr(serve, key) != getattr(default, key):
+                yield f"time is planned without `models.{name}.serve.{key}`, as if {instead}"
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:

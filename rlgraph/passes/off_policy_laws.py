@@ -1,7 +1,8 @@
 """Laws about the weights that sampled a node's rows: whose log-probs a ratio, a weight or a baseline is of.
 
 Rows are off-policy for an update where other weights sampled them than those that it changes: an older
-version (``schedule.staleness``), another model, or the same before a first optimizer step. A ratio to what
+version (``schedule.staleness``), another model, the same before a first optimizer step, or the same in fewer
+bits (``serve.quantization``). A ratio to what
 sampled makes up for it, and so do importance weights:
 
     old_logprobs: rollout_logprobs         pi / pi_sampling, one ratio for everything
@@ -32,7 +33,11 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
     if old is rollout:
         return _corrected_twice(graph, node, f"the loss {call.op.name} divides by `{old.name}`'s log-probs")
     if old.op.engine == "train" and old.weights == rollout.weights:
-        return None
+        if not (bits := _quantized(graph, rollout)) or "rollout_weights" in node.called.ins:
+            return None
+        law += f"`{old.writes[0]}` is {source(old)}, and the rows are sampled by {bits}"
+        remedy = _corrections(graph, node, rollout)
+        return refusal("quantized-ratio", law, graph, node, [rollout.name, old.name], remedy)
     law += f"`{old.writes[0]}` is {source(old)}, and the rows are sampled by {rollout.weights}"
     if _newer(old, rollout, node):
         if "rollout_weights" in node.called.ins:
@@ -52,9 +57,10 @@ def on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
     fix = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
     if rollout is None:
         return refusal("off-policy", law + "its rows come from data", graph, node, [], SFT % node.name)
-    if rollout.weights != node.weights and not _weighed(graph, node, rollout):
-        law += f"its rows are sampled by {rollout.weights}, and it updates {node.weights}"
-        stale = rollout.model == node.model and _version(rollout) < 0
+    bits = _quantized(graph, rollout)
+    if (bits or rollout.weights != node.weights) and not _weighed(graph, node, rollout):
+        law += f"its rows are sampled by {bits or rollout.weights}, and it updates {node.weights}"
+        stale = rollout.model == node.model and (bool(bits) or _version(rollout) < 0)
         remedy = _weights(graph, node, rollout) if stale else fix
         return refusal("off-policy", law, graph, node, [rollout.name], remedy)
     if (steps := node.optimizer_steps) > 1:
@@ -113,6 +119,13 @@ def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
     remedy = f"set: {{{', '.join(f'{greedy.name}.{name}: {value}' for name, value in edits.items())}}}"
     names = [rollout.name, greedy.name, base.name]
     return refusal("no-greedy", law.rstrip("; "), graph, node, names, remedy) if edits else None
+
+
+def _quantized(graph: Graph, rollout: Node) -> str:
+    """Return the weights that sample in words, where they have fewer bits than those that train; else ""."""
+    model = graph.models.get(rollout.model or "")
+    kind = model.spec.serve.quantization if model else None
+    return f"{rollout.weights} in {kind} (models.{rollout.model}.serve.quantization)" if kind else ""
 
 
 def _newer(old: Node, rollout: Node, node: Node) -> bool:

@@ -19,7 +19,7 @@ from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
-from rlgraph.engines.sglang_options import REPLICATED, WITHIN
+from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED, WITHIN
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.mesh import devices_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
@@ -122,13 +122,19 @@ def layers_divided(plan: Plan) -> None:
 
 
 def served_in_parts(plan: Plan) -> None:
-    """Check that servers have as many experts on each device, and know copies of attention; of known models.
+    """Check that devices of servers have whole experts, copies of attention and blocks of 8 bits; of known
+    models.
 
     Raises:
         GraphError: they don't.
     """
     for name, model in plan.models.items():
         config = _config(model)
+        if model.serve and model.serve.quantization and (config is None or plan.device != "cuda"):
+            law = f"`{name}` can't be served in {model.serve.quantization}: "
+            law += "that takes Hopper GPUs" if config else "the sizes of its layers are not known"
+            remedy = f"leave out models.{name}.serve.quantization"
+            raise fail("quantization", law, None, remedy=remedy)
         if not model.serve or config is None:
             continue
         devices, copies = model.serve.expert_parallel, model.serve.attention_replicas
@@ -143,6 +149,26 @@ def served_in_parts(plan: Plan) -> None:
             law = f"SGLang has no copies of attention for `{name}`, a {config.model_type} "
             law += f"(models.{name}.serve.attention_replicas)"
             raise fail("attention-replicas", law, None, remedy="leave it out: tensor_parallel alone")
+        if model.serve.quantization:
+            _whole_blocks(name, model.serve, config)
+
+
+def _whole_blocks(name: str, serve: ServePlan, config: Config) -> None:
+    group, heads = serve.tensor_parallel, serve.tensor_parallel // serve.attention_replicas
+    sparse = {config.is_sparse(layer) for layer in range(config.num_hidden_layers)}
+    counts = {
+        "columns of hidden states": config.hidden_size,
+        "columns of queries": config.queries // heads,
+        "columns of keys": config.keys // min(heads, config.key_heads),
+        "columns of the MLP": config.intermediate_size // group * (False in sparse),
+        "columns of an expert": config.expert_size // (group // serve.expert_parallel) * (True in sparse),
+    }
+    for what, count in counts.items():
+        if count % FP8_BLOCK:
+            law = f"the {what} of `{name}`, {count} on each device of a server, are no blocks of {FP8_BLOCK} "
+            law += f"(models.{name}.serve.quantization: {serve.quantization})"
+            remedy = "let a server span fewer devices (serve.tensor_parallel), or leave out quantization"
+            raise fail("quantization", law, None, remedy=remedy)
 
 
 def together(plan: Plan) -> dict[str, int]:

@@ -82,8 +82,10 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
         words += ["activations on the host"] * spec.activation_offload
         words += ["optimizer on the host"] * spec.optimizer_offload
         words += [f"each row over {spec.sequence_parallel} devices"] * (spec.sequence_parallel > 1)
-    elif spec.hosts > 1:
-        words += [f"servers of {spec.tensor_parallel} devices over {spec.hosts} hosts"]
+    else:
+        words += [f"linear layers in {spec.quantization}"] * bool(spec.quantization)
+        span = f"servers of {spec.tensor_parallel} devices over {spec.hosts} hosts"
+        words += [span] * (spec.hosts > 1)
     return f"{spec.engine} ({', '.join(words)})"
 
 

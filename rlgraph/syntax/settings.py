@@ -89,6 +89,9 @@ class Serve(Section):
     hosts: Count = option(1, "of sglang: hosts that one engine spans, whole ones.")
     expert_parallel: Count = option(1, "of sglang: devices of an engine that experts are dealt out to.")
     attention_replicas: Count = option(1, "of sglang: copies of attention in an engine, with rows each.")
+    quantization: Literal["fp8"] | None = option(
+        None, "of sglang on Hopper GPUs: fp8 serves linear layers in 8 bits, by blocks; null: in dtype."
+    )
     restarts: Natural = option(
         3,
         "of sglang: how often in a run a server that is lost is started anew and asked again. "

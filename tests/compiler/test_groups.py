@@ -142,12 +142,12 @@ def test_engines_of_one_device_need_no_host_of_their_own(tmp_path: Path) -> None
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 
 
-def parts_of(folder: Path, model: str, *settings: str) -> Plan:
+def parts_of(folder: Path, model: str, *settings: str, extra: tuple[str, ...] = ()) -> Plan:
     """The plan of a graph whose servers span the eight devices of a host of their own."""
     given = [f"models.policy.serve.{setting}" for setting in settings]
     paths = [f"models.{name}.path={model}" for name in ("policy", "ref")]
     offload = "models.policy.train.optimizer_offload=true"
-    return planned(folder, {"gen": 8, "a": 8, "b": 8}, 8, h100(folder, 3), *paths, offload, *given)
+    return planned(folder, {"gen": 8, "a": 8, "b": 8}, 8, h100(folder, 3), *paths, offload, *given, *extra)
 
 
 def test_copies_of_attention_hold_their_own_tokens_and_weights(tmp_path: Path) -> None:
@@ -204,3 +204,55 @@ def test_experts_and_copies_of_attention_that_cant_be_are_refused(
     with pytest.raises(GraphError) as caught:
         parts_of(tmp_path, model, setting)
     assert law in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", MIXTURE])
+def test_weights_in_8_bits_are_planned_and_noted(tmp_path: Path, model: str) -> None:
+    tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
+    whole = ("expert_parallel=8",) if model == MIXTURE else ()
+    plain, small = (
+        parts_of(tmp_path, model, *whole, *settings, extra=(tis,)) for settings in ((), ("quantization=fp8",))
+    )
+    assert "sglang (bfloat16, linear layers in fp8)" in plan_text(small)
+    size = size_of(model)
+    linear = sum(size.layers)
+    saved = linear * 2 - linear * (1 + 4 / 128**2)
+    held = [plan.peak["gen"].parts["serve weights"] for plan in (plain, small)]
+    assert held[0] - held[1] == pytest.approx(saved / 8, abs=1)
+    assert any("time is planned without `models.policy.serve.quantization`" in note for note in small.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "law"),
+    [
+        ("Qwen/Qwen2.5-0.5B", ("tensor_parallel=2",), "the columns of queries of `policy`, 448 on each"),
+        (MIXTURE, (), "the columns of an expert of `policy`, 96 on each"),
+        (
+            "Qwen/Qwen3-8B",
+            ("addresses=[http://one:1]", "tensor_parallel=1"),
+            "with a quantization of their own",
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            ("engine=transformers", "tensor_parallel=1"),
+            "takes no `models.policy.serve.quantiz",
+        ),
+    ],
+)
+def test_8_bits_that_cant_be_are_refused(
+    tmp_path: Path, model: str, settings: tuple[str, ...], law: str
+) -> None:
+    tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
+    with pytest.raises(GraphError) as caught:
+        parts_of(tmp_path, model, *settings, "quantization=fp8", extra=(tis,))
+    assert law in str(caught.value)
+
+
+def test_8_bits_take_gpus_and_known_sizes() -> None:
+    settings = ["engine=sglang", "quantization=fp8"]
+    given = [f"models.policy.serve.{setting}" for setting in settings]
+    tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
+    with pytest.raises(GraphError, match="that takes Hopper GPUs"):
+        compile_graph("grpo", ["models.policy.path=Qwen/Qwen3-8B", tis, *given])
+    with pytest.raises(GraphError, match="the sizes of its layers are not known"):
+        compile_graph("grpo", ["models.policy.path=some/model", tis, *given])

@@ -198,3 +198,29 @@ def test_a_policy_update_measures_the_engines_wherever_the_rollout_is_that_of_it
     other += ", sft: {op: update.policy, model: policy, in: {tokens: t, loss_mask: m}, loss: {kind: sft}}}"
     graph = lowered("grpo", other)
     assert set(graph.node("sft").call.ins) == {"tokens", "loss_mask"}
+
+
+FP8 = "set: {models.policy.serve.engine: sglang, models.policy.serve.quantization: fp8}"
+
+
+@pytest.mark.parametrize("base", ["ppo", "grpo", "gspo", "cispo", "reinforce_pp"])
+def test_a_rollout_in_8_bits_wants_a_correction_and_each_that_is_named_makes_it_legal(base: str) -> None:
+    (problem,) = problems(base, FP8)  # of the same version, and even where the recompute would be left out
+    assert problem.kind == "quantized-ratio"
+    assert "sampled by policy@v in fp8 (models.policy.serve.quantization)" in problem.law
+    ways = named(problem.remedy)
+    assert len(ways) == 3
+    for way in ways:
+        lowered(base, FP8, *way)
+
+
+@pytest.mark.parametrize("base", ["gpg", "rloo"])
+def test_a_loss_without_a_ratio_wants_weights_for_8_bits(base: str) -> None:
+    (problem,) = problems(base, FP8)
+    assert problem.kind == "off-policy" and "policy@v in fp8" in problem.law
+    ((edit,),) = named(problem.remedy)
+    lowered(base, FP8, edit)
+
+
+def test_a_model_of_its_own_may_be_served_in_8_bits() -> None:
+    lowered("grpo", FP8.replace("policy", "ref"))

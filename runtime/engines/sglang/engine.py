@@ -31,6 +31,7 @@ from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
+from rlgraph.runtime.engines.sglang.fp8 import check_device, overridden, quantized
 from rlgraph.runtime.engines.sglang.hosts import Follower, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import options_of
@@ -76,6 +77,7 @@ class SglangEngine:
         sync_folder: of ``disk``, that those servers see.
         pool: the process group of all who do as this engine does; they wait for one another around what
             is done to servers that several of them use.
+        quantization: ``fp8``: linear layers are served in 8 bits.
         ranks: the workers whose devices one server spans, the first of which leads.
         starts: of a server over several hosts, for the first worker on each of them.
         config, trust_remote_code: as ``models.NAME``.
@@ -108,6 +110,7 @@ class SglangEngine:
         transport: str = "broadcast",
         sync_folder: str | None = None,
         pool: dist.ProcessGroup | None = None,
+        quantization: str | None = None,
         ranks: ServerRanks | None = None,
         starts: Starts | None = None,
         config: Mapping[str, Any] | None = None,
@@ -126,6 +129,10 @@ class SglangEngine:
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
         self.ranks = ranks
+        self.quantization = quantization
+        if quantization and self.device == "cuda":
+            check_device(torch.cuda.get_device_capability())
+        own = overridden(options_of(files)) if quantization else options_of(files)
         self.follower: Follower | None = None
         keeps = keeps and restarts > 0
         self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
@@ -139,7 +146,7 @@ class SglangEngine:
                 group,
                 max_cached_tokens,
                 max_rows,
-                {**(options or {}), **options_of(files)},
+                {**(options or {}), **own},
             )
             if starts and not leads:
                 self.follower = Follower(launch, logs, devices, host, starts)
@@ -243,6 +250,8 @@ class SglangEngine:
         sent = list[str]()
         kept = ((name, t) for name, t in noted(named, sent) if not (self.tied and name == "lm_head.weight"))
         parameters, arrived = cast(kept, self.dtype), True
+        if self.quantization:
+            parameters = quantized(parameters)
         if self.supervisor:
             arrived = self.supervisor.load(parameters, version)
         elif self.ranks:
@@ -272,6 +281,7 @@ class SglangEngine:
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
         assert isinstance(self.supervisor, SglangSupervisor)
+        assert not self.quantization, "weights in 8 bits come by a sync"
         self._check_idle("load_pretrained")
         self.supervisor.load_pretrained()
         self.version = 0
