@@ -67,6 +67,7 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
     assert model.train
     kind, optimizer = TRAINING[model.train.engine], model.optimizer and model.optimizer.model_dump()
     options = model.train.model_dump(include={*kind.options})
+    options |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
     engine = resolve_name(kind.builder)(path, head=model.head, optimizer=optimizer, **options)
     engine.load(str(checkpoint))
     engine.export(str(to))

@@ -13,6 +13,7 @@ import torch
 from families import build, expected, family_of, objective, plain, scored
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.nodes.support.ragged import Ragged
@@ -23,6 +24,7 @@ from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+from rlgraph.runtime.export import _write
 from rlgraph.runtime.run import run_graph
 
 NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -62,6 +64,18 @@ def test_the_train_and_the_serve_engine_read_the_changed_config(
     engine.export(str(tmp_path / "exported"))
     with torch.no_grad():
         torch.testing.assert_close(expected(plain(tmp_path / "exported")), changed, **NEAR)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_checkpoint_is_exported_with_it(llama: Path, tmp_path: Path) -> None:
+    given = [f"models.policy.path={llama}", f"models.policy.config={json.dumps({'rope_scaling': LINEAR})}"]
+    policy = compile_graph("grpo", [*given, "models.ref.config=${models.policy.config}"], 1).models["policy"]
+    engine = FsdpEngine(str(llama), optimizer={"lr": 1e-3}, config=policy.config)
+    engine.save(str(tmp_path / "saved"))
+    _write(policy, tmp_path / "saved", tmp_path / "exported")
+    with torch.no_grad():
+        scores = expected(plain(tmp_path / "exported"))
+    torch.testing.assert_close(scores, engine.logprobs(**scored()).values, **NEAR)
 
 
 @pytest.mark.usefixtures("one_rank")
