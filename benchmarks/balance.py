@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rlgraph.costs.formulas import row_work
+from rlgraph.costs.workload import row_work
 from rlgraph.runtime.columns.layouts import spread
 
 SIZES = [(16, 2), (64, 8), (128, 8), (512, 8), (256, 64), (512, 64), (1024, 64), (1024, 128), (2048, 256)]

@@ -9,7 +9,8 @@ times as long.
 What is replaced, because fakes have no values: reading weights from files, transformers' question whether
 it is being traced (it would make masks) and whether rows are packed, and peft's moving of adapters to a
 device; whether packed rows need a mask is said by the setting. Tensors are on the CPU, whose fused attention
-keeps what CUDA's flash and memory-efficient kernels keep, the output and a sum for each row. Not seen:
+keeps what CUDA's flash and memory-efficient kernels keep, the output and a sum for each row; in a ring, where
+a chunk attends to all tokens up to its end and a CPU would make a mask, it attends without one. Not seen:
 streams, the allocator's rounding and fragmentation, work space inside kernels, and what NCCL and CUDA take.
 """
 
@@ -34,11 +35,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rlgraph.costs.limits import MASK
+from rlgraph.costs.limits import MASK, ring_ranks
 from rlgraph.costs.model_size import CARDS, size_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
@@ -48,9 +50,9 @@ from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
-from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.memory.activations import HostTensor
 from rlgraph.runtime.engines.metric_sums import MetricSums
+from rlgraph.runtime.engines.sequence.groups import SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.worker.process_groups import hybrid_mesh, strided_mesh
 from rlgraph.syntax.source import read
@@ -190,7 +192,7 @@ def _received(collective: str, args: Any) -> int:
     if collective == "allgather_":
         return sum(part.nbytes for part in first[0]) - second[0].nbytes
     if collective == "alltoall_base_":
-        ranks = dist.ProcessGroup.unbox(args[2]).size()
+        ranks = sum(map(bool, args[3])) if args[3] else dist.ProcessGroup.unbox(args[2]).size()
         return int(first.nbytes) * (ranks - 1) // ranks
     ranks = dist.ProcessGroup.unbox(second).size()
     return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks
@@ -251,7 +253,8 @@ def _run(setting: Setting, layers: int) -> tuple[dict[str, Counter[str]], Counte
         masked = setting.packed != "varlen"
         stack.enter_context(patch.object(attention, "needs_mask", lambda *_: masked))
         sequence = sequence_group(dist.group.WORLD, setting.sequence)
-        batch = _batch(setting, sequence)
+        key_heads = size_of(setting.model).config.key_heads
+        batch = _batch(setting, replace(sequence, ring=ring_ranks(key_heads, setting.sequence)))
         fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
         made = _engine(setting, path, where, sequence, live)
@@ -373,6 +376,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(pretrained, "_copy_columns", lambda *_: None)
     yield patch("transformers.masking_utils.is_tracing", lambda _tensor=None: False)
     yield patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+    yield patch.object(attention, "_to_the_end", _to_all)
     yield patch.object(torch.nn.Module, "to", lambda module, *_, **__: module)
     yield patch.object(FSDPParamGroup, "unshard", live.within(GATHERED, FSDPParamGroup.unshard))
     yield patch.object(
@@ -410,6 +414,12 @@ def _replaced(live: Live) -> Iterator[Any]:
 
     yield patch.object(torch.UntypedStorage, "resize_", resized)
     yield patch.object(FSDPParamGroup, "post_backward", reduced)
+
+
+def _to_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """Attention of as many bytes as that of the last tokens of rows."""
+    out = scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:

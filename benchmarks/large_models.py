@@ -11,7 +11,8 @@ the engine receives than the algorithm must:
     all-gather       bfloat16 weights, twice in an update, once in a log-prob pass (ZeRO-3, arXiv 1910.02054)
     reduce-scatter   float32 gradients, once per micro-batch
     all-reduce       float32 shards of gradients, once per update, by a ring between replicas
-    all-to-all       queries, keys, values and outputs, once per pass of a layer (arXiv 2309.14509)
+    all-to-all       queries, keys, values and outputs, once per pass of a layer (arXiv 2309.14509), and what
+                     rings gather of keys and values
 
 The target: planned / held from 0.98 to 1.15. Ends with 1 where a row is outside.
 """
@@ -23,6 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from fake_engine import Setting, collected, measured
 from memory_fake import HIGH, LOW, name_of, predicted, predicted_bytes
@@ -60,8 +62,10 @@ def ideal_bytes(setting: Setting) -> Counter[str]:
     replicas, config = setting.world // shard, size.config
     passes = 2 if update and replicas > 1 else 1  # micro-batches, as ``collected`` runs them
     others, weights = (shard - 1) / shard, passes * size.parameters
-    heads = config.queries + max(config.keys, sequence * config.head_size)
-    shared = 2 * heads * setting.tokens / sequence * (sequence - 1) / sequence * 2 * config.num_hidden_layers
+    heads = gcd(sequence, config.key_heads)  # the other ranks are in rings, which gather keys and values
+    traded = (config.queries + config.keys) * setting.tokens / sequence * (heads - 1) / heads
+    gathered = config.keys / heads * setting.tokens * (1 - heads / sequence)
+    shared = 2 * (traded + gathered) * 2 * config.num_hidden_layers
     ideal = {"_allgather_base_": (2 if update else 1) * 2 * weights * others}
     ideal["alltoall_base_"] = passes * ((3 if setting.recompute else 2) if update else 1) * shared
     if update:

@@ -6,15 +6,15 @@ shortest. Rows and tokens are those of the busiest device; bytes are those that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.limits import SMALL, key_repeats
+from rlgraph.costs.limits import SMALL, ring_ranks
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.plan_size import part_of
-from rlgraph.costs.workload import Lengths
+from rlgraph.costs.workload import Lengths, row_work
 
 WORST, BEST = 0, 1
 WIDTH = {"float32": 4, "bfloat16": 2}  # bytes of a number
@@ -127,18 +127,6 @@ class Tokens:
     passes: int  # micro-batches
 
 
-def row_work(tokens: Any, squares: Any, share: float) -> Any:
-    """Return the work of rows, or of an array of rows, in tokens of a row so short that attention is nothing.
-
-    A row of n tokens takes ``n (1 + share n / 2)``: token i sees i columns. See ``Size.attention_share``.
-
-    Example:
-        >>> row_work(1000, 1000**2, share=0.001)
-        1500.0
-    """
-    return tokens + share * squares / 2
-
-
 def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     """Return the seconds of a pass without gradients: 2 N FLOPs per token, and attention."""
     compute = _compute(size, rates, work, 1, rates.efficiency.score)
@@ -210,18 +198,29 @@ def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:
 
 
 def exchange_bytes(size: Size, rates: Rates, tokens: float) -> float:
-    """Return the bytes of the all-to-alls of one pass in which a group shares so many tokens
-    (DeepSpeed-Ulysses, arXiv 2309.14509): queries, keys, values and what attention puts out."""
-    config = size.config
-    shared = (config.keys + config.values) * key_repeats(config.key_heads, rates.devices)
-    numbers = (config.queries + config.outputs + shared) * tokens / rates.devices
-    return config.num_hidden_layers * numbers * rates.width * rates.away
+    """Return the bytes of one pass in which a group shares so many tokens: all-to-alls of queries, keys,
+    values and what attention puts out (DeepSpeed-Ulysses, arXiv 2309.14509), and keys and values of the whole
+    width that a ring gathers (Llama 3, arXiv 2407.21783, section 3.3.2)."""
+    return sum(moved for _, _, moved in _exchanges(size, rates, tokens))
 
 
 def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> float:
-    """Return the seconds of these all-to-alls, four in each layer of a pass, which nothing hides."""
-    latency = 4 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
-    return rates.travel(exchange_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
+    """Return the seconds of these exchanges in each layer of a pass, which nothing hides."""
+    latency = size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
+    exchanges = _exchanges(size, rates, tokens)
+    return sum(among.travel(moved) + count * latency for among, count, moved in exchanges)
+
+
+def _exchanges(size: Size, rates: Rates, tokens: float) -> Iterator[tuple[Rates, int, float]]:
+    """Yield which devices exchange something, how often in each layer, and the bytes of all layers."""
+    config, numbers = size.config, size.config.num_hidden_layers * tokens * rates.width
+    seen = config.keys + config.values
+    ring = ring_ranks(config.key_heads, rates.devices)
+    within = replace(rates, devices=rates.devices // ring, replicas=rates.replicas * ring)
+    if within.devices > 1:
+        yield within, 4, numbers * (config.queries + config.outputs + seen) / rates.devices * within.away
+    if ring > 1:
+        yield rates, 2, numbers * seen / within.devices * (ring - 1) / ring
 
 
 def host_step_seconds(numbers: int, rates: Rates) -> float:

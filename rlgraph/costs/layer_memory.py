@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
-from rlgraph.costs.limits import MASK, key_repeats, needs_mask
+from rlgraph.costs.limits import MASK, needs_mask, ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
 
@@ -36,24 +36,27 @@ class Layer:
         In b: queries and keys as they enter attention, values, and what comes out; of each norm its scaled
         input and its output; and of the MLP. In float32: each norm's input. A norm of queries and keys keeps
         as much of them. Frozen weights need no input: only adapters and what has no weights do. Where ranks
-        share tokens, what attention puts out stays with all tokens of some heads, and as it came back.
+        share tokens, what attention puts out stays with all tokens of some heads, and as it came back; in a
+        ring, keys and values of the tokens of all its ranks.
         """
         config = self.size.config
         hidden, queries, out = config.hidden_size, config.queries, config.outputs
         norms = config.norms * hidden + (queries + config.keys if config.normed else 0)
-        read = queries + out if self.masked else (config.keys + config.values) * self.repeats
-        attention = queries + out * (2 if self.ranks > 1 else 1) + read
-        if (
-            config.model_type == "phi3" and not self.masked
-        ):  # values are a view of all that one layer puts out
-            attention += queries + config.keys
+        attention = queries + out * (2 if self.ranks > 1 else 1)
+        if self.masked:
+            attention += (queries + out) * self.ring + (queries if self.ring > 1 else 0)
+        else:
+            attention += (config.keys + config.values) * self.ring
+            if config.model_type == "phi3":  # values are a view of all that one layer puts out
+                attention += queries + config.keys
         scaled = norms * (MASTER if config.wide_norms else self.width) if self.adapted is None else 0
         outputs = hidden * (self._trains(*QUERIED) + self._trains(*RAISED))
         return self.width * (attention + outputs + self.mlp) + scaled + MASTER * norms
 
     @property
-    def repeats(self) -> int:
-        return key_repeats(self.size.config.key_heads, self.ranks)
+    def ring(self) -> int:
+        """Return how many ranks share the tokens of the same heads."""
+        return ring_ranks(self.size.config.key_heads, self.ranks)
 
     @property
     def mlp(self) -> int:

@@ -31,11 +31,12 @@ def needs_mask(device: str, dtype: str, head: int) -> bool:
     return device != "cuda" or dtype not in ("bfloat16", "float16") or head % 8 > 0 or not 16 <= head <= 256
 
 
-def key_repeats(key_heads: int, ranks: int) -> int:
-    """Return how often key and value heads are there where each of some ranks that share tokens has one.
+def ring_ranks(key_heads: int, ranks: int) -> int:
+    """Return how many of the ranks that share a row share the tokens of the same heads, a ring: as few as the
+    key and value heads allow.
 
     Example:
-        >>> key_repeats(8, 4), key_repeats(8, 16)
+        >>> ring_ranks(8, 4), ring_ranks(8, 16)
         (1, 2)
     """
     return ranks // gcd(key_heads, ranks)

@@ -190,7 +190,8 @@ class Footprint:
         assert model.train
         tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
-        beside = mask_bytes(model, size, tokens, int(most), self.cluster.device)
+        ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
+        beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring
         beside += own * bytes_beside(self.plan, step)
         offloads = model.train.activation_offload and self.cluster.device == "cuda"
         return Pass(part_of(size, mesh.tensor), model, mesh.shard, own, beside, mesh.replicate, offloads)

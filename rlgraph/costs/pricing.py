@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from rlgraph.costs import formulas, muon
 from rlgraph.costs.calibration import RATES, Calibration
 from rlgraph.costs.efficiency import ASSUMED
-from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens, row_work
+from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
 from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.plan_size import part_of, planned_size
+from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, devices_of, mesh_of

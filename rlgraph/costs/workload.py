@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rlgraph.ir.plan import Function, Plan, Step
 from rlgraph.ops.declare import Role
@@ -173,3 +174,15 @@ def bytes_beside(plan: Plan, step: Step) -> int:
     read = (plan.columns[step.phase][name] for name in step.reads)
     cells = (c.type.cell_bytes(c.sizes, c.stored) for c in read if c.type.fixed and c.type.axis)
     return sum(filter(None, cells))
+
+
+def row_work(tokens: Any, squares: Any, share: float) -> Any:
+    """Return the work of rows, or of an array of rows, in tokens of a row so short that attention is nothing.
+
+    A row of n tokens takes ``n (1 + share n / 2)``: token i sees i columns. See ``Size.attention_share``.
+
+    Example:
+        >>> row_work(1000, 1000**2, share=0.001)
+        1500.0
+    """
+    return tokens + share * squares / 2

@@ -49,20 +49,21 @@ def part(serve: ServePlan) -> int:
     return serve.tensor_parallel // serve.hosts
 
 
-def sharing(plan: Plan, ranks: int) -> list[str]:
-    """Return the models whose rows so many devices may share; one that shares weights has the other's."""
+def sharing(plan: Plan) -> list[str]:
+    """Return the models whose rows devices may share; one that shares weights has the other's."""
     return [
         name
         for name, model in plan.models.items()
-        if model.train and model.train.tensor_parallel == 1 and not model.shares
-        if (heads := _heads(model)) and heads % ranks == 0
+        if model.train and model.train.tensor_parallel == 1 and not model.shares and _config(model)
     ]
 
 
-def _heads(model: ModelPlan) -> int:
-    """Return a model's query heads; 0 where its size is not known."""
-    config = _config(model)
-    return config.num_attention_heads if config else 0
+def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
+    """Return by how many devices rows may be shared, to try: devices of a host, then whole hosts."""
+    sizes, most = [size for size in GROUPS[1:] if per_host % size == 0], max(plan.pools.values())
+    while (size := 2 * max(per_host, *sizes)) <= most:
+        sizes.append(size)
+    return sizes
 
 
 def _config(model: ModelPlan) -> Config | None:
@@ -71,24 +72,6 @@ def _config(model: ModelPlan) -> Config | None:
         return planned_size(model).config
     except GraphError:
         return None
-
-
-def heads_shared_out(plan: Plan) -> None:
-    """Check that ranks which share the tokens of a row each get as many query heads; of known models.
-
-    Raises:
-        GraphError: they don't.
-    """
-    for name, model in plan.models.items():
-        if not model.train or model.train.sequence_parallel == 1:
-            continue
-        ranks, devices = model.train.sequence_parallel, plan.pools[model.train.pool]
-        heads = _heads(model) or ranks  # else the engine asks the model itself
-        if heads % ranks:
-            law = f"the {heads} query heads of `{name}` can't be shared out among {ranks} devices "
-            law += f"(models.{name}.train.sequence_parallel)"
-            both = [str(n) for n in range(1, heads + 1) if not heads % n and not devices % n]
-            raise fail("sequence-parallel", law, None, both)
 
 
 def layers_divided(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
-from rlgraph.planning.device_groups import GROUPS, has_groups, sharing
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing, sharing_sizes
 from rlgraph.planning.host_memory import fits
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
@@ -99,10 +99,10 @@ def _grouped(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
 
 
 def _sharing(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
-    """Yield the rows of every model that trains shared by more devices of a host."""
-    plan, host = footprint.plan, footprint.cluster.devices
-    for ranks in (size for size in GROUPS[1:] if host % size == 0):
-        trains = {name: train for name in sharing(plan, ranks) if (train := plan.models[name].train)}
+    """Yield the rows of every model that trains shared by more devices, of a host and then of several."""
+    plan = footprint.plan
+    trains = {name: train for name in sharing(plan) if (train := plan.models[name].train)}
+    for ranks in sharing_sizes(plan, footprint.cluster.devices):
         fewer = {name: train.pool for name, train in trains.items() if train.sequence_parallel < ranks}
         if names := [name for name, pool in fewer.items() if plan.pools[pool] % ranks == 0]:
             words = " ".join(f"models.{name}.train.sequence_parallel={ranks}" for name in names)

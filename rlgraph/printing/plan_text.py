@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
-from rlgraph.errors import visible
+from rlgraph.costs.limits import ring_ranks
+from rlgraph.costs.plan_size import planned_size
+from rlgraph.errors import GraphError, visible
 from rlgraph.ir.intervals import words
 from rlgraph.ir.mesh import Mesh, mesh_of
-from rlgraph.ir.plan import ColumnPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
 from rlgraph.units import range_text, size_text
 
@@ -33,7 +36,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     for name, model in plan.models.items():
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
         mesh = mesh_of(plan, name) if model.train else None
-        by = " and ".join(_engine(e, mesh) for e in (model.train, model.serve) if e) or "no engine"
+        by = " and ".join(_engine(e, mesh, model) for e in (model.train, model.serve) if e) or "no engine"
         if model.shares:
             by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
         rate = f", lr {model.rate}" if model.rate else ""
@@ -72,7 +75,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     yield from (f"still open: {name} (give it as {name}=...)" for name in plan.open_values)
 
 
-def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
+def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) -> str:
     """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, each row over 2 devices)``."""
     words: list[str] = [spec.dtype]
     if isinstance(spec, TrainPlan):
@@ -81,12 +84,22 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None) -> str:
         words += ["computing activations again"] * bool(spec.recompute)
         words += ["activations on the host"] * spec.activation_offload
         words += ["optimizer on the host"] * spec.optimizer_offload
-        words += [f"each row over {spec.sequence_parallel} devices"] * (spec.sequence_parallel > 1)
+        words += [_sharing(model, spec.sequence_parallel)] * (spec.sequence_parallel > 1)
     else:
         words += [f"linear layers in {spec.quantization}"] * bool(spec.quantization)
         span = f"servers of {spec.tensor_parallel} devices over {spec.hosts} hosts"
         words += [span] * (spec.hosts > 1)
     return f"{spec.engine} ({', '.join(words)})"
+
+
+def _sharing(model: ModelPlan, ranks: int) -> str:
+    """Return text such as ``each row over 16 devices, 8 for its 8 key heads x 2 in a ring``."""
+    text = f"each row over {ranks} devices"
+    with suppress(GraphError):  # of a model of unknown size: the engine asks the model itself
+        heads = planned_size(model).config.key_heads
+        if (ring := ring_ranks(heads, ranks)) > 1:
+            text += f", {ranks // ring} for its {heads} key heads x {ring} in a ring"
+    return text
 
 
 def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     micro       tokens of a micro-batch; activations kept or computed again
     host        where nothing fits: optimizers on the host, then activations too
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
-    sequence    then: the tokens of each row shared by devices of a host
+    sequence    then: the tokens of each row shared by devices of a host; where nothing fits, of several too
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
 A first look over coarse splits, then a closer one around the best of them.
@@ -28,7 +28,7 @@ from rlgraph.costs.muon import may_step_on_host
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.device_groups import GROUPS, has_groups, sharing
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing, sharing_sizes
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import flow
 from rlgraph.units import middle, size_text
@@ -72,7 +72,7 @@ class PoolLayout:
         pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
         settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
         if self.sequence:
-            for name in sharing(plan, self.sequence):
+            for name in sharing(plan):
                 settings[f"models.{name}.train.sequence_parallel"] = self.sequence
         for name, model in plan.models.items():
             if model.train:
@@ -160,10 +160,11 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
     if best := _best_layout(tried):
         tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
     # where nothing fits, it is not known which of the splits long rows leave the best
-    starts: list[int | None] = [None] if any(candidate.fits for candidate in tried) else [*splits]
+    fits = any(candidate.fits for candidate in tried)
+    starts: list[int | None] = [None] if fits else [*splits]
     for at in starts:
         if best := _best_layout(tried, at):
-            tried += _all(sequences(plan, best, per_host), plan, total, attempt)
+            tried += _all(sequences(plan, best, per_host, per_host if fits else total), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -198,12 +199,12 @@ def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[
         yield replace(best, micro=micro, recompute=again, shard=size)
 
 
-def sequences(plan: Plan, best: PoolLayout, per_host: int) -> Iterator[PoolLayout]:
-    """Yield the best layout with rows that devices of a host share, and micro-batches as large on each; where
-    the graph asks for such rows, with rows on one device too."""
+def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int) -> Iterator[PoolLayout]:
+    """Yield the best layout with rows that at ``most`` so many devices share, and micro-batches as large
+    on each; where the graph asks for such rows, with rows on one device too."""
     trains = [model.train for model in plan.models.values() if model.train]
     sizes = [1] * any(train.sequence_parallel > 1 for train in trains)
-    sizes += [size for size in GROUPS[1:] if per_host % size == 0 and sharing(plan, size)]
+    sizes += [size for size in sharing_sizes(plan, per_host) if sharing(plan) and size <= most]
     again = any(model.optimizer and model.train for model in plan.models.values())
     for size, micro, recompute in product(sizes, MICRO, (False, True) if again else (False,)):
         yield replace(best, micro=size * micro, recompute=recompute, sequence=size)

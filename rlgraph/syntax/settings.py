@@ -157,7 +157,7 @@ class Train(Section):
     sequence_parallel: Count = option(
         1,
         "consecutive devices that share the tokens of each row, for rows whose activations no device "
-        "holds; it divides the devices of the pool and the model's query heads.",
+        "holds; it divides the devices of the pool.",
     )
     tensor_parallel: Count = option(
         1,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.costs.formulas import row_work
 from rlgraph.costs.pricing import attention_share
+from rlgraph.costs.workload import row_work
 from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout

@@ -19,11 +19,13 @@ Shapes: query ``[lanes, heads, width, size]``; key and value ``[lanes, groups, w
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 import torch._dynamo
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,7 +36,7 @@ GRAPHS = (
     64  # most compiled graphs of one function, where torch would give up after 8 and run the rest as it is
 )
 REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
-OVER = "_over_"  # in a name, before the group of ranks that share the tokens: fsdp/sequence.py
+OVER = "_over_"  # in a name, before the group of ranks that share the tokens: sequence/attention.py
 VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch
 
 
@@ -92,6 +94,65 @@ def attend_packed(
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
 
 
+def attend_from(
+    chunks: Sequence[int],
+    attend: Callable[..., Any],
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend from some chunks of rows to all keys up to the end of each: ``[lanes, chunk, heads, size]``.
+
+    Args:
+        chunks: their numbers, of equal parts of the width.
+        attend: what attends under a dense mask.
+        module: the layer's attention.
+        query: ``[lanes, heads, chunk, size]``, the first chunk of all rows, then the second.
+        key, value: ``[rows, groups, width, size]``.
+        attention_mask: as ``attend_packed`` takes it: the ends of all rows of the width, or blocks whose
+            queries are those of the chunks one behind the other; dense, ``[lanes, 1, chunk, width]``.
+        scaling: of the scores.
+        more: for ``attend``.
+    """
+    if isinstance(attention_mask, BlockMask):
+        behind = torch.cat(query.chunk(len(chunks)), dim=2)
+        out = flex(behind, key, value, attention_mask, scaling).transpose(1, 2)
+        return torch.cat(out.chunk(len(chunks), dim=1)), None
+    found = []
+    for place, (number, part) in enumerate(zip(chunks, query.chunk(len(chunks)), strict=True)):
+        start, end = number * part.shape[2], (number + 1) * part.shape[2]
+        keys, values = key[:, :, :end], value[:, :, :end]
+        if attention_mask is None:
+            out = _to_the_end(part, keys, values, scaling)
+        elif attention_mask.dtype == torch.int32:
+            ends, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+            flat = [tensor[0].transpose(0, 1) for tensor in (part, keys, values)]
+            own = ends.clamp(start, end) - start
+            out = end_to_end(*flat, own, longest, scaling, ends.clamp(max=end))[None]
+        else:
+            own = attention_mask.chunk(len(chunks))[place][..., :end]
+            out, _ = attend(module, part, keys, values, own, scaling=scaling, **more)
+        found.append(out)
+    return torch.cat(found), None
+
+
+def _to_the_end(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Attend causally from the last tokens of rows: ``[rows, width, heads, size]``, of a wide query's."""
+    grouped = query.device.type == "cpu" or query.dtype != torch.float32
+    if not grouped:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    causal = causal_lower_right(query.shape[2], key.shape[2])
+    options = {"attn_mask": causal, "scale": scale, "enable_gqa": grouped}
+    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)
+
+
 def flex(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -123,6 +184,7 @@ def end_to_end(
     ends: torch.Tensor,
     longest: int,
     scale: float | None = None,
+    key_ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally to rows that lie end to end: ``[tokens, heads, size]``, as the query.
 
@@ -132,14 +194,16 @@ def end_to_end(
         ends: of each row, behind a 0: int32 ``[rows + 1]``.
         longest: tokens of the longest row.
         scale: of the scores; by default ``size ** -0.5``.
+        key_ends: of each row's keys, if there are more than queries, which are its last.
     """
+    keys = ends if key_ends is None else key_ends
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in VARLEN else {"is_causal": True}
     if "enable_gqa" in VARLEN:
         options["enable_gqa"] = True
     else:
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
-    return varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, **options)
+    return varlen_attn(query, key, value, ends, keys, longest, longest, scale=scale, **options)
 
 
 def attend(

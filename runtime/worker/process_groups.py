@@ -35,7 +35,7 @@ from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
-from rlgraph.runtime.engines.fsdp.sequence import RowGroup, SequenceGroup, row_group, sequence_group
+from rlgraph.runtime.engines.sequence.groups import RowGroup, SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
 

@@ -26,7 +26,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling, Totals
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.packing import packs
-from rlgraph.runtime.engines.fsdp.sequence import sequence_group
+from rlgraph.runtime.engines.sequence.groups import sequence_group
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "max_grad_norm": 1e9, "weight_decay": 0.1}

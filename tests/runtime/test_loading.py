@@ -28,8 +28,8 @@ from transformers import (
 
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.fsdp.sequence import row_group
 from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.sequence.groups import row_group
 from rlgraph.runtime.engines.weights import pretrained
 from rlgraph.runtime.engines.weights.naming import pieces_of
 from rlgraph.runtime.worker.process_groups import strided_mesh

@@ -19,6 +19,14 @@ from rlgraph.costs.memory import Item
 
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 LONG = Setting(EIGHT, tokens=32768, row=32768)
+FEW_HEADS = Setting(MIXTURE, world=16, sequence=16, tokens=2**15, row=2**15)
+RINGS = (
+    replace(LONG, world=64, sequence=64, tokens=2**18, row=2**18),
+    replace(LONG, world=16, sequence=16, tokens=2**17, row=2**17, recompute=False),
+    replace(LONG, world=16, sequence=16, step="logprobs"),
+    Setting(EIGHT, world=16, sequence=16, packed="varlen", recompute=False),
+    Setting(EIGHT, world=16, sequence=16, packed="mask", recompute=False),
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +42,8 @@ LONG = Setting(EIGHT, tokens=32768, row=32768)
         Setting(MIXTURE, tokens=4096, recompute=False),
         *(pytest.param(replace(LONG, sequence=ranks), marks=pytest.mark.nightly) for ranks in (1, 2, 8)),
         replace(LONG, sequence=4, recompute=False),
+        replace(LONG, world=16, sequence=16),
+        *(pytest.param(setting, marks=pytest.mark.nightly) for setting in RINGS),
         pytest.param(replace(LONG, sequence=8, step="ref"), marks=pytest.mark.nightly),
         pytest.param(Setting(EIGHT, sequence=4, packed="mask", recompute=False), marks=pytest.mark.nightly),
         pytest.param(replace(LONG, model=MIXTURE, world=16, sequence=16), marks=pytest.mark.nightly),
@@ -100,6 +110,19 @@ def test_predicted_bytes_are_what_the_engine_receives(setting: Setting) -> None:
     assert counted.keys() == received.keys()
     for collective, size in counted.items():
         assert memory_fake.LOW <= size / received[collective] <= memory_fake.HIGH, collective
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        replace(LONG, world=16, sequence=16),
+        *(pytest.param(setting, marks=pytest.mark.nightly) for setting in (*RINGS[:3], FEW_HEADS)),
+    ],
+    ids=memory_fake.name_of,
+)
+def test_exchanges_of_rings_are_what_is_predicted(setting: Setting) -> None:
+    counted, received = memory_fake.predicted_bytes(setting), fake_engine.collected(setting)
+    assert counted["alltoall_base_"] == received["alltoall_base_"] > 0
 
 
 @pytest.mark.parametrize(

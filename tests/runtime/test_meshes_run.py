@@ -24,6 +24,8 @@ MESHES: dict[str, dict[str, int]] = {  # of four devices, as settings of each mo
     "shard 4": {},
     "shard 2 x 2 replicas": {"shard": 2},
     "shard 2 x 2 replicas, rows over 2": {"shard": 2, "sequence_parallel": 2},
+    # its model has two key heads
+    "shard 2 x 2 replicas, rows over 4 in rings of 2": {"shard": 2, "sequence_parallel": 4},
 }
 NEXT = dict(zip(MESHES, [*MESHES][1:] + [*MESHES][:1], strict=True))  # on which a killed run goes on
 

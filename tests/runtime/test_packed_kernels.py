@@ -66,21 +66,22 @@ class Kernels:
         window_size: tuple[int, int] = (-1, -1),
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Causal attention of each row by itself: ``[tokens, heads, size]``."""
+        """Causal attention of each row by itself, from its last tokens: ``[tokens, heads, size]``."""
         self.rows += 1
-        lengths = cu_seq_q.diff()
-        assert cu_seq_q.dtype == torch.int32 and cu_seq_q.stride() == (1,) and window_size == (-1, 0)
-        assert torch.equal(cu_seq_q, cu_seq_k) and max_q == max_k == int(lengths.max())
-        assert cu_seq_q[0] == 0 and cu_seq_q[-1] == len(query), "what no row covers is not computed"
+        lengths, keys = cu_seq_q.diff(), cu_seq_k.diff()
+        assert (lengths <= keys).all() and max_q == max_k >= int(keys.max())
+        for ends, tensor in ((cu_seq_q, query), (cu_seq_k, key)):
+            assert ends.dtype == torch.int32 and ends.stride() == (1,) and window_size == (-1, 0)
+            assert ends[0] == 0 and ends[-1] == len(tensor), "what no row covers is not computed"
         assert enable_gqa or query.shape[1] == key.shape[1]
-        parts = [tensor.split(lengths.tolist()) for tensor in (query, key, value)]
+        parts = query.split(lengths.tolist()), *(tensor.split(keys.tolist()) for tensor in (key, value))
         found = [self._row(*each, scale) for each in zip(*parts, strict=True)]
         return torch.cat(found)
 
     def _row(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
         q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        return out.transpose(0, 1)
+        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        return scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True).transpose(0, 1)
 
     def flex(
         self,
@@ -100,10 +101,9 @@ class Kernels:
 
 
 def dense(mask: BlockMask) -> torch.Tensor:
-    """The cells that flex attention lets see each other: bool ``[width, width]``."""
-    width, size = mask.seq_lengths[0], mask.BLOCK_SIZE[0]
-    at = torch.arange(width)
-    by_cell = mask.mask_mod(torch.tensor(0), torch.tensor(0), at[:, None], at[None, :])
+    """The cells that flex attention lets see each other: bool ``[queries, keys]``."""
+    size, (queries, keys) = mask.BLOCK_SIZE[0], (torch.arange(length) for length in mask.seq_lengths)
+    by_cell = mask.mask_mod(torch.tensor(0), torch.tensor(0), queries[:, None], keys[None, :])
     partial, full = (
         blocks(counts, columns).repeat_interleave(size, 0).repeat_interleave(size, 1)
         for counts, columns in (

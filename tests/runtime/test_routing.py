@@ -25,8 +25,8 @@ from rlgraph.ops import Request, Sampling
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.engines.fsdp.batching import micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.sequence import sequence_group
 from rlgraph.runtime.engines.routing import OWN, Routing
+from rlgraph.runtime.engines.sequence.groups import sequence_group
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 FAMILIES = ["qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]

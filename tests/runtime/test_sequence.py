@@ -24,9 +24,10 @@ from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, cut, micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
-from rlgraph.runtime.engines.fsdp.sequence import SequenceGroup, check, sequence_group
 from rlgraph.runtime.engines.fsdp.shards import gather_full
 from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.sequence.attention import check
+from rlgraph.runtime.engines.sequence.groups import SequenceGroup, sequence_group
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 ONES = str(Path(__file__).parent / "ones.yaml")
@@ -265,7 +266,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "how long a row is",
     ),
-    "llama": ({"num_attention_heads": 6, "num_key_value_heads": 2}, "its 6 query heads"),
+    "gemma3_text": ({"use_bidirectional_attention": True}, "sees later tokens"),
 }
 
 
@@ -284,10 +285,11 @@ def test_a_model_whose_tokens_cannot_be_shared_is_refused_by_name(kind: str) -> 
 
 def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_path: Path) -> None:
     config = json.loads((root / "qwen3" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 6}))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
     mesh, four = init_device_mesh("cpu", (1,)), SequenceGroup(cast(Any, "a group"), 0, 4)
     settings = ("lm", 0, True, torch.float32, mesh, None, False, None, False, four)
-    with pytest.raises(ValueError, match="its 6 query heads"):
+    with pytest.raises(ValueError, match="how long a row is"):
         load_sharded(Loading(ModelFiles(str(tmp_path)), *settings))  # a folder without weights
     with pytest.raises(ValueError, match=r"1 ranks can't be shared out in groups of 3"):
         sequence_group(cast(Any, dist.group.WORLD), 3)

@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rlgraph.costs import limits
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, RowGroup, row_group
 from rlgraph.runtime.engines.fsdp.tensor import check
 from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, row_group
 from rlgraph.runtime.worker import process_groups
 from rlgraph.runtime.worker.process_groups import strided_mesh
 

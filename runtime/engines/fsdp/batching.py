@@ -30,9 +30,9 @@ from rlgraph.runtime.engines.fsdp.cells import (
 )
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
 from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
 from rlgraph.runtime.engines.metric_sums import over_ranks
 from rlgraph.runtime.engines.routing import OWN
+from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Budget:
 
     def widths(self, wanted: Ragged) -> torch.Tensor:
         """Return how wide a pass has to be to score what is wanted of each row: int64 ``[rows]``."""
-        ranks = self.sequence.ranks
-        return -(-columns_read(wanted) // ranks) * ranks
+        multiple = self.sequence.multiple
+        return -(-columns_read(wanted) // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[li
         lanes, work = lanes_of(groups, width), 0.0
         for lane in lanes:
             kernel = kernel_of(lane)
-            work += budget.work(width_of([lane], kernel, budget.sequence.ranks), scores_of(lane), kernel)
+            work += budget.work(width_of([lane], kernel, budget.sequence), scores_of(lane), kernel)
         yield [[lane] for lane in lanes], work
 
 
 def _widths(units: Sequence[PromptGroup], longest: int, budget: Budget) -> list[int]:
     """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
     total, tokens = sum(unit.length for unit in units), budget.tokens
-    aligned = alignment("mask", budget.sequence.ranks)
+    aligned = alignment("mask", budget.sequence)
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
     even = {max(longest, -(-total // -(-total // width))) for width in near if total}
     widths = {-(-width // aligned) * aligned for width in even}
@@ -216,7 +216,7 @@ def placeholder(budget: Budget, device: torch.device) -> MicroBatch:
 
     A dimension of one would be compiled by itself (torch.compile), on that rank alone.
     """
-    width = 2 * budget.sequence.ranks
+    width = 2 * budget.sequence.multiple
     tokens = Ragged.of([[0] * (width + 1)] * 2)
     mask = Ragged.of([[False] * width + [True]] * 2, dtype=torch.bool)
     return _micro_batch({"tokens": tokens, "loss_mask": mask}, budget, device)
@@ -236,14 +236,14 @@ def _packed_batch(
     rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
     columns = cut(columns, rows)
     kernel: Kernel = "mask" if budget.mask else kernel_of(lanes[0])
-    cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel, budget.sequence.ranks))
+    cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel, budget.sequence))
     inputs: dict[str, Any] = {"input_ids": cells.input_ids, "position_ids": cells.positions}
     if kernel == "mask":
-        mask = partial(cells.mask, budget.dtype, device)
+        mask = partial(cells.mask, budget.dtype, device, budget.sequence)
         return _placed(columns, inputs, mask, cells.cell, budget, device)
     (lane,) = lanes
     if kernel == "flex":
-        inputs["attention_mask"] = block_mask(lane, cells, device)
+        inputs["attention_mask"] = block_mask(lane, cells, device, budget.sequence)
     else:
         inputs["attention_mask"] = row_ends(lane, cells.input_ids.shape[1], device)
     return _placed(columns, inputs, None, cells.cell, budget, device)

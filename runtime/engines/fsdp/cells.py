@@ -17,6 +17,7 @@ from rlgraph.costs.efficiency import Kernel
 from rlgraph.costs.limits import BLOCK
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.fsdp.packing import PackedLane
+from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
 ALIGNED = 8  # what CUDA's kernels want the width of a mask to be a multiple of
 
@@ -41,11 +42,18 @@ class Cells:
         behind = place - self.prompt[row]
         return torch.where(behind < 0, self.prompt_at[row] + place, self.own_at[row] + behind)
 
-    def mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return what to add to attention scores: ``[lanes, 1, width, width]``, 0 or minus infinity."""
-        unit, member = self.unit.to(device), self.member.to(device)
-        seen = (unit[:, :, None] == unit[:, None, :]).tril_()
-        seen &= (member[:, None, :] == 0) | (member[:, :, None] == member[:, None, :])
+    def mask(self, dtype: torch.dtype, device: torch.device, sequence: SequenceGroup = ALONE) -> torch.Tensor:
+        """Return what to add to attention scores: ``[lanes, 1, width, width]``, 0 or minus infinity.
+
+        Of ranks that share the tokens, one in a ring has a lane for each of its chunks:
+        ``[lanes x chunks, 1, chunk, width]``.
+        """
+        column = torch.arange(self.unit.shape[1], device=device).expand(self.unit.shape)
+        cells = self.unit.to(device), self.member.to(device), column
+        own_unit, own_member, own_column = (sequence.chunked(tensor)[:, :, None] for tensor in cells)
+        unit, member, column = (tensor.repeat(len(sequence.chunks), 1)[:, None, :] for tensor in cells)
+        seen = (own_unit == unit).logical_and_(own_column >= column)
+        seen &= (member == 0) | (own_member == member)
         zeros = torch.zeros(seen.shape, dtype=dtype, device=device)
         return zeros.masked_fill_(~seen, float("-inf"))[:, None]
 
@@ -55,17 +63,18 @@ def kernel_of(lane: PackedLane) -> Kernel:
     return "flex" if any(len(unit.spans) > 1 for unit in lane) else "varlen"
 
 
-def width_of(lanes: Sequence[PackedLane], kernel: Kernel, ranks: int = 1) -> int:
+def width_of(lanes: Sequence[PackedLane], kernel: Kernel, sequence: SequenceGroup = ALONE) -> int:
     """Return the common width of lanes: that of the longest, up to what the kernel wants, and the ranks that
     share it."""
     longest = max(1, *(sum(unit.length for unit in lane) for lane in lanes))
-    multiple = alignment(kernel, ranks)
+    multiple = alignment(kernel, sequence)
     return -(-longest // multiple) * multiple
 
 
-def alignment(kernel: Kernel, ranks: int = 1) -> int:
-    """Return what the width of a lane is a multiple of."""
-    return lcm(BLOCK if kernel == "flex" else ALIGNED, ranks)
+def alignment(kernel: Kernel, sequence: SequenceGroup = ALONE) -> int:
+    """Return what the width of a lane is a multiple of; so is each chunk that a ring cuts it into."""
+    chunks = sequence.multiple // sequence.heads
+    return lcm((BLOCK if kernel == "flex" else ALIGNED) * chunks, sequence.multiple)
 
 
 def scores_of(lane: PackedLane) -> int:
@@ -86,19 +95,30 @@ def row_ends(lane: PackedLane, width: int, device: torch.device) -> torch.Tensor
     return lengths.cumsum(0).int().to(device).expand(1, 1, int(lengths.max()), -1)
 
 
-def block_mask(lane: PackedLane, cells: Cells, device: torch.device) -> BlockMask:
-    """Return what flex attention wants to know of one lane: which blocks see which, and which cells."""
-    pairs = _pairs(lane, cells.unit.shape[1])
-    full = (pairs == BLOCK**2).tril(-1)
+def block_mask(
+    lane: PackedLane, cells: Cells, device: torch.device, sequence: SequenceGroup = ALONE
+) -> BlockMask:
+    """Return what flex attention wants to know of one lane: which blocks see which, and which cells.
+
+    Of a rank in a ring the queries are those of its chunks, one behind the other.
+    """
+    width = cells.unit.shape[1]
+    queries = sequence.chunked(torch.arange(width)[None]).flatten()
+    rows = queries[::BLOCK] // BLOCK
+    pairs = _pairs(lane, width)[rows]
+    full = (pairs == BLOCK**2) & (rows[:, None] != torch.arange(pairs.shape[1]))
     # those of the diagonal are causal
     blocks = [part.to(device) for mask in ((pairs > 0) & ~full, full) for part in _ordered(mask)]
     unit, member = (tensor[0].int().to(device) for tensor in (cells.unit, cells.member))
+    column = queries.int().to(device) if sequence.ring > 1 else None
 
     def sees(_lane: Any, _head: Any, query: Any, key: Any) -> Any:
+        query = query if column is None else column[query]
         own = (member[key] == 0) | (member[query] == member[key])
         return (query >= key) & (unit[query] == unit[key]) & own
 
-    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees)
+    lengths = len(queries), width
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=lengths)
 
 
 def _pairs(lane: PackedLane, width: int) -> torch.Tensor:

@@ -34,7 +34,6 @@ from rlgraph.runtime.engines.fsdp.optimizer import (
 )
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, RowGroup, SequenceGroup
 from rlgraph.runtime.engines.fsdp.shards import (
     apart,
     gather_full,
@@ -48,6 +47,7 @@ from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
+from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup, over_heads
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 from rlgraph.syntax.settings import Lora
@@ -140,6 +140,7 @@ class FsdpEngine:
         self.model, self.shards, self.reshard, self.pieces, self.parts = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None
+        sequence = over_heads(sequence, self.model)
         self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence)
         self.routing: Routing | None = None  # made when choices of experts are given
         self.adapted = adapters.adapted(self.model) if self.lora else {}

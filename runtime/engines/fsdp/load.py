@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
-from rlgraph.runtime.engines.fsdp import lora, scoring, sequence, tensor
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, RowGroup
+from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
 from rlgraph.runtime.engines.fsdp.tensor import LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.sequence import attention as sequence
+from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
 from rlgraph.syntax.settings import Lora
@@ -42,7 +43,7 @@ class Loading:
     recompute: bool
     adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
     compiled: bool
-    sequence: sequence.SequenceGroup = sequence.ALONE
+    sequence: SequenceGroup = ALONE
     tensor: RowGroup = ALONE  # the ranks that each have a part of every layer
     offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
     wide_head: bool = False  # a language-model head computes in float32

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.runtime.engines.fsdp.sequence import ALONE, SequenceGroup
+from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True)

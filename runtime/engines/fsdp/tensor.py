@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from rlgraph.runtime.engines.fsdp.sequence import RowGroup
 from rlgraph.runtime.engines.model_files import runs_own_code
+from rlgraph.runtime.engines.sequence.groups import RowGroup
 from rlgraph.runtime.engines.weights.extents import Cut
 
 DIMENSIONS = {"colwise": 0, "rowwise": 1}  # style -> the dimension of a linear layer's weight that is divided

@@ -1,0 +1,182 @@
+"""Sequence parallelism: consecutive ranks share the tokens of each row (DeepSpeed-Ulysses, arXiv 2309.14509).
+
+Of every layer a rank runs its part of the width; ``attention.py`` says how it looks across tokens.
+
+The rows of a pool lie on ranks as if nothing were shared. For the length of a call the ranks of a group pool
+theirs; each runs the same micro-batches, on its tokens, and keeps the results of its own rows. All of them
+see the loss of all tokens, and propagate it through the scores of their own alone: so gradients, which are
+summed over all ranks, count every token once.
+
+Shapes: ``width`` tokens of a row, of which a rank has the ``share`` that is ``width / ranks``; ``lanes`` are
+rows, or in a ring the chunks of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from rlgraph.costs.limits import ring_ranks
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.runtime.engines.weights.transfer import FOREVER
+
+Columns = Mapping[str, Any]
+BY_CELL = {"input_ids", "position_ids", "routing"}  # inputs [lanes, width, ...] of which a rank has its share
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What a rank computes of a micro-batch, and what the others do."""
+
+    inputs: dict[str, Any]  # the model's arguments: this rank's columns of tokens and positions
+    cells: torch.Tensor  # int64 [own]: after which of its cells it scores a token
+    own: Any  # which of the scored tokens those are
+    order: Any  # all scored tokens: those of the first rank, then of the second, ...
+    sizes: tuple[int, ...]  # how many each rank has
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Consecutive ranks that have the same rows for the length of a call; by default one rank."""
+
+    group: dist.ProcessGroup | None = None
+    rank: int = 0
+    ranks: int = 1
+
+    def pooled(self, columns: Columns) -> tuple[dict[str, Any], slice]:
+        """Return the rows of all ranks, in host memory, and where this rank's tokens lie. Collective."""
+        if self.group is None:
+            return dict(columns), slice(None)
+        near = {name: c.to("cpu") if hasattr(c, "to") else c for name, c in columns.items()}
+        parts: list[Any] = [None] * self.ranks
+        dist.all_gather_object(parts, near, group=self.group)
+        ends = [0, *accumulate(len(part["tokens"].values) for part in parts)]
+        together = {name: _joined([part[name] for part in parts]) for name in columns}
+        return together, slice(ends[self.rank], ends[self.rank + 1])
+
+
+@dataclass(frozen=True)
+class SequenceGroup(RowGroup):
+    """The ranks that share the tokens of a row; by default one rank, which has all of them."""
+
+    ring: int = 1  # ranks that share the tokens of the same heads
+
+    @property
+    def heads(self) -> int:
+        """Return how many consecutive ranks share out heads."""
+        return self.ranks // self.ring
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Return the numbers of the chunks of a row that this rank's ring has here."""
+        own = self.rank // self.heads
+        return (own, self._last - own) if self.ring > 1 else (0,)
+
+    @property
+    def multiple(self) -> int:
+        """Return what the width of a row is a multiple of."""
+        return self.heads * (self._last + 1)
+
+    @property
+    def _last(self) -> int:
+        return 2 * self.ring - 1 if self.ring > 1 else 0
+
+    def chunked(self, cells: torch.Tensor) -> torch.Tensor:
+        """Return what of cells ``[rows, width, ...]`` is in this rank's chunks: ``[lanes, chunk, ...]``."""
+        parts = cells.unflatten(1, (self._last + 1, -1))
+        return torch.cat([parts[:, number] for number in self.chunks])
+
+    def share(self, inputs: dict[str, Any], cells: torch.Tensor) -> OwnPart:
+        """Return this rank's part of inputs ``[rows, width]`` that score tokens after ``cells [scored]``.
+
+        What attends is told of the whole width on every rank.
+        """
+        if self.group is None:
+            return OwnPart(inputs, cells, slice(None), slice(None), ())
+        rows, width = inputs["input_ids"].shape
+        chunk, share = width // (self._last + 1), width // self.multiple
+        number, inside = cells % width // chunk, cells % width % chunk
+        behind = self._last - number
+        owner = torch.minimum(number, behind) * self.heads + inside // share
+        lane = (number > behind) * rows + cells // width
+        order = owner.argsort(stable=True)
+        sizes = owner.bincount(minlength=self.ranks).tolist()
+        own = order.split(sizes)[self.rank]
+        positions = inputs.get("position_ids", torch.arange(width)[None])
+        inputs = {**inputs, "position_ids": positions.expand(rows if self.ring > 1 else -1, -1)}
+        for name in BY_CELL & inputs.keys():
+            parts = self.chunked(inputs[name]).unflatten(1, (self.heads, -1))
+            inputs[name] = parts[:, self.rank % self.heads]
+        return OwnPart(inputs, (lane * share + inside % share)[own], own, order, tuple(sizes))
+
+    def whole(self, scores: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+        """Return the scores ``[scored]`` of all ranks from those ``[own]`` of this one. Collective."""
+        return scores if self.group is None else cast(torch.Tensor, _Gather.apply(scores, self, sizes))
+
+
+ALONE = SequenceGroup()
+
+
+def sequence_group(pool: dist.ProcessGroup, ranks: int) -> SequenceGroup:
+    """Return the ranks that share tokens with this one; see ``row_group``."""
+    own = row_group(pool, ranks, "sequence_parallel")
+    return SequenceGroup(own.group, own.rank, own.ranks)
+
+
+def over_heads(group: SequenceGroup, model: Any) -> SequenceGroup:
+    """Return a group in rings, of as many ranks as the key heads of a transformers model ask for."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return replace(group, ring=ring_ranks(heads, group.ranks))
+
+
+def row_group(pool: dist.ProcessGroup, ranks: int, setting: str) -> RowGroup:
+    """Return the group of this rank: so many consecutive ones of a pool. A collective within each group.
+
+    Raises:
+        ValueError: the pool does not consist of such groups, as a ``setting`` asks for.
+    """
+    if ranks == 1:
+        return RowGroup()
+    if pool.size() % ranks:
+        raise ValueError(f"{pool.size()} ranks can't be shared out in groups of {ranks} ({setting})")
+    first = pool.rank() // ranks * ranks
+    members = dist.get_process_group_ranks(pool)[first : first + ranks]
+    group = dist.new_group(members, timeout=FOREVER, use_local_synchronization=True)
+    return RowGroup(group, pool.rank() - first, ranks)
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers scores of all ranks; each propagates the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, group: SequenceGroup, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.own = group.rank, sizes
+        room = own.new_zeros(max(1, *sizes))
+        room[: len(own)] = own
+        parts = [torch.empty_like(room) for _ in sizes]
+        dist.all_gather(parts, room, group=group.group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        rank, sizes = ctx.own
+        return gradient.split(sizes)[rank], None, None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if isinstance(parts[0], Ragged):
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(torch.cat([part.values for part in parts]), offsets_of(lengths))
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return [row for part in parts for row in part]
