@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
@@ -71,8 +72,7 @@ class Rates:
         return layers * self.efficiency.decode_layer[self.grade]
 
     def reduced(self, size: Size, tokens: float) -> float:
-        """Return the seconds in which a group sums its parts of the hidden states, twice per layer
-        (Megatron-LM, arXiv 1909.08053)."""
+        """Return the seconds of a group's sums of hidden states, twice per layer (arXiv 1909.08053)."""
         if self.group == 1:
             return 0.0
         layers, config = size.config.num_hidden_layers, size.config
@@ -104,6 +104,7 @@ def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, g
     return max(read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
 
 
+@lru_cache(maxsize=4096)  # a search has many layouts that generate alike
 def decode_seconds(
     size: Size, rates: Rates, rows: float, slots: float, prompt: float, lengths: Lengths, graphs: bool = False
 ) -> float:
@@ -159,8 +160,7 @@ def update_seconds(
 def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
     flops: float = factor * 2 * size.multiplied * row_work(work.tokens, work.squares, size.attention_share)
     layers = factor * work.passes * size.config.num_hidden_layers
-    # some 4 times fewer kernels than a decode
-    return max(flops / rates.flops(share), rates.launch(layers) / 4)
+    return max(flops / rates.flops(share), rates.launch(layers) / 4)  # a quarter of a decode's kernels
 
 
 def gather_bytes(size: Size, devices: int, width: int = MASTER) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -140,10 +140,7 @@ class Footprint:
         return any("train" in step.engines and readers & step.models.keys() for step in steps)
 
     def needs(self, pool: str, step: Step) -> set[Item]:
-        """Return what must be on a pool's devices in a step: for a region, what any of its steps needs.
-
-        Its steps are repeated, and engines do not come and go between two rounds.
-        """
+        """Return what must be on a pool's devices in a step; of a region, in any of its steps."""
         steps = (*self.plan.steps, *self.plan.eval_steps)
         together = [other for other in steps if step.region and other.region == step.region] or [step]
         return set().union(*(self._needs(pool, one) for one in together))
@@ -227,14 +224,17 @@ class Footprint:
                 held["server"] += SERVER
         return held
 
-    def moments(self, pool: str, steps: Iterable[Step]) -> Iterator[tuple[Step, Counter[str]]]:
-        """Yield what a device of a pool holds in each step, from the state between two iterations on."""
+    def moments(
+        self, pool: str, steps: Iterable[Step], asked: Callable[[Step], bool] = lambda step: True
+    ) -> Iterator[tuple[Step, Counter[str]]]:
+        """Yield what a device of a pool holds in each step asked for, from between two iterations on."""
         away = set(away_items(self.plan))
         for step in self.on(pool, steps):
             moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
             if step.facts.moves == "back":
                 away -= moved
-            yield step, self.resident(pool, away) + self.transient(pool, step)
+            if asked(step):
+                yield step, self.resident(pool, away) + self.transient(pool, step)
             if step.facts.moves == "off":
                 away |= moved
 

@@ -61,9 +61,13 @@ class Size:
         layers = range(self.config.num_hidden_layers)
         return (embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest)
 
+    @cached_property
+    def _unlike_tensors(self) -> list[list[tuple[int, int]]]:
+        return [self.config.tensors(index) for index in self.unlike]
+
     def largest_layer(self, devices: int) -> int:
         """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
-        return max(padded(self.config.tensors(index), devices) for index in self.unlike)
+        return max(padded(tensors, devices) for tensors in self._unlike_tensors)
 
     @cached_property
     def numbers(self) -> list[int]:

@@ -38,7 +38,15 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     Raises:
         GraphError: a file, an edit or an override is wrong.
     """
-    tree = _load(graph, None, ())
+    return overridden(_load(graph, None, ()), overrides)
+
+
+def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
+    """Return a tree with ``key=value`` of the command line set in it.
+
+    Raises:
+        GraphError: an override is wrong.
+    """
     for override in overrides:
         name, value = setting(override)
         tree = put_set(tree, resolve(tree, name, value.key), value, value.key)

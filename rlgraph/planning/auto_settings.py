@@ -142,15 +142,17 @@ def _useful(footprint: Footprint, model: str) -> int:
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
     """Return the most bytes of a device in the steps that need a model's serve engine and its cache."""
     plan, pool, cache = footprint.plan, footprint.serve(model).pool, Item(model, "serve", "kv")
-    most = 0
+    rollouts, most = _rollouts(plan, model), 0
+
+    def asked(step: Step) -> bool:
+        return step in rollouts or cache in footprint.needs(pool, step)
+
     for steps in (footprint.in_order(), plan.eval_steps):
-        for step, parts in footprint.moments(pool, steps):
-            needs = footprint.needs(pool, step)
-            if step in _rollouts(plan, model) or cache in needs:
-                if alone:
-                    away = {*footprint.items(pool)} - needs
-                    parts = footprint.resident(pool, away) + footprint.transient(pool, step)
-                most = max(most, parts.total())
+        for step, parts in footprint.moments(pool, steps, asked):
+            if alone:
+                away = {*footprint.items(pool)} - footprint.needs(pool, step)
+                parts = footprint.resident(pool, away) + footprint.transient(pool, step)
+            most = max(most, parts.total())
     return most
 
 

@@ -25,11 +25,13 @@ from typing import Any
 
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.muon import may_step_on_host
+from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.frontend.compose import compose
+from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.device_groups import GROUPS, has_groups, sharing, sharing_sizes
 from rlgraph.planning.predict import Scenario, predict
+from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import flow
 from rlgraph.units import middle, size_text
 
@@ -134,7 +136,7 @@ class Candidate:
         return not self.fits, cost, moves, -self.layout.micro if self.layout else 0
 
 
-def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[Candidate]:
+def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt, row: float = 0) -> list[Candidate]:
     """Return every layout that was tried, the best first.
 
     Args:
@@ -142,13 +144,14 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         total: devices of the cluster.
         per_host: devices of one host, which bound a group.
         attempt: prices a graph with settings.
+        row: tokens of a row, as far as is known: smaller micro-batches are all alike, one row each.
     """
     tried = [_tried(None, {}, attempt)]
     coarse = max(total // COARSE, 1)
     splits = [0, *range(coarse, total, coarse)] if generates(plan) else [0]
     for host in HOST:
         if not host or (plan.device == "cuda" and not any(candidate.fits for candidate in tried)):
-            again = (replace(layout, host=host) for layout in layouts(plan, splits, per_host))
+            again = (replace(layout, host=host) for layout in layouts(plan, splits, per_host, row))
             tried += _all(again, plan, total, attempt)
     best = min(tried, key=lambda candidate: candidate.rank).layout
     step = coarse // 2 if best and best.generating else 0
@@ -158,13 +161,15 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt) -> list[
         best = _best_layout(tried)
         step //= 2
     if best := _best_layout(tried):
-        tried += _all(meshes(plan, best, total, per_host), plan, total, attempt)
+        tried += _all(meshes(plan, best, total, per_host, row), plan, total, attempt)
     # where nothing fits, it is not known which of the splits long rows leave the best
     fits = any(candidate.fits for candidate in tried)
     starts: list[int | None] = [None] if fits else [*splits]
     for at in starts:
-        if best := _best_layout(tried, at):
-            tried += _all(sequences(plan, best, per_host, per_host if fits else total), plan, total, attempt)
+        if best := _best_layout(tried, at):  # what shares rows may need less on the host
+            for host in [*HOST][: [*HOST].index(best.host) + 1]:
+                lighter, most = replace(best, host=host), per_host if fits else total
+                tried += _all(sequences(plan, lighter, per_host, most, row), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -174,19 +179,33 @@ def _best_layout(tried: Iterable[Candidate], generating: int | None = None) -> P
     return min(laid_out, key=lambda candidate: candidate.rank).layout if laid_out else None
 
 
-def layouts(plan: Plan, splits: Iterable[int], per_host: int) -> Iterator[PoolLayout]:
+def layouts(plan: Plan, splits: Iterable[int], per_host: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield every combination, for some numbers of devices that generate."""
     movable = [name for name, model in plan.models.items() if model.train and not model.serve]
     grouped = any(has_groups(model) for model in plan.models.values())
     groups = [size for size in GROUPS if per_host % size == 0] if grouped else [1]
     trains = any(model.optimizer and model.train for model in plan.models.values())
-    for at, group, micro, again in product(splits, groups, MICRO, (False, True) if trains else (False,)):
+    for at, group, micro, again in product(
+        splits, groups, unlike(row), (False, True) if trains else (False,)
+    ):
         for count in range(len(movable) + 1) if at else (0,):
             for beside in combinations(movable, count):
                 yield PoolLayout(at, frozenset(beside), group, micro, again)
 
 
-def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[PoolLayout]:
+def unlike(row: float, ranks: int = 1) -> list[int]:
+    """Return the micro-batches to try on devices that share a row's tokens: of those in which no row of so
+    many tokens has room, and which take one each, the largest alone.
+
+    Example:
+        >>> unlike(10_000), unlike(10_000, ranks=2)
+        ([8192, 16384, 32768], [8192, 16384, 32768, 65536])
+    """
+    sizes = [ranks * micro for micro in MICRO]
+    return [size for size, larger in zip(sizes, [*sizes[1:], math.inf], strict=True) if larger > row]
+
+
+def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches; where
     the graph asks for replicas, with one copy too."""
     trains = any(model.optimizer and model.train for model in plan.models.values())
@@ -195,19 +214,20 @@ def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int) -> Iterator[
     while shard < devices:
         sizes += [shard] * (devices % shard == 0)
         shard *= 2
-    for size, micro, again in product(sizes, MICRO, (False, True) if trains else (False,)):
+    for size, micro, again in product(sizes, unlike(row), (False, True) if trains else (False,)):
         yield replace(best, micro=micro, recompute=again, shard=size)
 
 
-def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int) -> Iterator[PoolLayout]:
+def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield the best layout with rows that at ``most`` so many devices share, and micro-batches as large
     on each; where the graph asks for such rows, with rows on one device too."""
     trains = [model.train for model in plan.models.values() if model.train]
     sizes = [1] * any(train.sequence_parallel > 1 for train in trains)
     sizes += [size for size in sharing_sizes(plan, per_host) if sharing(plan) and size <= most]
     again = any(model.optimizer and model.train for model in plan.models.values())
-    for size, micro, recompute in product(sizes, MICRO, (False, True) if again else (False,)):
-        yield replace(best, micro=size * micro, recompute=recompute, sequence=size)
+    for size, recompute in product(sizes, (False, True) if again else (False,)):
+        for micro in unlike(row, size):
+            yield replace(best, micro=micro, recompute=recompute, sequence=size)
 
 
 def generates(plan: Plan) -> bool:
@@ -239,16 +259,18 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
     """
     scenario = Scenario.of(target)
-    cluster = scenario.cluster
+    cluster, written = scenario.cluster, as_written(graph, given)
 
     def planned(settings: Settings) -> Plan:
-        tree = compose(graph, [*given, *overrides(settings)])
+        tree = interpolate(overridden(written, overrides(settings)))
         return plan_tree(tree, cluster.total, cluster.device)
 
     def attempt(settings: Settings) -> Plan:
         return predict(planned(settings), scenario, must_fit=False)
 
-    candidates = search(planned({}), cluster.total, cluster.devices, attempt)
+    plan = planned({})
+    row = workload(plan, scenario.prompt_tokens, scenario.response_tokens).mean
+    candidates = search(plan, cluster.total, cluster.devices, attempt, row)
     # this refuses the graph as it is, if nothing fits
     return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import io
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
-from rlgraph.reports.layout_search import Candidate, overrides
+from rlgraph.reports.layout_search import Candidate, PoolLayout, overrides
 from rlgraph.units import middle, range_text, size_text
 
 BEST = 5  # rows of the table
+CHOICES: Mapping[str, Callable[[PoolLayout], str]] = {
+    "group": lambda it: f"servers over {it.group} devices" if it.group > 1 else "servers on one device",
+    "micro": lambda it: f"micro-batches of {it.micro:,} tokens",
+    "recompute": lambda it: "activations computed again" if it.recompute else "activations kept",
+    "shard": lambda it: f"{it.shard}-way shards" if it.shard else "shards over all devices",
+    "host": lambda it: it.host.removeprefix(", ") or "nothing on the host",
+    "sequence": lambda it: f"rows over {it.sequence} devices" if it.sequence else "rows on one device",
+}
 
 
 def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
@@ -23,7 +32,7 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
     console.print(f"{len(candidates)} layouts tried, {len(fit)} of them fit")
     if fit:
         console.print(_table(fit[:BEST]))
-    if lines := [*_lost(candidates, fit[:BEST])]:
+    if lines := [*_with_another_choice(candidates), *_lost(candidates, fit[:BEST])]:
         console.print("\nwhy the others lost")
         for line in lines:
             console.print(f"  {line}", soft_wrap=True)
@@ -55,6 +64,23 @@ def _table(best: Sequence[Candidate]) -> Table:
             ", ".join(size_text(peak.bytes) for peak in plan.peak.values()),
         )
     return table
+
+
+def _with_another_choice(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """Yield, for each choice of the best layout, how it does with the best other one, all else as it is."""
+    first = candidates[0]
+    for choice in CHOICES if first.fits and first.layout else ():
+        for other in candidates[1:]:
+            if other.layout and _differs(first.layout, other.layout, choice):
+                yield f"the same with {CHOICES[choice](other.layout)}: {_why(other, [first])}"
+                break
+
+
+def _differs(one: PoolLayout | None, other: PoolLayout, choice: str) -> bool:
+    """Return whether two layouts differ in one choice alone; devices that share rows have larger batches."""
+    micro = other.micro if choice == "sequence" else getattr(one, "micro", 0)
+    alike = one and replace(one, **{"micro": micro, choice: getattr(other, choice)})
+    return alike == other and one != other and getattr(one, choice) != getattr(other, choice)
 
 
 def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:

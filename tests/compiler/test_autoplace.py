@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
+from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.reports.layout_search import Candidate, PoolLayout, autoplace, layouts, overrides
+from rlgraph.planning.predict import Scenario, predict
+from rlgraph.reports.layout_search import Candidate, PoolLayout, autoplace, layouts, overrides, search
+from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import load
 
 SEVEN = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
@@ -109,6 +115,34 @@ def test_groups_are_tried_where_an_engine_has_them() -> None:
     assert {layout.group for layout in layouts(plan, [0], 8)} == {1, 2, 4, 8}
     assert {layout.group for layout in layouts(plan, [0], 6)} == {1, 2}
     assert {layout.group for layout in layouts(compile_graph("grpo", (), 8), [0], 8)} == {1}
+
+
+def test_micro_batches_of_one_row_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (2048, 4096, 8192, 16384))
+    monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 1)
+    given = [*SEVEN, "rollout.max_new_tokens=16000"]
+    plan, scenario = compile_graph("grpo", given, 8, device="cuda"), Scenario(load_cluster("h100-8"))
+
+    def attempt(settings: Mapping[str, Any]) -> Plan:
+        tree = compose("grpo", [*given, *overrides(settings)])
+        return predict(plan_tree(tree, 8, "cuda"), scenario, must_fit=False)
+
+    every, fewer = search(plan, 8, 8, attempt), search(plan, 8, 8, attempt, row=8256)
+    assert len(fewer) < len(every)
+    assert (fewer[0].layout, fewer[0].seconds) == (every[0].layout, every[0].seconds)
+
+
+def test_the_best_is_compared_with_each_other_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096, 16384))
+    found, _ = autoplace("grpo", SEVEN, Target("h100-8"))
+    said = contest_text(found)
+    best = found[0].layout
+    assert best and (best.micro, best.recompute) == (4096, False)
+    again = next(one.seconds for one in found if one.layout == replace(best, recompute=True))
+    assert f"the same with activations computed again: {again / found[0].seconds:.2f} x the time" in said
+    assert "the same with micro-batches of 16,384 tokens: main needs 129 GB of 80 GB" in said
+    assert "the same with rows over 2 devices: " in said
+    assert "the same with servers" not in said  # this engine has no groups
 
 
 def test_devices_share_rows_that_one_cannot_hold() -> None:
