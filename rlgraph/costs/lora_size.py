@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from rlgraph.costs.formulas import WIDTH
 from rlgraph.costs.model_size import Size, padded
+from rlgraph.costs.plan_size import served_bytes
 from rlgraph.ir.plan import ModelPlan
 from rlgraph.syntax.settings import Lora
+
+SLOTS = 2  # adapters that a server has room for: the version that it generates by, and none (the base alone)
 
 
 def trained_on_device(size: Size, model: ModelPlan, devices: int) -> int:
@@ -20,6 +26,30 @@ def adapters_on_device(size: Size, lora: Lora, devices: int) -> int:
     """Return the same of low-rank adapters, and of a new value head, which trains whole."""
     added = sum(count * padded(adapter_tensors(size, lora, at), devices) for at, count in size.unlike.items())
     return (added + (padded(size.head_tensors, devices) if size.head == "value" else 0)) // devices
+
+
+def served_alone(model: ModelPlan) -> Lora | None:
+    """Return the adapter that syncs of a model bring alone; None where they bring all weights."""
+    return model.train.lora if model.train and model.serve and model.serve.lora == "adapter" else None
+
+
+def adapter_sizes(size: Size, lora: Lora) -> list[int]:
+    """Return the parameters of each tensor of the adapters, in the model's order."""
+    layers = range(size.config.num_hidden_layers)
+    return [rows * numbers for index in layers for rows, numbers in adapter_tensors(size, lora, index)]
+
+
+def served_parts(size: Size, model: ModelPlan) -> Iterator[tuple[str, int]]:
+    """Yield the parts of a serve engine that have weights, with their bytes on each of its devices.
+
+    They are ``weights``, which syncs bring; or the ``base``, which none does, and room for ``adapters``.
+    """
+    assert model.serve
+    width, lora = WIDTH[model.serve.dtype], served_alone(model)
+    held = served_bytes(size, model.serve, width)
+    yield "base" if lora else "weights", -(-held // model.serve.tensor_parallel)
+    if lora:
+        yield "adapters", SLOTS * sum(adapter_sizes(size, lora)) * width
 
 
 def adapter_tensors(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:

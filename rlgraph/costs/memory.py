@@ -20,10 +20,10 @@ from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.limits import PREFILL
-from rlgraph.costs.lora_size import largest_adapted, trained_on_device, unadapted_runs
+from rlgraph.costs.lora_size import largest_adapted, served_parts, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
-from rlgraph.costs.plan_size import cache_on_device, part_of, served_bytes
+from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside
 from rlgraph.engines.registry import serving
@@ -38,7 +38,7 @@ SORTED = 36  # the same where top_p sorts: sorted probabilities and their tokens
 SERVER = 2_000_000_000
 PARTS = (
     "weights", "gradients", "optimizer", "gathered weights", "activations", "logits",
-    "serve weights", "kv cache", "server", "staging", "reserve",
+    "serve weights", "adapters", "kv cache", "server", "staging", "reserve",
 )  # fmt: skip
 
 
@@ -126,11 +126,9 @@ class Footprint:
                     averages = averages_on_device(part, model, devices)
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
             if size and serve and serve.pool == pool and not serve.addresses:
-                width, group = WIDTH[serve.dtype], serve.tensor_parallel
-                sizes[Item(name, "serve", "weights")] = -(-served_bytes(size, serve, width) // group)
-                if serving(serve).own_servers:
-                    # the cache is there as long as the server is awake
-                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, width)
+                sizes |= {Item(name, "serve", part): held for part, held in served_parts(size, model)}
+                if serving(serve).own_servers:  # the cache is there while the server is awake
+                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
         return sizes
 
     def _trains(self, model: str) -> bool:
@@ -198,6 +196,8 @@ class Footprint:
         model, size = self.model_of(step)
         assert model.train and model.serve
         width, lora = gathered_width(model), model.train.lora
+        if adapter := dict(served_parts(size, model)).get("adapters"):  # gathered, and laid into a buffer
+            return adapter
         served = WIDTH[model.serve.dtype]
         sent = min(size.parameters * served, max(limits.BUCKET, max(size.numbers) * served))
         if pool != (step.source or step.pool):
@@ -255,6 +255,8 @@ LABELS = {
     ("parameters", "train"): "weights",
     ("optimizer", "train"): "optimizer",
     ("weights", "serve"): "serve weights",
+    ("base", "serve"): "serve weights",
+    ("adapters", "serve"): "adapters",
     ("kv", "serve"): "kv cache",
 }
 
@@ -285,8 +287,7 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     """Return the parts of one engine: its slots at full length, sampling's copies of logits, a layer's work.
 
     The embedded engine has its cache only while it generates, and repeats keys and values of one layer for
-    every query head while that runs. ``cut``: the rollout samples with ``top_p``, for which logits are
-    sorted.
+    every query head while that runs. ``cut``: the rollout samples with ``top_p``, which sorts logits.
     """
     width, group = WIDTH[serve.dtype], serve.tensor_parallel
     prefill = PREFILL * Layer(size, width).kept

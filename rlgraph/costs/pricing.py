@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from rlgraph.costs import formulas, muon
+from rlgraph.costs import formulas, limits, muon
 from rlgraph.costs.calibration import RATES, Calibration
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
 from rlgraph.costs.layer_memory import wide_head
-from rlgraph.costs.lora_size import trained_on_device
+from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.plan_size import part_of, planned_size
@@ -174,11 +174,16 @@ class Pricing(Footprint):
         assert model.train and model.serve
         mesh, width = mesh_of(self.plan, next(iter(step.models))), gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
-        seconds = formulas.sync_seconds(size, rates, width)
-        moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
-        if model.train.lora:
+        if lora := served_alone(model):
+            whole = sum(adapter_sizes(size, lora)) * rates.width
+            moved = (rates.devices - 1) * trained_on_device(size, model, rates.devices) * rates.width
+            seconds = rates.travel(moved) + sync_buckets(self.plan, step)[0] * rates.launch(1)
+        else:
+            whole = size.parameters * rates.width
+            seconds = formulas.sync_seconds(size, rates, width)
+            moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
+        if model.train.lora and not lora:
             moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
-        whole = size.parameters * rates.width
         # files are written by one device and read by all: what the host's link lets through, twice
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
@@ -236,6 +241,9 @@ def sync_least(plan: Plan, step: Step) -> int:
     model = plan.models[name]
     assert model.serve
     size, mesh = planned_size(model), mesh_of(plan, name)
+    if lora := served_alone(model):
+        whole = sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
+        return round(whole * (1 if step.source else 1 - 1 / mesh.shard))
     lie = 0 if step.source else mesh.shard, WIDTH[model.serve.dtype], model.serve.tensor_parallel, mesh.tensor
     return round(formulas.sync_bound(size, *lie))
 
@@ -248,6 +256,9 @@ def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
+    if lora := served_alone(model):
+        sizes = [number * WIDTH[model.serve.dtype] for number in adapter_sizes(planned_size(model), lora)]
+        return len([*limits.buckets(sizes, int)]), model.serve.dtype
     inside = step.path == "memory"
     width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
     dtypes = {width: dtype for dtype, width in WIDTH.items()}

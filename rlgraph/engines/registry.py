@@ -6,9 +6,10 @@ compiler asks the record, and a worker calls the builder that it names. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import chain
 from typing import Protocol
 
 from rlgraph.engines import sglang_options
@@ -28,10 +29,12 @@ class Serving:
             in ``options``, and what is named in ``offered``.
         offered: what a worker passes beside them: ``device``, ``pool`` (a process group), ``logs`` (a
             folder), ``keeps`` (whether a copy of the weights may stay on the host), ``transport`` (the path
-            of its weight syncs, where it is the one that sends them to servers at addresses).
+            of its weight syncs, where it is the one that sends them to servers at addresses), ``adapter``
+            (``models.NAME.train.lora``, where syncs bring it alone).
         sender: ``module:name`` of what brings weights to servers at addresses from a worker that trains, made
             of the addresses, the device, the path and ``sync_folder``.
         unfit: ``module:name`` of what says of a model's configuration why the engine can't run it.
+        unfit_adapters: ``module:name`` of what says of it why the engine can't serve its adapters.
         paths: how a weight sync reaches it from a train engine on its own devices, and then from elsewhere;
             empty: it has weights of its own, so that its model is frozen and nothing else reads it.
     """
@@ -45,6 +48,7 @@ class Serving:
     module: str = ""  # what must be importable for it; the extra of its name installs that
     preflight: str = ""  # ``module:name`` of what yields what is wrong with a section before a run
     unfit: str = ""
+    unfit_adapters: str = ""
     paths: tuple[str, ...] = ()
     own_servers: bool = False  # its servers hold weights and cache from start to sleep
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
@@ -53,6 +57,8 @@ class Serving:
     owned: Mapping[str, str] = field(default_factory=dict)  # settings that options may not give -> why
     # ``options`` with which it says which experts of a mixture it chose; None: it does not say
     routing: Mapping[str, bool] | None = None
+    # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
+    adapters: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,15 +93,22 @@ SERVING = {
             for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options", "quantization")
         }
         | {key: key for key in sglang_options.WITHIN},
-        offered=("device", "pool", "logs", "keeps", "transport"),
+        offered=("device", "pool", "logs", "keeps", "transport", "adapter"),
         sender=f"{RUNTIME}.sglang.groups:sender",
         module="sglang",
         preflight=f"{RUNTIME}.sglang.preflight:problems",
         unfit=f"{RUNTIME}.sglang.preflight:unfit",
+        unfit_adapters=f"{RUNTIME}.sglang.preflight:unfit_adapters",
         paths=("ipc", "broadcast", "disk"),
         own_servers=True,
         owned=sglang_options.OWNED,
         routing={"enable_return_routed_experts": True},
+        adapters=(
+            frozenset({"q_proj", "k_proj", "v_proj"}),
+            frozenset({"o_proj"}),
+            frozenset({"gate_proj", "up_proj"}),
+            frozenset({"down_proj"}),
+        ),
     ),
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",
@@ -122,6 +135,33 @@ class ServeSection(Protocol):
 
     @property
     def engine(self) -> str: ...
+
+
+class AdapterSection(Protocol):
+    """The options of ``models.NAME.train.lora`` that say which layers have adapters."""
+
+    @property
+    def targets(self) -> str | list[str]: ...
+
+
+def no_adapter(engine: str, addresses: Sequence[str], lora: AdapterSection) -> str:
+    """Return why an engine can't serve adapters beside its weights, or nothing.
+
+    Example:
+        >>> no_adapter("openai", (), None)
+        'the engine openai has no adapters'
+    """
+    groups = SERVING[engine].adapters
+    if not groups:
+        return f"the engine {engine} has no adapters"
+    if addresses:
+        return "servers at addresses hold weights that the run did not choose"
+    targets = {*chain(*groups)} if lora.targets == "all-linear" else {*lora.targets}
+    if unknown := sorted(targets.difference(*groups)):
+        return f"the engine {engine} has no adapters of {', '.join(unknown)}"
+    if parted := [group for group in groups if group & targets and group - targets]:
+        return f"adapters of {', '.join(sorted(parted[0]))} go together in the engine {engine}, all or none"
+    return ""
 
 
 def serving(serve: ServeSection) -> Serving:

@@ -8,6 +8,7 @@ COPIES = "a server is one copy of the model; a pool has one server for each tens
 BROUGHT = "weights are brought to a server by syncs, by their names in the checkpoint"
 TOKENS = "token ids go in and come out: the run has the tokenizer"
 MEMORY = "the plan says what sleeps when"
+ADAPTERS = "serve.lora says whether an adapter is served, and train.lora which"
 EXACT = (
     "a draft's tokens are taken as often as the model itself would draw them: else log-probs are of no policy"
 )
@@ -35,6 +36,10 @@ OWNED = {
     "quantization": "serve.quantization says it: SGLang would quantize weights once, as it starts",
     "speculative_accept_threshold_single": EXACT,
     "speculative_accept_threshold_acc": EXACT,
+    "enable_lora": ADAPTERS,
+    "max_lora_rank": ADAPTERS,
+    "max_loras_per_batch": ADAPTERS,
+    "lora_target_modules": ADAPTERS,
     "enable_memory_saver": MEMORY,
     "enable_weights_cpu_backup": MEMORY,
     "tp_size": SPAN,

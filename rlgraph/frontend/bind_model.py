@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, takers
+from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
@@ -152,6 +152,16 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"`{path}.addresses` are of servers that run already: `models.{name}.{key}` can't reach them"
         remedy = f"let the run start its servers, or leave out {key}"
         binder.problem("addresses", law, tree.at((key,)).key, remedy=remedy)
+    if serve.lora:
+        law = f"model `{name}` trains no adapter (models.{name}.train.lora)"
+        if spec.train.lora and not spec.frozen:
+            beside = serve.lora == "adapter"
+            law = no_adapter(serve.engine, serve.addresses, spec.train.lora) if beside else ""
+        if law:
+            law = f"`{path}.lora` is {serve.lora}, but {law}"
+            mark = tree.at(("serve", "lora")).key
+            remedy = f"leave out {path}.lora: what trains is merged into the weights"
+            binder.problem("serve-lora", law, mark, remedy=remedy)
     _options(path, serve, tree, binder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from rlgraph.engines.registry import SERVING
+from rlgraph.engines.registry import SERVING, no_adapter
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
 from rlgraph.ir.mesh import ON_ONE_DEVICE
@@ -183,6 +183,10 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             asks = any(n.model == name and n.called.value("routing") for n in used)
             if serve and asks and (extra := SERVING[serve.engine].routing):
                 serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
+            if serve and train and train.lora and not spec.frozen:
+                fits = train.pool != serve.pool and not no_adapter(serve.engine, serve.addresses, train.lora)
+                chosen = serve.lora or ("adapter" if fits else "merged")
+                serve = serve.model_copy(update={"lora": chosen})
             held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
             models[name] = ModelPlan(*held, config=spec.config, trust_remote_code=spec.trust_remote_code)
     apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}

@@ -128,7 +128,10 @@ def _uses(footprint: Footprint, pool: str, item: Item, steps: Sequence[Step]) ->
 
 
 def _possible(gap: Gap, steps: Sequence[Step]) -> bool:
-    """Return whether it is one at all. Weights that a serve engine drops come back only by a sync."""
+    """Return whether it is one at all. Weights that a serve engine drops come back only by a sync, and those
+    that no sync brings stay, as adapters beside them do."""
+    if gap.item.part in ("base", "adapters"):
+        return False
     if gap.item.part == "weights" and gap.returns is not None:
         return bool(gap.inside) and gap.returns < len(steps) and steps[gap.returns].facts.syncs
     return bool(gap.inside)

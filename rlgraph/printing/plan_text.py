@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from rlgraph.costs.limits import ring_ranks
+from rlgraph.costs.lora_size import SLOTS
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, visible
 from rlgraph.ir.intervals import words
@@ -89,6 +90,8 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) ->
         words += [f"linear layers in {spec.quantization}"] * bool(spec.quantization)
         span = f"servers of {spec.tensor_parallel} devices over {spec.hosts} hosts"
         words += [span] * (spec.hosts > 1)
+        beside = f"adapter in one of {SLOTS} slots beside the weights of its files"
+        words += [beside] * (spec.lora == "adapter")
     return f"{spec.engine} ({', '.join(words)})"
 
 
@@ -110,10 +113,19 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
             begun.add(step.region)
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
-        told = [*_details(step, plan.columns[step.phase]), ("varies", _courses_text(plan, step))]
+        told = [*_details(step, plan.columns[step.phase]), ("sends", _sent_text(plan, step))]
+        told.append(("varies", _courses_text(plan, step)))
         for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
             if detail:
                 yield from _wrapped(f"         {word:<8}", detail)
+
+
+def _sent_text(plan: Plan, step: Step) -> str:
+    """Return what a sync sends where that is not all weights."""
+    serves = [plan.models[name].serve for name in step.models if step.facts.syncs]
+    if not any(serve and serve.lora == "adapter" for serve in serves):
+        return ""
+    return "its adapter alone, which takes the place of the version before"
 
 
 def _repeated(plan: Plan, region: str) -> str:

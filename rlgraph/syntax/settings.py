@@ -92,6 +92,12 @@ class Serve(Section):
     quantization: Literal["fp8"] | None = option(
         None, "of sglang on Hopper GPUs: fp8 serves linear layers in 8 bits, by blocks; null: in dtype."
     )
+    lora: Literal["merged", "adapter"] | None = option(
+        None,
+        "how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an "
+        "adapter beside weights that it reads from the model's files. null: an adapter where it is on "
+        "another pool and its engine can, else merged.",
+    )
     restarts: Natural = option(
         3,
         "of sglang: how often in a run a server that is lost is started anew and asked again. "

@@ -105,12 +105,19 @@ class EngineHost:
             "logs": self.logs,
             "keeps": not (self.device == "cuda" and name in self.train),  # else the train engine has them
             "transport": "" if is_remote else self.groups.paths.get(name, ""),
+            "adapter": self._adapter(name),
         }
         settings = spec.model_dump(include={*engine.options}, exclude_none=True)
         own = {engine.options[key]: value for key, value in settings.items()}
         own |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
         offers = {key: offered[key] for key in engine.offered}
         return resolve_name(engine.builder)(model.path, **offers, **own)
+
+    def _adapter(self, name: str) -> dict[str, Any] | None:
+        """Return the settings of the adapter that syncs of a model bring alone; None: of all weights."""
+        model = self.plan.models[name]
+        lora = model.train and model.train.lora
+        return lora.model_dump() if lora and model.serve and model.serve.lora == "adapter" else None
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
@@ -145,7 +152,7 @@ class EngineHost:
         """Gather a train engine's weights and send them to the pool that serves the model."""
         source = self.at(model, "train", version, "the sync")
         precision = self.plan.models[model].serve.dtype
-        weights: Iterable[Named] = source.weights(precision)
+        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
         if self.groups.paths[model] not in HANDED:  # else who takes them casts them
             weights = cast(weights, getattr(torch, precision))
         if link := self.groups.links.get(model):

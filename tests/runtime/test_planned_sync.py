@@ -115,6 +115,8 @@ def main(rank: int, root: Path) -> None:
             for number, parameter in enumerate(engine.parameters):
                 parameter.add_(0.01 * number / 3)  # an adapter that begins as nothing would add nothing
         found[case] = received(engine.weights(dtype)), received(engine.weights())
+        if lora:
+            found["alone"] = received(engine.adapter(dtype)), received(engine.adapter())
     torch.save(found, root / f"rank-{rank}.pt")
     sent = {}
     group = dist.new_group([0, 1])
@@ -122,6 +124,8 @@ def main(rank: int, root: Path) -> None:
         for case, (model, dtype, _) in CASES.items():
             weights = FsdpEngine(str(root / model), frozen=True).weights(dtype)
             sent[path, case] = over(path, weights, dtype, group, root, rank)
+        engine = FsdpEngine(str(root / "dense"), optimizer={"lr": 1e-2}, lora=LORA)
+        sent[path, "alone"] = over(path, engine.adapter("bfloat16"), "bfloat16", group, root, rank)
     torch.save(sent, root / f"sent-{rank}.pt")
 
 
@@ -175,6 +179,30 @@ def test_another_pool_receives_the_bytes_of_the_plan(
     received, count = torch.load(root / "sent-1.pt")[path, case]
     assert step.path == path and received == step.bytes
     assert (count, CASES[case][1]) == sync_buckets(plan, step) and count > 5
+
+
+ALONE = ("models.policy.serve.engine=sglang", "models.policy.serve.lora=adapter")
+
+
+def test_of_an_adapter_alone_little_is_gathered(root: Path, small_buckets: None) -> None:
+    (cast, nbytes, count), (whole, more, _) = torch.load(root / "rank-1.pt")["alone"]
+    plan, step = planned(root, "adapted", *ALONE)
+    assert step.path == "ipc" and nbytes == step.bytes and more == 2 * nbytes
+    assert (count, "bfloat16") == sync_buckets(plan, step) and count > 1
+    assert all(tensor.equal(whole[name].bfloat16()) for name, tensor in cast.items())
+    ends = {(name.split(".")[0], *name.split(".")[-3:]) for name in cast}
+    assert ("base_model", "q_proj", "lora_A", "weight") in ends and {end[-1] for end in ends} == {"weight"}
+    merged = torch.load(root / "rank-1.pt")["adapted"][0][1]
+    assert nbytes < merged / 2  # of a model as small as this
+
+
+@pytest.mark.parametrize("path", ["broadcast", "disk"])
+def test_of_an_adapter_alone_another_pool_receives_little(root: Path, path: str, small_buckets: None) -> None:
+    folder = (f"models.policy.serve.sync_folder={root}",) if path == "disk" else ()
+    plan, step = planned(root, "adapted", *POOLS, *ALONE, *folder, devices=None)
+    received, count = torch.load(root / "sent-1.pt")[path, "alone"]
+    assert step.path == path and received == step.bytes
+    assert (count, "bfloat16") == sync_buckets(plan, step)
 
 
 @pytest.mark.parametrize(

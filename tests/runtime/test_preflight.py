@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlgraph.compiler import compose_and_plan
 from rlgraph.errors import GraphError
 from rlgraph.nodes.support import sandbox
+from rlgraph.runtime.preflight import Preflight
 from rlgraph.runtime.run import run_graph
 
 GRAPH = """graph: small
@@ -104,3 +107,15 @@ def test_programs_of_a_policy_need_a_sandbox(node: str, there: str, monkeypatch:
     text = refused(GRAPH.replace("  - set: {rollout.max_new_tokens: 4}\n", "") + edit)
     assert "small.yaml:6:" in text and f"node `{node}`: no sandbox can be had here: no namespaces" in text
     assert "set allow_unsandboxed: true" in text
+
+
+def test_adapters_of_a_family_with_other_layers_are_refused_by_name() -> None:
+    from transformers import Phi3Config
+
+    settings = ["models.policy.train.lora={rank: 4}", "models.policy.serve={engine: sglang, lora: adapter}"]
+    tree, plan = compose_and_plan("grpo", [*settings, "models.policy.path=any"], 1)
+    check = Preflight(replace(plan, models={"policy": replace(plan.models["policy"], train=None)}), tree)
+    check._fits("policy", Phi3Config(sliding_window=None))
+    (said,) = [problem.render() for problem in check.problems]
+    assert "models.policy: phi3: adapters are served of llama, mistral, mixtral, qwen2" in said
+    assert "set models.policy.serve.lora=merged" in said

@@ -21,17 +21,19 @@ KEY, STEP = "a key", 0.002  # the API key, and the seconds that a token takes
 class Fake:
     """A server in a thread of this process."""
 
-    def __init__(self, dies_after: int = 1 << 30, unknown: Collection[str] = ()) -> None:
+    def __init__(self, dies_after: int = 1 << 30, unknown: Collection[str] = (), port: int = 0) -> None:
         """Up.
 
         Args:
             dies_after: requests to generate after which it is gone without an answer.
             unknown: calls that its version does not have.
+            port: that it answers on; 0: any.
         """
         self.unknown = unknown
         self.changed = threading.Condition()
         self.version, self.session, self.paused, self.dead = FIRST, False, False, ""
         self.away: set[str] = set()
+        self.adapters: list[str] = []
         self.running: dict[str, dict[str, Any]] = {}
         self.gone: set[str] = set()  # asked to end before they ran: who sent them hangs up
         self.served, self.dies_after = 0, dies_after
@@ -39,7 +41,7 @@ class Fake:
         self.most = 0  # requests that ran at a time
         self.info: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1}
         self.calls: list[tuple[str, dict[str, Any]]] = []  # but for looks, in order
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
         self.server.daemon_threads = True
         self.client = Client(f"http://127.0.0.1:{self.server.server_port}", KEY)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -54,6 +56,7 @@ class Fake:
 
     def answer(self, call: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and content of the reply to a call."""
+        call = call.replace("/", "_")
         with self.changed:
             known = call not in self.unknown and hasattr(self, f"_{call}")
             if body:
@@ -78,6 +81,8 @@ class Fake:
             return self._die("as it was told")
         if self.away:
             return self._die("generates while parts are released")
+        if (adapter := body.get("lora_path")) and adapter not in self.adapters:
+            return 400, {"error": {"message": f"Got LoRA adapter that has never been loaded: {adapter}"}}
         self.changed.wait_for(lambda: not self.paused or self.dead)
         made: dict[str, Any] = {"versions": [], "aborted": body["rid"] in self.gone}
         self.running[body["rid"]] = made
@@ -154,6 +159,25 @@ class Fake:
             return self._die("updated while its weights are released")
         self.version = body["weight_version"]
         return {"success": True, "message": "Success"}
+
+    def _v1_models(self, body: dict[str, Any]) -> Any:
+        return {"data": [{"id": "base"}, *({"id": name, "parent": "base"} for name in self.adapters)]}
+
+    def _load_lora_adapter_from_tensors(self, body: dict[str, Any]) -> Any:
+        if body["lora_name"] in self.adapters:
+            return 400, {"success": False, "error_message": "it is already loaded"}
+        self.adapters.append(body["lora_name"])
+        return {"success": True}
+
+    def _unload_lora_adapter(self, body: dict[str, Any]) -> Any:
+        if body["lora_name"] not in self.adapters:
+            return 400, {"success": False, "error_message": "does not exist"}
+        self.adapters.remove(body["lora_name"])
+        return {"success": True}
+
+    def _update_weight_version(self, body: dict[str, Any]) -> Any:
+        self.version = body["new_version"]
+        return {"success": True}
 
     def _release_memory_occupation(self, body: dict[str, Any]) -> Any:
         if not self._idle():

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = [
@@ -51,3 +53,31 @@ def test_sleep_frees_memory_and_a_sync_brings_the_weights(
     assert engine.checksums() == sums
     for many in engine.generate(REQUESTS, Sampling(20)):
         assert all(one.tokens and {*one.versions} == {1} for one in many)
+
+
+def test_an_adapter_is_served_beside_the_weights(path: str, tmp_path: Path) -> None:
+    lora = {"rank": 8, "alpha": 16.0, "targets": "all-linear"}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train = FsdpEngine(path, optimizer={"lr": 1e-2}, lora=lora)
+    with torch.no_grad():
+        for parameter in train.parameters:
+            parameter.add_(0.02)  # an adapter that begins as nothing would add nothing
+    held = {name: tensor.to("cuda") for name, tensor in train.adapter("bfloat16")}
+    merged = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    merged.load_state_dict(dict(train.weights()), strict=False)
+    dist.destroy_process_group()
+    engine = SglangEngine(path, "cuda", "bfloat16", logs=tmp_path, max_cached_tokens=TOKENS, adapter=lora)
+    try:
+        for version in (0, 1):
+            engine.load_weights(held.items(), version)
+            engine.sleep(["kv"])
+            engine.wake(["kv"])
+            for request, many in zip(REQUESTS, engine.generate(REQUESTS, Sampling(20)), strict=True):
+                for one in many:
+                    assert {*one.versions} == {version}
+                    ids = torch.tensor([[*request.prompt, *one.tokens]])
+                    scores = merged(ids).logits[0].log_softmax(-1)[len(request.prompt) - 1 : -1]
+                    own = scores[torch.arange(len(one.tokens)), torch.tensor(one.tokens)]
+                    assert (own - torch.tensor(one.logprobs)).abs().max() < 0.2
+    finally:
+        engine.close()

@@ -167,7 +167,9 @@ def test_each_host_has_its_devices_and_what_a_server_shares_out(
     assert [one["devices"] for one in made] == [["0", "1"]] * 4
     options = {"moe_a2a_backend": "deepep", "ep_size": 4, "attn_dp_size": 2}
     assert all(one["options"] == options and one["max_cached_tokens"] == 500 for one in made)
-    launch = Launch("a/model", "cuda", "bfloat16", 4, 500, 4, options, 2, 1, "127.0.0.1:30000")
+    launch = Launch(
+        "a/model", "cuda", "bfloat16", 4, 500, 4, options, hosts=2, node=1, meeting="127.0.0.1:30000"
+    )
     assert not wrong({name: value for name, value in launch.settings().items() if name != "model_path"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,27 @@ def test_experts_arrive(served: SglangEngine, mixture: str) -> None:
     for before, after in pairwise(seen):
         experts = [name for name in before if ".experts." in name]
         assert experts and all(before[name] != after[name] for name in experts)
+
+
+@pytest.mark.nightly
+def test_adapters_of_attention_are_served_alone(mixture: str, tmp_path: Path) -> None:
+    lora = {"rank": 3, "alpha": 6.0, "targets": "all-linear"}
+    engine = SglangEngine(mixture, logs=tmp_path, max_rows=4, adapter=lora)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train = FsdpEngine(mixture, optimizer={"lr": 1e-2}, lora=lora)
+    try:
+        for version in range(3):
+            engine.load_weights(train.adapter(), version)
+            batch, own = generated(engine)
+            columns = batch["tokens"], batch["loss_mask"], TEMPERATURE
+            assert (train.logprobs(*columns).values - own).abs().max() < 1e-4
+            gap = (train.logprobs(*columns, adapter=False).values - own).abs().max()
+            assert gap > 1e-3 if version else gap < 1e-4
+            rows = torch.arange(len(batch["tokens"].lengths))
+            train.update(batch, objective, rows, len(rows))
+    finally:
+        dist.destroy_process_group()
+        engine.close()
 
 
 def test_names_that_the_server_would_leave_out_are_refused(served: SglangEngine, mixture: str) -> None:

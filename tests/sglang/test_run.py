@@ -81,6 +81,16 @@ def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> Non
     assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2
 
 
+@pytest.mark.nightly
+def test_an_adapter_goes_to_another_pool_and_a_run_resumes(files: Path, tmp_path: Path) -> None:
+    lora = "models.policy.train.lora={rank: 4, alpha: 8.0}"
+    run(files, tmp_path / "run", TWO, lora, "--steps", "2")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["models"]["policy"]["serve"]["lora"] == "adapter"
+    found = run(files, tmp_path / "run", TWO, lora, "--resume")
+    assert_sane(found)
+
+
 def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(files))
     monkeypatch.chdir(tmp_path)

@@ -282,6 +282,22 @@ class FsdpEngine:
         """
         return in_pieces(self._full(dtype), self.pieces)
 
+    def adapter(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the adapters in full, by their names in peft's files. Collective, as ``weights``.
+
+        Args:
+            dtype: that the reader holds them in; where it is narrower, shards are cast before the gather.
+
+        Raises:
+            RuntimeError: the parameters are offloaded.
+        """
+        self.residency.need(["parameters"], "adapter")
+        own = [(name, p) for name, p in self.model.named_parameters() if adapters.is_adapter(name)]
+        wanted = getattr(torch, dtype or "float32")
+        narrow = {name: wanted for name, p in own if wanted.itemsize < p.dtype.itemsize}
+        full = gather_full(((name, apart(p)) for name, p in own), self.copy_group, narrow, self.parts)
+        return ((adapters.in_files(name), tensor) for name, tensor in full)
+
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return ``weights`` as the model's own parameters."""
         self.residency.need(["parameters"], "weights")
@@ -389,8 +405,7 @@ class FsdpEngine:
             typed = cast(self.weights(), dtype) if dtype else self.weights()
             # copied one by one: what shares memory, transformers would copy once more
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in typed if first}
-            own = ((n, apart(p)) for n, p in self.model.named_parameters() if adapters.is_adapter(n))
-            adapter = {name: tensor.cpu() for name, tensor in gather_full(own, self.copy_group) if first}
+            adapter = {name: tensor.cpu() for name, tensor in self.adapter() if first}
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.files)
         if first and self.lora:

@@ -72,6 +72,16 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
+def in_files(name: str) -> str:
+    """Return the name of an adapter's tensor in peft's files.
+
+    Example:
+        >>> in_files("model.layers.0.mlp.up_proj.lora_A.default.weight")
+        'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
+    """
+    return f"base_model.model.{name.replace(f'.{NAME}.', '.')}"
+
+
 def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
     """Yield full tensors of a model with adapters, merged: ``W + scale B A``, in W's data type.
 
@@ -96,15 +106,17 @@ def unadapted(engine: Any) -> SimpleNamespace:
 
 
 def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:
-    """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model."""
+    """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model.
+
+    ``tensors`` have the names of ``in_files``.
+    """
     from safetensors.torch import save_file
 
     config = model.peft_config[NAME]
     config.base_model_name_or_path = base
     config.inference_mode = True
     config.save_pretrained(str(directory))
-    named = {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": t for name, t in tensors.items()}
-    save_file(named, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _merge(held: Mapping[str, torch.Tensor], scale: float) -> Iterator[Named]:

@@ -168,7 +168,7 @@ class Calls:
             if status in client.busy and (tries := tries + 1) < TRIES:
                 self._lost(server)
                 continue
-            if status != 200:
+            if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
             answer: dict[str, Any] = json.loads(text)
             if (own := client.own_weights(answer)) is None:

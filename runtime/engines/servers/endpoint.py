@@ -46,8 +46,15 @@ class Endpoint(ABC):
         """Return the version of its weights, as it was told with them; None where it does not answer."""
 
     def own_weights(self, answer: dict[str, Any]) -> str | None:
-        """Return the weights that a sample is of, where the server started with these; else None."""
+        """Return the weights that a sample is of, where the server started with these; else None.
+
+        The answer may be a refusal by ``lacks_weights``.
+        """
         return None
+
+    def lacks_weights(self, text: str) -> bool:
+        """Return whether it refused a sample since it has yet to be brought the weights asked for."""
+        return False
 
     def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a sample's call, which ``abortion`` can name by ``request``."""

@@ -42,9 +42,25 @@ class Client(Endpoint):
         info = self.look("model_info")
         return str(info["weight_version"]) if info else None
 
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that it holds.
+
+        Raises:
+            ServerLostError: it does not answer.
+        """
+        listed = self.look("v1/models")
+        if listed is None:
+            raise ServerLostError(f"the SGLang server at {self.url} does not answer")
+        return [card["id"] for card in listed["data"] if card.get("parent")]
+
     def own_weights(self, answer: dict[str, Any]) -> str | None:
         """Return the weights that a sample is of, where the server started with these; else None."""
-        return FIRST if answer["meta_info"]["weight_version"] == FIRST else None
+        refused = "meta_info" not in answer
+        return FIRST if refused or answer["meta_info"]["weight_version"] == FIRST else None
+
+    def lacks_weights(self, text: str) -> bool:
+        """Return whether it refused a sample since it has yet to be brought its adapter."""
+        return "LoRA adapter that has never been loaded" in text
 
     def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a sample's call, with the name that ``abortion`` ends it by."""
@@ -146,8 +162,10 @@ class Mixture:
         return out.to(torch.int16)
 
 
-def body(request: Request, seed: int, sampling: Sampling, stops: Sequence[int]) -> dict[str, Any]:
-    """Return the body of ``/generate``: one sample, with a log-prob for each token."""
+def body(
+    request: Request, seed: int, sampling: Sampling, stops: Sequence[int], adapter: str = ""
+) -> dict[str, Any]:
+    """Return the body of ``/generate``: one sample, with a log-prob for each token, by an adapter or none."""
     settings = {
         "max_new_tokens": limit(request, sampling),
         "temperature": sampling.temperature,
@@ -157,6 +175,7 @@ def body(request: Request, seed: int, sampling: Sampling, stops: Sequence[int]) 
         "sampling_seed": seed & 0x7FFFFFFF,
     }
     asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
+    asked |= {"lora_path": adapter} if adapter else {}
     return asked | {"return_logprob": True} | ({"return_routed_experts": True} if sampling.routing else {})
 
 

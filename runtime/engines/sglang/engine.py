@@ -31,6 +31,7 @@ from rlgraph.runtime.engines.servers.groups import gathered, meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
+from rlgraph.runtime.engines.sglang.contents import Adapter, AllWeights, adapter_name, adapter_of
 from rlgraph.runtime.engines.sglang.fp8 import check_device, overridden, quantized
 from rlgraph.runtime.engines.sglang.hosts import Follower, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
@@ -81,6 +82,8 @@ class SglangEngine:
         ranks: the workers whose devices one server spans, the first of which leads.
         starts: of a server over several hosts, for the first worker on each of them.
         config, trust_remote_code: as ``models.NAME``.
+        adapter: as ``models.NAME.train.lora``, where syncs bring the adapter alone: its server has the
+            weights at ``path`` from its start, and they do not sleep.
 
     Raises:
         RunError: the server does not come up: with its last lines.
@@ -115,6 +118,7 @@ class SglangEngine:
         starts: Starts | None = None,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        adapter: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.max_rows, self.pool = path, max_rows, pool
         self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
@@ -128,7 +132,8 @@ class SglangEngine:
         self.version, self.away, self.paused = -1, frozenset[str](), False
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
-        self.ranks = ranks
+        self.ranks, self.content = ranks, AllWeights() if adapter is None else adapter_of(path, adapter)
+        self.named = ""  # the adapter by which it generates
         self.quantization = quantization
         if quantization and self.device == "cuda":
             check_device(torch.cuda.get_device_capability())
@@ -147,6 +152,7 @@ class SglangEngine:
                 max_cached_tokens,
                 max_rows,
                 {**(options or {}), **own},
+                self.content,
             )
             if starts and not leads:
                 self.follower = Follower(launch, logs, devices, host, starts)
@@ -188,7 +194,7 @@ class SglangEngine:
         self._check_awake()
         check_lengths(requests, sampling, self.context)
         assert self.calls
-        asked = partial(body, sampling=sampling, stops=self.stops)
+        asked = partial(body, sampling=sampling, stops=self.stops, adapter=self.named)
         read = partial(generation, mixture=self.mixture if sampling.routing else None)
         return generate(self.calls, requests, self.version, asked, read, enough)
 
@@ -238,13 +244,14 @@ class SglangEngine:
         So it is, on all of the pool, where a server was lost on the way and no copy is kept: call it again.
 
         Raises:
-            RuntimeError: the weights are asleep, or something is in flight and not paused.
+            RuntimeError: the weights are asleep, or something is in flight and not paused; where an adapter
+                is loaded, also if it is paused: what is in flight keeps the adapter that it began with.
             RunError: a server refused them, or would leave some out for their names.
             ServerLostError: a server is lost, and may not be started anew.
         """
         if "weights" in self.away:
             self._refuse("its weights are asleep; wake them before load_weights")
-        self._check_idle("load_weights")
+        self._check_idle("load_weights", paused=not isinstance(self.content, Adapter))
         meet(self.pool)
         self.version = -1
         sent = list[str]()
@@ -255,11 +262,13 @@ class SglangEngine:
         if self.supervisor:
             arrived = self.supervisor.load(parameters, version)
         elif self.ranks:
-            self.ranks.hand_over(parameters)
+            self.ranks.hand_over(self.content.buckets(parameters))
         else:
             deque(parameters, maxlen=0)  # another one sends; here they are only gathered
         arrived = all(gathered(arrived, self.pool)) if self.pool else arrived
-        check_names(self.path, self.stored, sent)
+        is_adapter = isinstance(self.content, Adapter)
+        self.named = adapter_name(version) if is_adapter else ""
+        check_names(self.path, frozenset() if is_adapter else self.stored, sent)
         if not arrived:
             return
         self.version = version
@@ -284,7 +293,7 @@ class SglangEngine:
         assert not self.quantization, "weights in 8 bits come by a sync"
         self._check_idle("load_pretrained")
         self.supervisor.load_pretrained()
-        self.version = 0
+        self.version, self.named = 0, ""
 
     def checksums(self) -> list[Any]:
         """Return for each server a checksum of every parameter on each of its ranks, as it holds it."""
@@ -298,6 +307,8 @@ class SglangEngine:
             RuntimeError: a part is asleep already, or something is in flight, or the engine is paused.
         """
         moved = self._moved(parts, asleep=False)
+        if "weights" in moved and isinstance(self.content, Adapter):
+            self._refuse("a sync brings an adapter alone, so weights can't sleep (serve.lora)")
         self._check_idle("sleep")
         if self.paused:
             self._refuse("paused; resume before sleep")
@@ -331,9 +342,11 @@ class SglangEngine:
             self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
         return moved
 
-    def _check_idle(self, call: str) -> None:
-        if self.calls and self.calls.asks and not self.paused:
-            self._refuse(f"{len(self.calls.asks)} samples are in flight; pause or abort them before {call}")
+    def _check_idle(self, call: str, paused: bool = True) -> None:
+        """Check that nothing is in flight, or that all is ``paused`` where this suffices."""
+        if self.calls and self.calls.asks and not (paused and self.paused):
+            ways = "pause or abort" if paused else "abort"
+            self._refuse(f"{len(self.calls.asks)} samples are in flight; {ways} them before {call}")
 
     def _refuse(self, law: str) -> None:
         raise RuntimeError(f"{self.path}: {law}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
+from rlgraph.runtime.engines.sglang.contents import Adapter, AllWeights
 from rlgraph.runtime.engines.sglang.options import words
 from rlgraph.variables import hidden
 
@@ -45,6 +46,7 @@ class Launch:
     max_rows: int  # requests that run at a time
     # SGLang's own settings, by its names; those in ``sglang_options.OWNED`` are not among them
     options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    content: AllWeights | Adapter = field(default_factory=AllWeights)  # what syncs bring
     hosts: int = 1  # that it spans, with a process on each
     node: int = 0  # which of them this process is on
     meeting: str = ""  # the address where processes of several hosts meet
@@ -67,6 +69,9 @@ class Launch:
         if self.hosts > 1:
             shared |= {"nnodes": self.hosts, "node_rank": self.node, "dist_init_addr": self.meeting}
         shared |= DRAFT_FORMAT if DRAFTS in self.options else {}
+        if isinstance(self.content, Adapter):
+            shared |= {"load_format": "auto", **self.content.launched()}
+            shared |= {"lora_backend": "torch_native"} if self.device == "cpu" else {}  # others are kernels
         if self.device != "cpu":
             # its own share would leave 10 GB free; what the plan leaves free is more than 5 % of a device
             saved = {

@@ -29,7 +29,8 @@ def words(settings: Mapping[str, Any]) -> list[str]:
     line = []
     for name, value in settings.items():
         if value is not False:
-            line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            line += [f"--{name.replace('_', '-')}", *map(str, values)]
     return line
 
 

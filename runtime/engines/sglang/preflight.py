@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
+from rlgraph.costs.model_size import Family
 from rlgraph.ir.plan import ServePlan
 from rlgraph.runtime.engines.faults import SectionFault
 from rlgraph.runtime.engines.model_files import attention_kinds, context_of
@@ -44,3 +45,16 @@ def unfit(config: Any) -> str:
     law = f"{config.model_type}: SGLang sees all tokens where this model has windows of {window}"
     remedy = "let training see them too by models.NAME.config={sliding_window: null}, or keep rows within by "
     return f"{law}; {remedy}{{max_position_embeddings: {window}}}"
+
+
+def unfit_adapters(config: Any) -> str:
+    """Return why SGLang can't serve adapters of a model of a configuration, or nothing.
+
+    Families other than those whose sizes are known may have several of its linear layers in one.
+    """
+    family = config.get_text_config().model_type
+    if family in get_args(Family):
+        return ""
+    return (
+        f"{family}: adapters are served of {', '.join(get_args(Family))}; set models.NAME.serve.lora=merged"
+    )

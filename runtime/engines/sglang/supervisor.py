@@ -21,8 +21,8 @@ from rlgraph.runtime.engines.servers.supervisor import Supervisor
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.hosts import FirstServer, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
-from rlgraph.runtime.engines.sglang.weights import Flat, ServerRanks, Servers, flat_of, send
-from rlgraph.runtime.engines.weights.transfer import Named, Weights, in_buckets
+from rlgraph.runtime.engines.sglang.weights import Flat, ServerRanks, Servers, flat_of
+from rlgraph.runtime.engines.weights.transfer import Named, Weights
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS
 from rlgraph.runtime.messages.errors import ServerLostError
 
@@ -92,6 +92,7 @@ class SglangSupervisor(Moves, Supervisor):
         """
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
         self.keeps, self.ranks, self.starts = keeps, ranks or ServerRanks(), starts
+        self.content = launch.content
         self.kept: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)
@@ -119,12 +120,12 @@ class SglangSupervisor(Moves, Supervisor):
         """
         with self.lock:
             before, self.kept, self.bring = self.kept, [], None
-            lost = not self.tried(self.client.begin_update)
-            for index, bucket in enumerate(in_buckets(parameters)):
+            lost = not self.tried(lambda: self.content.begin(self.client))
+            for index, bucket in enumerate(self.content.buckets(parameters)):
                 earlier = before[index : index + 1]
                 flat = flat_of(bucket, bucket[0][1].device, earlier)
                 handles = self.ranks.handles(flat)
-                lost = lost or not self.tried(partial(send, self.client, handles, version))
+                lost = lost or not self.tried(partial(self.content.send, self.client, handles, version))
                 self.ranks.let_go()
                 if self.keeps:
                     self.kept.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
@@ -132,7 +133,7 @@ class SglangSupervisor(Moves, Supervisor):
                 self.bring = partial(self._replay, version)
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()  # the copies have arrived
-            if lost or not self.tried(self._end_update):
+            if lost or not self.tried(partial(self._end_update, version)):
                 self.renew()
                 return self.keeps
             return True
@@ -159,18 +160,22 @@ class SglangSupervisor(Moves, Supervisor):
         self.client.begin_update()
         body = {"model_path": self.launch.path, "weight_version": "0", "load_format": "auto"}
         self.client.post("update_weights_from_disk", body)
-        self._end_update()
-
-    def _end_update(self) -> None:
         self.client.end_update()
+        self._forget()
+
+    def _end_update(self, version: int) -> None:
+        self.content.end(self.client, version)
+        self._forget()
+
+    def _forget(self) -> None:
         if "kv" not in self.away:  # else there is no cache of older weights
             self.client.flush(self.paused)
 
     def _replay(self, version: int) -> None:
-        self.client.begin_update()
+        self.content.begin(self.client)
         for flat in self.kept:  # all ranks can read it on the host
-            send(self.client, [flat.handle() for _ in range(self.ranks.size)], version)
-        self._end_update()
+            self.content.send(self.client, [flat.handle() for _ in range(self.ranks.size)], version)
+        self._end_update(version)
 
     def restore(self) -> None:
         """Bring a new server to the weights, the sleep and the pause that were wanted of the one before."""

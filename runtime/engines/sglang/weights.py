@@ -21,7 +21,7 @@ from rlgraph.runtime.engines.memory.allocator import shareable
 from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.weights.pretrained import listed
-from rlgraph.runtime.engines.weights.transfer import Named, in_buckets
+from rlgraph.runtime.engines.weights.transfer import Named
 from rlgraph.runtime.engines.weights.transports import Header
 from rlgraph.runtime.messages.errors import ServerLostError
 
@@ -106,9 +106,9 @@ class ServerRanks:
         dist.gather_object(own, handles, group=self.group, group_dst=0)
         return handles or []
 
-    def hand_over(self, parameters: Iterable[Named]) -> None:
+    def hand_over(self, buckets: Iterable[Sequence[Named]]) -> None:
         """Bring weights to this worker's rank; ``SglangSupervisor.load`` runs on the first worker."""
-        for bucket in in_buckets(parameters):
+        for bucket in buckets:
             flat = Flat(bucket)
             self.handles(flat)
             self.let_go()
@@ -119,20 +119,6 @@ class ServerRanks:
             dist.barrier(self.group)
         if torch.cuda.is_initialized():
             torch.cuda.ipc_collect()  # what the server has closed
-
-
-def send(client: Client, handles: Sequence[str], version: int) -> None:
-    """Bring a bucket into the memory of a server on this host, which is in a session of updates.
-
-    Each of its ranks takes its part of the weights by one of the handles.
-    """
-    body = {
-        "serialized_named_tensors": list(handles),
-        "load_format": "flattened_bucket",
-        "flush_cache": False,
-        "weight_version": str(version),
-    }
-    client.post("update_weights_from_tensor", body)
 
 
 class Servers:

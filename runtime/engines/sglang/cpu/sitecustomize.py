@@ -2,25 +2,27 @@
 
 torchvision comes as a CUDA build; the operators that it would register for shapes need a library that is not
 here. SGLang imports it for image models alone. And SGLang registers memory of the host with CUDA where it
-notes the experts that a mixture chose: here that memory stays as it is.
+notes the experts that a mixture chose, and pins it where layers have adapters: here it stays as it is.
 """
 
 import importlib.util
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 NAME = "torchvision._meta_registrations"
 sys.modules.setdefault(NAME, types.ModuleType(NAME))
 
 
-class HostMemory:
-    """Finds SGLang's module that allocates memory of the host, once, and mends it."""
+class Mended:
+    """Finds a module of SGLang, once, and mends it when it is loaded."""
 
-    name = "sglang.srt.mem_cache.pool_host.common"
+    def __init__(self, name: str, mend: Callable[[Any], None]) -> None:
+        self.name, self.mend = name, mend
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's spec, whose loader takes the registration out; None for any other module."""
+        """Return the module's spec, whose loader mends it; None for any other module."""
         if name != self.name:
             return None
         sys.meta_path.remove(self)
@@ -29,10 +31,34 @@ class HostMemory:
 
         def mended(module: Any) -> None:
             load(module)
-            module._cuda_host_register = lambda *_: None
+            self.mend(module)
 
         spec.loader.exec_module = mended
         return spec
 
 
-sys.meta_path.insert(0, HostMemory())
+def unregistered(module: Any) -> None:
+    """Leave memory of the host out of CUDA's register."""
+    module._cuda_host_register = lambda *_: None
+
+
+def unpinned(module: Any) -> None:
+    """Leave what layers with adapters note on the host in plain memory: pinning it needs a GPU."""
+    torch = module.torch
+
+    class Torch(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            made = getattr(torch, name)
+            if name not in ("tensor", "zeros", "empty"):
+                return made
+            return lambda *sizes, pin_memory=False, **options: made(*sizes, **options)
+
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    module.torch = Torch("torch")
+
+
+sys.meta_path[:0] = [
+    Mended("sglang.srt.mem_cache.pool_host.common", unregistered),
+    Mended("sglang.srt.lora.layers", unpinned),
+    Mended("sglang.srt.lora.backend.torch_backend", unpinned),
+]

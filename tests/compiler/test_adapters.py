@@ -1,0 +1,114 @@
+"""``serve.lora`` in plans: what a sync sends, what it costs, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlgraph.compiler import compile_graph
+from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.lora_size import SLOTS, adapters_on_device
+from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.model_size import size_of
+from rlgraph.costs.pricing import sizes_of, sync_buckets, sync_least
+from rlgraph.costs.workload import workload
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.ir.steps import Kind
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.plan_file import parse
+from rlgraph.syntax.settings import Lora
+
+EIGHT = "Qwen/Qwen3-8B"
+POOLS = ("pools={train: {devices: 4}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
+ADAPTER = 2 * adapters_on_device(size_of(EIGHT), Lora(rank=32), 1)  # bytes in bfloat16
+
+
+def planned(*more: str, devices: int | None = None, lora: str = "{rank: 32}") -> Plan:
+    settings = [f"models.{name}.path={EIGHT}" for name in ("policy", "ref")]
+    settings += [f"models.policy.train.lora={lora}"] if lora else []
+    return compile_graph("grpo", [*settings, *more], devices, Target("h100-8"))
+
+
+def sync(plan: Plan) -> Step:
+    (step,) = [step for step in plan.steps if step.facts.syncs]
+    return step
+
+
+def way(plan: Plan) -> str | None:
+    serve = plan.models["policy"].serve
+    assert serve
+    return serve.lora
+
+
+def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
+    assert way(planned(*POOLS)) == "adapter"
+    assert way(planned(devices=8)) == "merged"
+    assert way(planned("models.policy.serve.lora=adapter", devices=8)) == "adapter"
+    assert way(planned(*POOLS, "models.policy.serve.lora=merged")) == "merged"
+    assert way(planned(*POOLS, "models.policy.serve.engine=transformers")) == "merged"
+    assert way(planned(*POOLS, "models.policy.serve.addresses=[http://a:1]")) == "merged"
+    assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj]}")) == "merged"
+    assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj, k_proj, v_proj]}")) == "adapter"
+    assert way(planned(*POOLS, lora="")) is None
+    plan = planned(*POOLS)
+    assert parse(plan.json(), "plan.json").models == plan.models
+
+
+def test_a_sync_is_priced_by_the_adapter() -> None:
+    alone, merged = planned(*POOLS), planned(*POOLS, "models.policy.serve.lora=merged")
+    assert sync(alone).path == "broadcast" and sync(alone).bytes == ADAPTER == sync_least(alone, sync(alone))
+    assert sync_buckets(alone, sync(alone)) == (1, "bfloat16")
+    assert sync(merged).bytes == 2 * size_of(EIGHT).parameters > 90 * ADAPTER
+    for best_or_worst in (0, 1):
+        assert sync(alone).seconds[best_or_worst] < sync(merged).seconds[best_or_worst] / 10
+    own = sync(planned("models.policy.serve.lora=adapter", devices=8))
+    assert own.path == "ipc" and own.bytes == 7 * ADAPTER // 8  # each has an eighth of it
+
+
+def test_the_plan_says_what_is_sent() -> None:
+    text = plan_text(planned(*POOLS))
+    assert "sglang (bfloat16, adapter in one of 2 slots beside the weights of its files)" in text
+    assert "sends   its adapter alone, which takes the place of the version before" in text
+    assert "adapter alone" not in plan_text(planned(devices=8))
+
+
+def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
+    small = ("models.policy.serve.lora=adapter", "rollout.n=2", "models.policy.serve.cache_tokens=300000")
+    plan = planned(*small, devices=1)
+    footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
+    items = footprint.items("main")
+    assert items[Item("policy", "serve", "adapters")] == SLOTS * ADAPTER
+    assert items[Item("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
+    assert Item("policy", "serve", "weights") not in items
+    assert plan.peak["main"].parts["serve weights"] == 2 * size_of(EIGHT).parameters
+    asleep = {part for step in plan.steps if step.kind is Kind.SLEEP for part in step.parts}
+    assert asleep == {"kv"}
+    merged = planned("models.policy.serve.lora=merged", *small[1:], devices=1)
+    assert "adapters" not in merged.peak["main"].parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "law"),
+    [
+        (["models.policy.serve.lora=adapter"], "model `policy` trains no adapter"),
+        (
+            ["models.policy.train.lora={targets: [q_proj, o_proj]}", "models.policy.serve.lora=adapter"],
+            "`models.policy.serve.lora` is adapter, but adapters of k_proj, q_proj, v_proj go together",
+        ),
+        (
+            ["models.policy.train.lora={targets: [router]}", "models.policy.serve.lora=adapter"],
+            "the engine sglang has no adapters of router",
+        ),
+        (
+            [
+                "models.policy.train.lora={}",
+                "models.policy.serve.lora=adapter",
+                "models.policy.serve.addresses=[http://a:1]",
+            ],
+            "servers at addresses hold weights that the run did not choose",
+        ),
+    ],
+)
+def test_what_can_not_be_served_is_refused(settings: list[str], law: str) -> None:
+    with pytest.raises(GraphError, match=law):
+        compile_graph("grpo", ["models.policy.serve.engine=sglang", *settings], 8)
