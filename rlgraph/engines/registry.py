@@ -59,6 +59,7 @@ class Serving:
     routing: Mapping[str, bool] | None = None
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
+    without_adapters: frozenset[str] = frozenset()  # ``options`` with which it loads none
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ SERVING = {
             frozenset({"gate_proj", "up_proj"}),
             frozenset({"down_proj"}),
         ),
+        without_adapters=frozenset({"attn_dp_size"}),
     ),
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",
@@ -137,6 +139,16 @@ class ServeSection(Protocol):
     def engine(self) -> str: ...
 
 
+class AdaptedSection(ServeSection, Protocol):
+    """The options of ``models.NAME.serve`` that decide whether its engine can serve adapters."""
+
+    @property
+    def addresses(self) -> Sequence[str]: ...
+
+    @property
+    def options(self) -> Mapping[str, object]: ...
+
+
 class AdapterSection(Protocol):
     """The options of ``models.NAME.train.lora`` that say which layers have adapters."""
 
@@ -144,18 +156,15 @@ class AdapterSection(Protocol):
     def targets(self) -> str | list[str]: ...
 
 
-def no_adapter(engine: str, addresses: Sequence[str], lora: AdapterSection) -> str:
-    """Return why an engine can't serve adapters beside its weights, or nothing.
-
-    Example:
-        >>> no_adapter("openai", (), None)
-        'the engine openai has no adapters'
-    """
-    groups = SERVING[engine].adapters
+def no_adapter(serve: AdaptedSection, lora: AdapterSection) -> str:
+    """Return why an engine can't serve adapters beside its weights, or nothing."""
+    engine, groups = serve.engine, serving(serve).adapters
     if not groups:
         return f"the engine {engine} has no adapters"
-    if addresses:
+    if serve.addresses:
         return "servers at addresses hold weights that the run did not choose"
+    if clash := serving(serve).without_adapters & {*(serve.options or ())}:
+        return f"the engine {engine} loads no adapters while it runs with {', '.join(sorted(clash))}"
     targets = {*chain(*groups)} if lora.targets == "all-linear" else {*lora.targets}
     if unknown := sorted(targets.difference(*groups)):
         return f"the engine {engine} has no adapters of {', '.join(unknown)}"

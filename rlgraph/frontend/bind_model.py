@@ -156,7 +156,7 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"model `{name}` trains no adapter (models.{name}.train.lora)"
         if spec.train.lora and not spec.frozen:
             beside = serve.lora == "adapter"
-            law = no_adapter(serve.engine, serve.addresses, spec.train.lora) if beside else ""
+            law = no_adapter(serve, spec.train.lora) if beside else ""
         if law:
             law = f"`{path}.lora` is {serve.lora}, but {law}"
             mark = tree.at(("serve", "lora")).key

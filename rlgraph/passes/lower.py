@@ -184,7 +184,7 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             if serve and asks and (extra := SERVING[serve.engine].routing):
                 serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
             if serve and train and train.lora and not spec.frozen:
-                fits = train.pool != serve.pool and not no_adapter(serve.engine, serve.addresses, train.lora)
+                fits = train.pool != serve.pool and not no_adapter(serve, train.lora)
                 chosen = serve.lora or ("adapter" if fits else "merged")
                 serve = serve.model_copy(update={"lora": chosen})
             held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)

@@ -47,6 +47,8 @@ def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
     assert way(planned(*POOLS, "models.policy.serve.lora=merged")) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.engine=transformers")) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.addresses=[http://a:1]")) == "merged"
+    assert way(planned(*POOLS, "models.policy.serve.options={attn_dp_size: 4}")) == "merged"
+    assert way(planned(*POOLS, "models.policy.serve.options={attention_backend: fa3}")) == "adapter"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj]}")) == "merged"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj, k_proj, v_proj]}")) == "adapter"
     assert way(planned(*POOLS, lora="")) is None
@@ -106,6 +108,14 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
                 "models.policy.serve.addresses=[http://a:1]",
             ],
             "servers at addresses hold weights that the run did not choose",
+        ),
+        (
+            [
+                "models.policy.train.lora={}",
+                "models.policy.serve.lora=adapter",
+                "models.policy.serve.options={attn_dp_size: 4}",
+            ],
+            "the engine sglang loads no adapters while it runs with attn_dp_size",
         ),
     ],
 )
