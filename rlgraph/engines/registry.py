@@ -59,7 +59,7 @@ class Serving:
     routing: Mapping[str, bool] | None = None
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
-    without_adapters: frozenset[str] = frozenset()  # ``options`` with which it loads none
+    without_adapters: frozenset[str] = frozenset()  # settings of ``serve`` with which it loads none
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ SERVING = {
             frozenset({"gate_proj", "up_proj"}),
             frozenset({"down_proj"}),
         ),
-        without_adapters=frozenset({"attn_dp_size"}),
+        without_adapters=frozenset({"attention_replicas", "hosts", "quantization"}),
     ),
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",
@@ -145,9 +145,6 @@ class AdaptedSection(ServeSection, Protocol):
     @property
     def addresses(self) -> Sequence[str]: ...
 
-    @property
-    def options(self) -> Mapping[str, object]: ...
-
 
 class AdapterSection(Protocol):
     """The options of ``models.NAME.train.lora`` that say which layers have adapters."""
@@ -163,8 +160,9 @@ def no_adapter(serve: AdaptedSection, lora: AdapterSection) -> str:
         return f"the engine {engine} has no adapters"
     if serve.addresses:
         return "servers at addresses hold weights that the run did not choose"
-    if clash := serving(serve).without_adapters & {*(serve.options or ())}:
-        return f"the engine {engine} loads no adapters while it runs with {', '.join(sorted(clash))}"
+    without = sorted(serving(serve).without_adapters)
+    if clash := [key for key in without if getattr(serve, key) not in (1, None)]:
+        return f"the engine {engine} loads no adapters where {' and '.join(clash)} is set"
     targets = {*chain(*groups)} if lora.targets == "all-linear" else {*lora.targets}
     if unknown := sorted(targets.difference(*groups)):
         return f"the engine {engine} has no adapters of {', '.join(unknown)}"

@@ -20,6 +20,7 @@ from rlgraph.syntax.settings import Lora
 
 EIGHT = "Qwen/Qwen3-8B"
 POOLS = ("pools={train: {devices: 4}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
+REPLICAS = ("models.policy.serve.tensor_parallel=2", "models.policy.serve.attention_replicas=2")
 ADAPTER = 2 * adapters_on_device(size_of(EIGHT), Lora(rank=32), 1)  # bytes in bfloat16
 
 
@@ -47,7 +48,7 @@ def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
     assert way(planned(*POOLS, "models.policy.serve.lora=merged")) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.engine=transformers")) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.addresses=[http://a:1]")) == "merged"
-    assert way(planned(*POOLS, "models.policy.serve.options={attn_dp_size: 4}")) == "merged"
+    assert way(planned(*POOLS, *REPLICAS)) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.options={attention_backend: fa3}")) == "adapter"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj]}")) == "merged"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj, k_proj, v_proj]}")) == "adapter"
@@ -113,9 +114,9 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
             [
                 "models.policy.train.lora={}",
                 "models.policy.serve.lora=adapter",
-                "models.policy.serve.options={attn_dp_size: 4}",
+                *REPLICAS,
             ],
-            "the engine sglang loads no adapters while it runs with attn_dp_size",
+            "the engine sglang loads no adapters where attention_replicas is set",
         ),
     ],
 )
