@@ -44,7 +44,7 @@ from rlgraph.costs.limits import MASK, ring_ranks
 from rlgraph.costs.model_size import CARDS, size_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
-from rlgraph.runtime.engines import attention
+from rlgraph.runtime.engines import attention, experts
 from rlgraph.runtime.engines.fsdp import batching, engine, scoring
 from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
@@ -54,7 +54,7 @@ from rlgraph.runtime.engines.memory.activations import HostTensor
 from rlgraph.runtime.engines.metric_sums import MetricSums
 from rlgraph.runtime.engines.sequence.groups import SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights import naming, pretrained
-from rlgraph.runtime.worker.process_groups import hybrid_mesh, strided_mesh
+from rlgraph.runtime.worker.process_groups import expert_group, hybrid_mesh, strided_mesh
 from rlgraph.syntax.source import read
 
 GATHERED = "gathered weights"
@@ -79,6 +79,7 @@ class Setting:
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
         tensor: ranks that divide each layer.
+        experts: ranks that divide a mixture's experts, each of which as many tokens choose.
         optimizer_offload, activation_offload: what is on the host, whose memory is not counted.
         optimizer: ``adamw`` or ``muon``, whose step is run behind the micro-batch.
         wide: the head computes in float32.
@@ -96,6 +97,7 @@ class Setting:
     packed: Literal["", "mask", "varlen"] = ""
     sequence: int = 1
     tensor: int = 1
+    experts: int = 1
     optimizer_offload: bool = False
     activation_offload: bool = False
     optimizer: str = "adamw"
@@ -193,7 +195,7 @@ def _received(collective: str, args: Any) -> int:
         return sum(part.nbytes for part in first[0]) - second[0].nbytes
     if collective == "alltoall_base_":
         ranks = sum(map(bool, args[3])) if args[3] else dist.ProcessGroup.unbox(args[2]).size()
-        return int(first.nbytes) * (ranks - 1) // ranks
+        return int(first.nbytes) * (ranks - 1) // ranks  # as much from each
     ranks = dist.ProcessGroup.unbox(second).size()
     return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks
 
@@ -374,6 +376,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(pretrained, "weights_of", _weights_of)
     yield patch.object(pretrained, "_copy_pieces", lambda *_: None)
     yield patch.object(pretrained, "_copy_columns", lambda *_: None)
+    yield patch.object(experts, "_of_ranks", _even)
     yield patch("transformers.masking_utils.is_tracing", lambda _tensor=None: False)
     yield patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     yield patch.object(attention, "_to_the_end", _to_all)
@@ -422,6 +425,11 @@ def _to_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     return out.transpose(1, 2)
 
 
+def _even(sent: torch.Tensor, come: torch.Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+    """As many tokens to each rank, and from it."""
+    return [rows // ranks] * ranks, [rows // ranks] * ranks
+
+
 def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:
     """What the files of a checkpoint would hold."""
     from transformers import AutoModelForCausalLM
@@ -456,7 +464,11 @@ def _world(setting: Setting) -> Iterator[dict[str, Any]]:
         whole = init_device_mesh("cpu", (setting.world,))
         mesh = hybrid_mesh(whole, setting.shard) if setting.shard else whole
         mesh = strided_mesh(whole, setting.tensor) if setting.tensor > 1 else mesh
-        yield {"mesh": mesh, "tensor": row_group(whole.get_group(), setting.tensor, "tensor_parallel")}
+        yield {
+            "mesh": mesh,
+            "tensor": row_group(whole.get_group(), setting.tensor, "tensor_parallel"),
+            "experts": expert_group(whole, setting.shard or setting.world, setting.experts),
+        }
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # it would return this mesh for another of as many ranks

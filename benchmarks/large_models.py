@@ -3,16 +3,17 @@
     python benchmarks/large_models.py [--only TEXT]
 
 An update and a log-prob pass of one micro-batch of ``FsdpEngine`` run at full size on fake tensors, as rank 0
-of a fake process group (``fake_engine.py``), on each mesh: one copy, replicas of shards (HSDP), and ranks
-that share the tokens of a row (Ulysses). For the peak of a rank, and for what it receives in each kind of
-collective, a row says what is planned and what the engine has, and their ratio; for bytes also how much more
-the engine receives than the algorithm must:
+of a fake process group (``fake_engine.py``), on each mesh: one copy, replicas of shards (HSDP), ranks that
+share the tokens of a row (Ulysses), and ranks that divide a mixture's experts. For the peak of a rank, and
+for what it receives in each kind of collective, a row says what is planned and what the engine has, and their
+ratio; for bytes also how much more the engine receives than the algorithm must:
 
     all-gather       bfloat16 weights, twice in an update, once in a log-prob pass (ZeRO-3, arXiv 1910.02054)
     reduce-scatter   float32 gradients, once per micro-batch
     all-reduce       float32 shards of gradients, once per update, by a ring between replicas
-    all-to-all       queries, keys, values and outputs, once per pass of a layer (arXiv 2309.14509), and what
-                     rings gather of keys and values
+    all-to-all       queries, keys, values and outputs, once per pass of a layer (arXiv 2309.14509), what
+                     rings gather of keys and values, and each token to its experts and back, where these
+                     are divided (arXiv 2006.16668)
 
 The target: planned / held from 0.98 to 1.15. Ends with 1 where a row is outside.
 """
@@ -46,11 +47,13 @@ LITTLE = 1e-3  # of all bytes of a step
 def settings() -> Iterator[Setting]:
     """What is compared."""
     for model in MODELS:
+        mixture = size_of(model).config.experts
         for world in WORLDS:
             whole = Setting(model, world=world)
             shared = replace(whole, tokens=65536, row=65536, sequence=8)
             replicas = [replace(whole, shard=world // 8), replace(shared, shard=world // 8)]
-            for mesh in (whole, shared, *(replicas if world > 8 else ())):
+            divided = [replace(whole, experts=8), replace(shared, experts=8)] * bool(mixture)
+            for mesh in (whole, shared, *(replicas if world > 8 else ()), *divided):
                 yield mesh
                 yield replace(mesh, step="logprobs")
 
@@ -61,15 +64,20 @@ def ideal_bytes(setting: Setting) -> Counter[str]:
     shard, sequence = setting.shard or setting.world, setting.sequence
     replicas, config = setting.world // shard, size.config
     passes = 2 if update and replicas > 1 else 1  # micro-batches, as ``collected`` runs them
-    others, weights = (shard - 1) / shard, passes * size.parameters
+    group, inner = setting.experts, config.expert_size * config.hidden_size
+    fused = passes * config.num_hidden_layers * config.experts * 3 * inner
+    # of the experts a rank has its own, on fewer ranks
+    weights = passes * size.parameters * (shard - 1) / shard - fused * (1 - 1 / group)
     heads = gcd(sequence, config.key_heads)  # the other ranks are in rings, which gather keys and values
     traded = (config.queries + config.keys) * setting.tokens / sequence * (heads - 1) / heads
     gathered = config.keys / heads * setting.tokens * (1 - heads / sequence)
     shared = 2 * (traded + gathered) * 2 * config.num_hidden_layers
-    ideal = {"_allgather_base_": (2 if update else 1) * 2 * weights * others}
+    chosen = 2 * config.num_experts_per_tok * config.hidden_size * config.num_hidden_layers
+    shared += chosen * setting.tokens / sequence * (group - 1) / group * 2
+    ideal = {"_allgather_base_": (2 if update else 1) * 2 * weights}
     ideal["alltoall_base_"] = passes * ((3 if setting.recompute else 2) if update else 1) * shared
     if update:
-        ideal["_reduce_scatter_base_"] = 4 * weights * others
+        ideal["_reduce_scatter_base_"] = 4 * weights
         ideal["allreduce_"] = 2 * (replicas - 1) / replicas * 4 * size.parameters / shard
     return Counter({name: round(size) for name, size in ideal.items()})
 

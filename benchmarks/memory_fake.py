@@ -36,7 +36,7 @@ from rlgraph.costs.formulas import (
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.plan_size import part_of
-from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.pricing import Pricing, dispatch_bytes, sizes_of
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step
@@ -121,6 +121,17 @@ def settings() -> Iterator[Setting]:
         yield replace(base, step="sync")
         yield replace(base, optimizer_offload=True, activation_offload=True)
         yield Setting(LARGE, world=64, tensor=tensor)
+    for experts in (2, 8):
+        base = Setting(MIXTURE, experts=experts)
+        yield base
+        yield replace(base, tokens=4 * K, recompute=False)
+        yield replace(base, world=64)
+        yield replace(base, world=64, shard=8)
+        yield replace(base, step="logprobs")
+        yield replace(base, step="ref", tokens=4 * K)
+        yield replace(base, step="sync")
+        yield replace(base, optimizer_offload=True, activation_offload=True)
+        yield replace(base, tokens=64 * K, row=64 * K, sequence=8)
     for dtype in ("float32", "bfloat16"):
         yield Setting(SMALLEST, world=8, shard=1, tokens=4 * K, dtype=dtype)
     yield Setting(SMALLEST, world=8, shard=1, step="ref", tokens=4 * K)
@@ -149,7 +160,7 @@ def name_of(setting: Setting) -> str:
     if setting.step == "update":
         words.append("recompute" if setting.recompute else "keep")
     words += [f"sp{setting.sequence}"] * (setting.sequence > 1)
-    words += [f"tp{setting.tensor}"] * (setting.tensor > 1)
+    words += [f"tp{setting.tensor}"] * (setting.tensor > 1) + [f"ep{setting.experts}"] * (setting.experts > 1)
     words += ["hostopt"] * setting.optimizer_offload + ["hostact"] * setting.activation_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
     words += [setting.optimizer] * (setting.optimizer != "adamw") + ["fp32head"] * setting.wide
@@ -166,6 +177,7 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
         "packing": bool(setting.packed),
         "sequence_parallel": setting.sequence,
         "tensor_parallel": setting.tensor,
+        "expert_parallel": setting.experts,
         "optimizer_offload": setting.optimizer_offload,
         "activation_offload": setting.activation_offload,
         "head_dtype": "float32" if setting.wide else None,
@@ -219,6 +231,8 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
     counts = {"alltoall_base_": exchange_bytes(size, group, exchanged)}
     if setting.optimizer == "muon":
         counts["alltoall_base_"] += 2 * step_bytes(size, rates)  # one as the averages are made, one behind
+    group = replace(rates, devices=mesh.experts)
+    counts["alltoall_base_"] += dispatch_bytes(size, group, exchanged / setting.sequence)
     group = replace(rates, devices=mesh.tensor)
     counts["allreduce_"] = passes * reduction_bytes(size, group, setting.tokens, factor)
     if update:

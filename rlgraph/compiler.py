@@ -21,7 +21,7 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
-from rlgraph.planning.device_groups import aligned, layers_divided, served_in_parts
+from rlgraph.planning.device_groups import aligned, experts_divided, layers_divided, served_in_parts
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Tree
@@ -90,6 +90,7 @@ def plan_composed(
     tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
     plan = plan_tree(tree, count, device)
     layers_divided(plan)
+    experts_divided(plan)
     served_in_parts(plan)
     if scenario:
         plan = predict(plan, scenario)

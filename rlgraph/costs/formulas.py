@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from rlgraph.costs.efficiency import ASSUMED, Efficiency
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.limits import SMALL, ring_ranks
-from rlgraph.costs.model_size import Size
-from rlgraph.costs.plan_size import part_of
+from rlgraph.costs.limits import ring_ranks
+from rlgraph.costs.model_size import Size, padded
+from rlgraph.costs.plan_size import elsewhere, is_small, part_of
 from rlgraph.costs.workload import Lengths, row_work
 
 WORST, BEST = 0, 1
@@ -166,7 +166,7 @@ def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple
 def gather_bytes(size: Size, devices: int, width: int = MASTER) -> int:
     """Return the bytes that a device receives as so many gather all weights, of ``width`` bytes per number:
     whole rows of each tensor, and the padding of one that has fewer rows than there are devices."""
-    return (devices - 1) * size.on_device(devices) * width
+    return ((devices - 1) * size.on_device(devices) - elsewhere(size, devices)) * width
 
 
 def wide_head_seconds(size: Size, rates: Rates, tokens: float, updates: bool) -> float:
@@ -181,14 +181,15 @@ def wide_head_seconds(size: Size, rates: Rates, tokens: float, updates: bool) ->
 
 def score_bytes(size: Size, rates: Rates, passes: int) -> float:
     """Return the bytes of weights, gathered with every micro-batch, or once where the model is small."""
-    return (1 if size.parameters <= SMALL else passes) * gather_bytes(size, rates.devices, rates.width)
+    return (1 if is_small(size) else passes) * gather_bytes(size, rates.devices, rates.width)
 
 
 def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
     """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass."""
-    if size.parameters <= SMALL:
+    if is_small(size):
         return optimizer_steps * gather_bytes(size, rates.devices, rates.width + MASTER)
-    return passes * gather_bytes(size, rates.devices, 2 * rates.width + MASTER)
+    once = padded(size.root_tensors, rates.devices) * rates.away * rates.width if size.divided > 1 else 0
+    return passes * (gather_bytes(size, rates.devices, 2 * rates.width + MASTER) - once)
 
 
 def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:
@@ -246,8 +247,7 @@ def reduction_bytes(size: Size, rates: Rates, tokens: float, factor: float) -> f
     """Return the bytes of the sums of hidden states over devices that divide each layer, by a ring: all but a
     part come twice (Megatron-LM, arXiv 1909.08053).
 
-    A layer has two forward and two backward. Where it is computed again (``factor`` 4), its last one is not:
-    nothing needs what comes of it.
+    A layer has two forward and two backward. Computed again (``factor`` 4), it sums all but the last.
     """
     each = 2 * rates.away * tokens * size.config.hidden_size * rates.width
     return _sums(factor) * size.config.num_hidden_layers * each
@@ -268,10 +268,10 @@ def _sums(factor: float) -> float:
 def sync_bytes(size: Size, devices: int, width: int = MASTER, tensor: int = 1) -> int:
     """Return the bytes that a device receives as all gather whole rows, of ``width`` bytes per number.
 
-    Where layers are divided in ``tensor`` parts, that is of one part, and then the other parts of these.
+    Where layers are divided in ``tensor`` parts, or experts, that is of one part, and then the others.
     """
-    part = part_of(size, tensor)
-    return gather_bytes(part, devices, width) + (size.parameters - part.parameters) * width
+    part, whole = part_of(size, tensor), size.parameters
+    return gather_bytes(part, devices, width) + (whole - part.parameters + elsewhere(size, 1)) * width
 
 
 def sync_bound(size: Size, devices: int, width: int, group: int = 1, tensor: int = 1) -> float:

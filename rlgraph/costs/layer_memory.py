@@ -107,6 +107,7 @@ class Layer:
         inner = 3 * config.intermediate_size
         if self.sparse:
             inner = config.num_experts_per_tok * max(4 * hidden, hidden + 4 * config.expert_size)
+            inner += config.num_experts_per_tok * hidden * (self.size.divided > 1)  # as they came
         attention = (4 * queries + 2 * config.keys) * width
         normed = queries * (width + 2 * MASTER) if config.normed else 0
         most = max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
@@ -170,15 +171,15 @@ def staging(
 
     A bucket's shards are cast into one buffer, gathered, and cut out as copies; but a large tensor, alone in
     its bucket, is as it was gathered. The last tensor of the bucket before is there until the next one is
-    asked for. Where layers are divided, the parts of a bucket are gathered, laid into one buffer, gathered
-    once more, and joined.
+    asked for. Where layers or experts are divided, the parts of a bucket are gathered, laid into one buffer,
+    gathered once more, and joined.
 
     Args:
         tensors: as ``Config.tensors``, in the order in which they are sent, the embedding first.
         devices: that the shards lie on.
         width: bytes of a number as it travels.
         bucket: bytes of a bucket.
-        parts: in which layers are divided; embeddings and head are whole.
+        parts: in which layers or experts are divided; embeddings and head are whole.
     """
     most = last = 0
     for together in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width, size=bucket):

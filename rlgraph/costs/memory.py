@@ -171,7 +171,7 @@ class Footprint:
         if step.copied:
             width = master(self.plan.models[step.copied])
             mesh = mesh_of(self.plan, step.copied)
-            return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.tensor)})
+            return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.parts)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
     def passing(self, step: Step) -> Moments:
@@ -205,7 +205,7 @@ class Footprint:
         # a bucket is of one data type: where weights are narrower, adapters in float32 end it
         apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
         mesh = mesh_of(self.plan, next(iter(step.models)))
-        gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.tensor) for t in apart)
+        gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.parts) for t in apart)
         # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
         embedding, first, *_ = size.numbers
         pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []

@@ -27,6 +27,8 @@ MATH = re.compile(r"2\.5-(Math|Coder)-")
 class Size:
     """Counts of one model. ``head`` is ``lm``, or ``value`` for one number per token (a bias with it)."""
 
+    divided = 1  # devices that divide its experts, each of which gathers its own alone
+
     def __init__(self, config: Config, head: str = "lm") -> None:
         self.config, self.head = config, head
         self._shards: dict[int, int] = {}  # the keys are numbers of devices
@@ -60,14 +62,6 @@ class Size:
         embedding, *rest = self.root_tensors
         layers = range(self.config.num_hidden_layers)
         return (embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest)
-
-    @cached_property
-    def _unlike_tensors(self) -> list[list[tuple[int, int]]]:
-        return [self.config.tensors(index) for index in self.unlike]
-
-    def largest_layer(self, devices: int) -> int:
-        """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
-        return max(padded(tensors, devices) for tensors in self._unlike_tensors)
 
     @cached_property
     def numbers(self) -> list[int]:

@@ -1,10 +1,12 @@
-"""Sizes of models as a plan has them, and of the parts of devices that divide every decoder layer."""
+"""Sizes of models as a plan has them, and of the parts of devices that divide every decoder layer, or the
+experts of a mixture."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from rlgraph.costs.model_size import Size, size_of
+from rlgraph.costs import limits
+from rlgraph.costs.model_size import Size, padded, size_of
 from rlgraph.engines.sglang_options import FP8_BLOCK
 from rlgraph.ir.plan import ModelPlan, ServePlan
 
@@ -17,7 +19,50 @@ def planned_size(model: ModelPlan) -> Size:
     Raises:
         GraphError: it is not known.
     """
-    return size_of(model.path, model.head, model.config)
+    size = size_of(model.path, model.head, model.config)
+    return with_experts_divided(size, model.train.expert_parallel) if model.train else size
+
+
+@lru_cache(maxsize=256)
+def with_experts_divided(size: Size, ranks: int) -> Size:
+    """Return the same size of a model whose experts so many devices divide."""
+    if ranks == 1:
+        return size
+    divided = Size(size.config, size.head)
+    divided.divided = ranks
+    return divided
+
+
+@lru_cache(maxsize=1024)
+def largest_layer(size: Size, devices: int) -> int:
+    """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
+    return max(padded(size.config.tensors(i), devices) - _others(size, i, devices) for i in size.unlike)
+
+
+@lru_cache(maxsize=1024)
+def elsewhere(size: Size, devices: int) -> int:
+    """Return the numbers of experts that a device never gathers, out of all on so many devices.
+
+    Example:
+        >>> mixture = with_experts_divided(size_of("Qwen/Qwen3-30B-A3B"), 8)
+        >>> elsewhere(mixture, 1) == 48 * 3 * 768 * 2048 * (128 - 16)
+        True
+    """
+    return sum(count * _others(size, index, devices) for index, count in size.unlike.items())
+
+
+def _others(size: Size, index: int, devices: int) -> int:
+    """Return the same of one layer."""
+    if size.divided == 1:
+        return 0
+    fused, same = size.config.fused(index), max(1, devices // size.divided)
+    own = [(rows // size.divided, numbers) for rows, numbers in fused]
+    return padded(fused, devices) - padded(own, same)
+
+
+def is_small(size: Size) -> bool:
+    """Return whether a device gathers the whole model at once, and keeps it for the length of a call."""
+    return size.parameters - elsewhere(size, 1) <= limits.SMALL
 
 
 @lru_cache(maxsize=256)  # a search asks this very often

@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlgraph.costs import limits
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
 from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, trained_on_device
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.muon import held_in_step, steps_by_muon
+from rlgraph.costs.plan_size import elsewhere, is_small, largest_layer
 from rlgraph.ir.plan import ModelPlan
 
 Moments = dict[str, Counter[str]]
@@ -174,7 +174,8 @@ class Pass:
         are tied; of a small model all."""
         if self._alone:
             return 0
-        layers = self.size.on_device(self.devices) * self.devices if self._small else 0
+        all_devices = self.size.on_device(self.devices) * self.devices
+        layers = all_devices - elsewhere(self.size, self.devices) if self._small else 0
         _, norm, *head = self.size.root_tensors
         own = [norm, *(head if self.size.head == "value" else [])] if self.ends else self.size.root_tensors
         return self.width * (layers or padded(own, self.devices))
@@ -183,7 +184,7 @@ class Pass:
     def block(self) -> int:
         """Return the bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
         apart = not self._small and not self._alone
-        return apart * self.width * (self.size.largest_layer(self.devices) + self._adapters(self.devices))
+        return apart * self.width * (largest_layer(self.size, self.devices) + self._adapters(self.devices))
 
     @property
     def root_result(self) -> int:
@@ -205,7 +206,8 @@ class Pass:
     @cached_property
     def whole(self) -> int:
         """Return the bytes of a small model's gradients, summed whole over micro-batches in float32."""
-        return MASTER * trained_on_device(self.size, self.model, 1) if self._small and not self._alone else 0
+        numbers = trained_on_device(self.size, self.model, 1) - elsewhere(self.size, 1)
+        return MASTER * numbers if self._small and not self._alone else 0
 
     @cached_property
     def head(self) -> int:
@@ -215,7 +217,7 @@ class Pass:
 
     @property
     def _small(self) -> bool:
-        return self.size.parameters <= limits.SMALL
+        return is_small(self.size)
 
     @property
     def _alone(self) -> bool:
@@ -262,12 +264,13 @@ class Pass:
         config = self.size.config
         if self.adapted is not None or self.layer.permutes:
             return 0
-        inner = config.experts * config.expert_size if self.layer.sparse else config.intermediate_size
+        experts = config.experts // self.size.divided
+        inner = experts * config.expert_size if self.layer.sparse else config.intermediate_size
         return self.width * config.hidden_size * inner
 
     def _trained(self, devices: int) -> int:
         """Return the most numbers of a decoder layer that train."""
-        return self.size.largest_layer(devices) if self.adapted is None else self._adapters(devices)
+        return largest_layer(self.size, devices) if self.adapted is None else self._adapters(devices)
 
     def _adapters(self, devices: int) -> int:
         assert self.model.train

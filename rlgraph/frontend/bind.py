@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, fail, nearest
@@ -19,7 +20,7 @@ from rlgraph.frontend.infer import edge_problems
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model
-from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule, Section
+from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule, Section, Train
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
 
@@ -47,7 +48,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     _pools_exist(sections, stages, pools, binder)
     engines = _engine_pools(models, [*pools])
     _copies_fill_pools(models, sections, engines, pools, binder)
-    _tensor_parallel_alone(models, sections, binder)
+    _divided_alone(models, sections, binder)
     graph = Graph(
         **_head(tree, binder),
         models=models,
@@ -221,22 +222,33 @@ def _copies_fill_pools(
             binder.problem("shard", law, mark, remedy=f"give one of {fit}, or null: all devices of the pool")
 
 
-def _tensor_parallel_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], binder: Binder) -> None:
-    """Check that models whose layers are divided among devices ask for nothing that this excludes."""
-    for name, model in models.items():
-        train = model.spec.train
-        others = {
-            "shard": train.shard,
-            "sequence_parallel": train.sequence_parallel > 1,
-            "lora": train.lora,
-            "compile": train.compile,
-        }
-        if train.tensor_parallel > 1 and (both := [key for key, asked in others.items() if asked]):
-            law = f"the layers of `{name}` are divided among {train.tensor_parallel} devices "
-            law += f"(models.{name}.train.tensor_parallel), which can't be combined with {', '.join(both)}"
-            remedy = f"leave out models.{name}.train.{both[0]}, or set tensor_parallel to 1"
-            mark = sections[name].at(("train", "tensor_parallel")).mark
-            binder.problem("tensor-parallel", law, mark, remedy=remedy)
+# what devices may divide -> its name, and the settings that this excludes
+DIVIDED = {
+    "tensor_parallel": ("layers", ("shard", "sequence_parallel", "lora", "compile")),
+    "expert_parallel": ("experts", ("tensor_parallel", "lora", "compile")),
+}
+
+
+def _divided_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], binder: Binder) -> None:
+    """Check that models whose layers or experts are divided among devices ask for nothing that this excludes,
+    and that experts are divided within a copy."""
+    for name, (setting, (what, excluded)) in product(models, DIVIDED.items()):
+        train, default = models[name].spec.train, Train()
+        ranks, both = (
+            getattr(train, setting),
+            [k for k in excluded if getattr(train, k) != getattr(default, k)],
+        )
+        mark, path = sections[name].at(("train", setting)).mark, f"models.{name}.train"
+        if ranks > 1 and both:
+            law = f"the {what} of `{name}` are divided among {ranks} devices "
+            law += f"({path}.{setting}), which can't be combined with {', '.join(both)}"
+            remedy = f"leave out {path}.{both[0]}, or set {setting} to 1"
+            binder.problem(setting.replace("_", "-"), law, mark, remedy=remedy)
+        if what == "experts" and train.shard and train.shard % ranks:
+            law = f"`{name}` is sharded over {train.shard} devices ({path}.shard), which can't be shared out "
+            law += f"in groups of {ranks} that divide its experts ({path}.{setting})"
+            fit = [str(size) for size in range(1, train.shard + 1) if train.shard % size == 0]
+            binder.problem("expert-parallel", law, mark, fit)
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

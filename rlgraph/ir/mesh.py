@@ -8,7 +8,7 @@ from itertools import accumulate
 from rlgraph.ir.plan import Plan
 
 # settings by which devices share a model or a row, as one device has them: they decide no number of a run
-ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1, "tensor_parallel": 1}
+ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1, "tensor_parallel": 1, "expert_parallel": 1}
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,26 @@ class Mesh:
 
         shard 0        0 1
         shard 1        2 3          devices 0 and 2 hold the same part: 2-way shard x 2-way tensor
+
+    Where a mixture's experts are divided among ``experts`` consecutive devices of a copy, each has some of
+    them, sharded over the devices of the copy that have the same. Everything else is sharded over all of it.
     """
 
     replicate: int
     shard: int
     tensor: int = 1
+    experts: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Return in how many parts devices hold what is divided: layers, or experts."""
+        return self.tensor * self.experts
 
     def __str__(self) -> str:
         if self.tensor > 1:
             return f"{self.shard}-way shard x {self.tensor}-way tensor"
-        return f"{self.shard}-way shard x {self.replicate} replicas"
+        copies = f" x {self.replicate} replicas" if self.replicate > 1 or self.experts == 1 else ""
+        return f"{self.shard}-way shard{copies}" + (f", {self.experts}-way experts" * (self.experts > 1))
 
 
 def mesh_of(plan: Plan, name: str) -> Mesh:
@@ -45,7 +55,7 @@ def mesh_of(plan: Plan, name: str) -> Mesh:
     assert model.train
     devices = plan.pools[model.train.pool] // model.train.tensor_parallel
     shard = model.train.shard or devices
-    return Mesh(devices // shard, shard, model.train.tensor_parallel)
+    return Mesh(devices // shard, shard, model.train.tensor_parallel, model.train.expert_parallel)
 
 
 def devices_of(plan: Plan, pool: str) -> range:

@@ -15,7 +15,10 @@ from rlgraph.errors import fail
 from rlgraph.ir.graph import Graph, Node
 
 # engine -> the settings that are sizes of its groups
-GROUPED = {"serve": ("tensor_parallel",), "train": ("sequence_parallel", "tensor_parallel")}
+GROUPED = {
+    "serve": ("tensor_parallel",),
+    "train": ("sequence_parallel", "tensor_parallel", "expert_parallel"),
+}
 
 
 def place(graph: Graph) -> Graph:

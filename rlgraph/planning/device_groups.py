@@ -21,7 +21,7 @@ from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED, WITHIN
 from rlgraph.errors import GraphError, fail
-from rlgraph.ir.mesh import devices_of
+from rlgraph.ir.mesh import devices_of, mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
@@ -66,6 +66,16 @@ def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
     return sizes
 
 
+def mixtures(plan: Plan, ranks: int) -> list[str]:
+    """Return the models whose experts so many devices may divide; one that shares weights has the other's."""
+    fit = []
+    for name, model in plan.models.items():
+        config, train = _config(model), model.train
+        if config and train and not model.shares and config.experts and config.experts % ranks == 0:
+            fit += [name] * (train.tensor_parallel == 1 and not train.lora and not train.compile)
+    return fit
+
+
 def _config(model: ModelPlan) -> Config | None:
     """Return a model's configuration; None where it is not known: the engine asks the model itself."""
     try:
@@ -102,6 +112,29 @@ def layers_divided(plan: Plan) -> None:
                 common = gcd(devices, *counts.values())
                 fit = [str(n) for n in range(1, common + 1) if not common % n]
                 raise fail("tensor-parallel", law, None, fit)
+
+
+def experts_divided(plan: Plan) -> None:
+    """Check that devices which divide the experts of a model each get as many; of known models.
+
+    Raises:
+        GraphError: they don't, or the model has no experts.
+    """
+    for name, model in plan.models.items():
+        config = _config(model)
+        if not model.train or model.train.expert_parallel == 1 or config is None:
+            continue
+        ranks, devices = model.train.expert_parallel, mesh_of(plan, name).shard
+        setting = f"(models.{name}.train.expert_parallel)"
+        if not config.experts:
+            law = f"`{name}` is no mixture: it has no experts that devices could divide {setting}"
+            raise fail("expert-parallel", law, None, ["1"])
+        if config.experts % ranks:
+            law = f"the {config.experts} experts of `{name}` can't be shared out among {ranks} devices "
+            law += setting
+            common = gcd(devices, config.experts)
+            fit = [str(n) for n in range(1, common + 1) if not common % n]
+            raise fail("expert-parallel", law, None, fit)
 
 
 def served_in_parts(plan: Plan) -> None:

@@ -80,7 +80,7 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) ->
     """Return text such as ``fsdp (bfloat16, 8-way shard x 4 replicas, each row over 2 devices)``."""
     words: list[str] = [spec.dtype]
     if isinstance(spec, TrainPlan):
-        words += [str(mesh)] * bool(mesh and (mesh.replicate > 1 or mesh.tensor > 1))
+        words += [str(mesh)] * bool(mesh and max(mesh.replicate, mesh.tensor, mesh.experts) > 1)
         words += [f"head {spec.head_dtype}"] * bool(spec.head_dtype)
         words += ["computing activations again"] * bool(spec.recompute)
         words += ["activations on the host"] * spec.activation_offload

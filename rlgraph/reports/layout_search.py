@@ -9,6 +9,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     host        where nothing fits: optimizers on the host, then activations too
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
     sequence    then: the tokens of each row shared by devices of a host; where nothing fits, of several too
+    experts     last: those of mixtures divided among devices of a host
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
 A first look over coarse splits, then a closer one around the best of them.
@@ -29,7 +30,7 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.device_groups import GROUPS, has_groups, sharing, sharing_sizes
+from rlgraph.planning.device_groups import GROUPS, has_groups, mixtures, sharing, sharing_sizes
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import flow
@@ -60,6 +61,7 @@ class PoolLayout:
     shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
     host: str = ""  # of HOST
     sequence: int | None = None  # devices that share the tokens of a row; None: as the graph says
+    experts: int | None = None  # devices that divide the experts of mixtures; None: as the graph says
 
     @property
     def family(self) -> str:
@@ -76,6 +78,9 @@ class PoolLayout:
         if self.sequence:
             for name in sharing(plan):
                 settings[f"models.{name}.train.sequence_parallel"] = self.sequence
+        if self.experts:
+            for name in mixtures(plan, self.experts):
+                settings[f"models.{name}.train.expert_parallel"] = self.experts
         for name, model in plan.models.items():
             if model.train:
                 settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
@@ -170,6 +175,8 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt, row: flo
             for host in [*HOST][: [*HOST].index(best.host) + 1]:
                 lighter, most = replace(best, host=host), per_host if fits else total
                 tried += _all(sequences(plan, lighter, per_host, most, row), plan, total, attempt)
+        if best := _best_layout(tried, at):
+            tried += _all(divisions(plan, best, per_host, row), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -228,6 +235,18 @@ def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int, row: float
     for size, recompute in product(sizes, (False, True) if again else (False,)):
         for micro in unlike(row, size):
             yield replace(best, micro=micro, recompute=recompute, sequence=size)
+
+
+def divisions(plan: Plan, best: PoolLayout, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
+    """Yield the best layout with experts that devices of a host divide, and other micro-batches; where the
+    graph asks for that, with all experts on each device too."""
+    trains = [model.train for model in plan.models.values() if model.train]
+    sizes = [1] * any(train.expert_parallel > 1 for train in trains)
+    sizes += [size for size in GROUPS[1:] if per_host % size == 0 and mixtures(plan, size)]
+    again = any(model.optimizer and model.train for model in plan.models.values())
+    micros = unlike(row, best.sequence or 1)
+    for size, micro, recompute in product(sizes, micros, (False, True) if again else (False,)):
+        yield replace(best, micro=micro, recompute=recompute, experts=size)
 
 
 def generates(plan: Plan) -> bool:

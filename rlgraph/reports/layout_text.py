@@ -53,6 +53,7 @@ def _table(best: Sequence[Candidate]) -> Table:
         micro = f"{layout.micro}{', again' * layout.recompute}{layout.host}" if layout else "as is"
         mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
         mesh += f", rows over {layout.sequence}" if layout and layout.sequence else ""
+        mesh += f", experts over {layout.experts}" if layout and layout.experts else ""
         beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
         table.add_row(
             f"{number}.",

@@ -170,6 +170,11 @@ class Train(Section):
         "consecutive devices that each have a part of every decoder layer, for layers that are too large or "
         "too slow to gather; it divides the devices of the pool, the model's heads and its MLP's width.",
     )
+    expert_parallel: Count = option(
+        1,
+        "consecutive devices that each have some experts of a mixture, to which tokens travel, rather than "
+        "gather all of them; it divides the devices of a copy and the model's experts.",
+    )
     optimizer_offload: bool = option(
         False,
         "keep float32 weights and the optimizer's averages in host memory and step there, so that a device "

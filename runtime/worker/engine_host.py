@@ -91,6 +91,7 @@ class EngineHost:
             group=self.groups.mesh.get_group(),
             sequence=self.groups.sequences[name],
             tensor=self.groups.tensors[name],
+            experts=self.groups.experts[name],
             config=model.config,
             trust_remote_code=model.trust_remote_code,
             **spec.model_dump(include={*engine.options}),

@@ -28,6 +28,7 @@ from datetime import timedelta
 from itertools import count, islice
 from pkgutil import resolve_name
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -35,6 +36,7 @@ from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.sequence.groups import RowGroup, SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
@@ -51,6 +53,7 @@ class Groups:
     meshes: Mapping[str, DeviceMesh]  # the keys are models
     sequences: Mapping[str, SequenceGroup]  # models -> the ranks that share the tokens of their rows
     tensors: Mapping[str, RowGroup]  # models -> the ranks that each have a part of their layers
+    experts: Mapping[str, ExpertGroup]  # models -> the ranks that each have some of their experts
     links: Mapping[str, Transport]  # the keys are models
     paths: Mapping[str, str]  # model -> the path that the plan names for its weights
 
@@ -97,6 +100,9 @@ def meet(
     sizes = {name: plan.models[name].train.tensor_parallel for name in meshes}
     apart = {n: row_group(mesh.get_group(), n, "tensor_parallel") for n in sorted({*sizes.values()})}
     tensors = {name: apart[size] for name, size in sizes.items()}
+    ways = {name: mesh_of(plan, name) for name in meshes}
+    divided = {way: expert_group(mesh, way.shard, way.experts) for way in dict.fromkeys(ways.values())}
+    experts = {name: divided[way] for name, way in ways.items()}
     links: dict[str, Transport] = {}
     chosen = syncs(plan, mailbox is not None)
     for model, step in chosen.items():
@@ -110,7 +116,7 @@ def meet(
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
     return Groups(
-        mesh, meshes, sequences, tensors, links, {model: step.path for model, step in chosen.items()}
+        mesh, meshes, sequences, tensors, experts, links, {model: step.path for model, step in chosen.items()}
     )
 
 
@@ -130,11 +136,26 @@ def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:
 
 def hybrid_mesh(whole: DeviceMesh, shard: int) -> DeviceMesh:
     """Return a mesh of the same ranks, ``shard`` of them in a row. Collective among them."""
-    ranks = whole.mesh.view(-1, shard)
+    return _rows_of(whole.mesh.view(-1, shard), whole.device_type)
+
+
+def expert_group(whole: DeviceMesh, shard: int, ranks: int) -> ExpertGroup:
+    """Return the ranks that each have some experts with this one, out of ``shard`` that hold a copy.
+    Collective among all."""
+    if ranks == 1:
+        return ExpertGroup()
+    own = row_group(whole.get_group(), ranks, "expert_parallel")
+    same = whole.mesh.view(-1, shard // ranks, ranks)[:, :, own.rank]
+    mesh = _rows_of(same, whole.device_type) if len(same) > 1 else strided_mesh(whole, ranks)
+    return ExpertGroup(own.group, own.rank, own.ranks, mesh)
+
+
+def _rows_of(ranks: torch.Tensor, device: str) -> DeviceMesh:
+    """Return a mesh of ranks ``[replicas, shard]``. Collective among them."""
     own = (ranks == dist.get_rank()).nonzero()[0].tolist()
     lines = [ranks[:, own[1]].tolist(), ranks[own[0]].tolist()]
     groups = [dist.new_group(line, timeout=FOREVER, use_local_synchronization=True) for line in lines]
-    return DeviceMesh.from_group(groups, whole.device_type, ranks, mesh_dim_names=("replicate", "shard"))
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def strided_mesh(whole: DeviceMesh, stride: int) -> DeviceMesh:

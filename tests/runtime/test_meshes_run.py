@@ -1,5 +1,5 @@
 """Whole runs on four devices: replicas of its models, killed and resumed in one copy; tokens shared; layers
-divided, and whole again."""
+divided, and whole again; experts divided."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from test_faults import ONE, inline, lines, with_traps
 
+from rlgraph.runtime.demo import make_tokenizer, model_config
+from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.replay import replay
 
 pytestmark = pytest.mark.usefixtures("in_demo")
@@ -27,7 +29,12 @@ MESHES: dict[str, dict[str, int]] = {  # of four devices, as settings of each mo
     # its model has two key heads
     "shard 2 x 2 replicas, rows over 4 in rings of 2": {"shard": 2, "sequence_parallel": 4},
 }
-NEXT = dict(zip(MESHES, [*MESHES][1:] + [*MESHES][:1], strict=True))  # on which a killed run goes on
+MIXTURES: dict[str, dict[str, int]] = {  # the same of a model with experts
+    "experts 2 x shard 2": {"expert_parallel": 2},
+    "shard 4": {},
+    "experts 2 x 2 replicas, rows over 2": {"shard": 2, "expert_parallel": 2, "sequence_parallel": 2},
+    "experts 4": {"expert_parallel": 4},
+}
 
 
 def of_both(setting: str) -> list[str]:
@@ -79,24 +86,44 @@ def test_a_whole_run_on_four_devices_is_that_of_ranks_that_share_nothing(
     assert "update_policy" in str(replay(Path("shared"), 4, "update_policy"))  # on one device
 
 
-def settings_of(mesh: str) -> list[str]:
-    names = ("policy", "ref")
-    return [f"models.{name}.train.{key}={value}" for name in names for key, value in MESHES[mesh].items()]
+def settings_of(mesh: dict[str, int]) -> list[str]:
+    return [setting for key, value in mesh.items() for setting in of_both(f"{key}={value}")]
+
+
+def with_experts() -> str:
+    """The folder of a mixture that reads and writes what the demo's model does."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    tokenizer = make_tokenizer()
+    dense = model_config(tokenizer).to_dict()
+    fields = {key: dense[key] for key in dense.keys() - {"model_type", "architectures", "layer_types"}}
+    few = {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**{**fields, **few, "head_dim": 32}))
+        model.save_pretrained("mixture")
+    tokenizer.save_pretrained("mixture")
+    return str(Path("mixture").resolve())
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    ("meshes", "mesh"), [(meshes, mesh) for meshes in (MESHES, MIXTURES) for mesh in meshes]
+)
 def test_twenty_iterations_on_a_mesh_killed_and_on_another_end_with_the_weights_of_one_rank(
-    mesh: str, run_on_devices: Callable[..., str]
+    meshes: dict[str, dict[str, int]], mesh: str, run_on_devices: Callable[..., str]
 ) -> None:
     graph, token = with_traps(ONE, main={"policy": 11}), uuid.uuid4().hex
-    four = (TWENTY, "--devices", "4", "--run-dir", "a")
-    said = run_on_devices(graph, *settings_of(mesh), *four, expect=1, RLGRAPH_TEST_TOKEN=token)
+    path = with_experts() if meshes is MIXTURES else os.environ["RLGRAPH_TEST_FILES"] + "/model"
+    same = [TWENTY, *(f"models.{name}.path={path}" for name in ("policy", "ref"))]
+    four = (*same, "--devices", "4", "--run-dir", "a")
+    said = run_on_devices(graph, *settings_of(meshes[mesh]), *four, expect=1, RLGRAPH_TEST_TOKEN=token)
     assert "run update_policy" in said
-    run_on_devices(graph, *settings_of(NEXT[mesh]), *four, "--resume", RLGRAPH_TEST_TOKEN=token)
-    inline(ONE, TWENTY, run_dir="b")
+    after = dict(zip(meshes, [*meshes.values()][1:] + [*meshes.values()][:1], strict=True))[mesh]
+    run_on_devices(graph, *settings_of(after), *four, "--resume", RLGRAPH_TEST_TOKEN=token)
+    inline(ONE, *same, run_dir="b")
     assert [line["step"] for line in lines("a")] == [line["step"] for line in lines("b")]
-    start = load_file(Path(os.environ["RLGRAPH_TEST_FILES"], "model", "model.safetensors"))
+    start = load_file(Path(path, "model.safetensors"))
     there, here = (load_file(Path(run, "models", "policy", "model.safetensors")) for run in ("a", "b"))
     assert distance(there, here) < SAME * distance(start, here)
 

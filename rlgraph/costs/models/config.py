@@ -149,6 +149,10 @@ class Config(Fields):
         """Return the rows of each tensor of one decoder layer in transformers, and the numbers per row."""
         return [(one.rows, one.numbers) for one in self._layer(index, self._experts)]
 
+    def fused(self, index: int) -> list[tuple[int, int]]:
+        """Return those of ``tensors`` that have a row per expert."""
+        return [(one.rows, one.numbers) for one in self._experts] if self.is_sparse(index) else []
+
     def weights(self, index: int) -> list[tuple[int, int]]:
         """Return ``tensors``, but with each expert's weights by themselves, as a checkpoint has them."""
         hidden, inner, count = self.hidden_size, self.expert_size, self.experts

@@ -12,7 +12,8 @@ folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the las
 read the rows that it owns out of what any other number wrote. Of several replicas the first writes, and ranks
 are counted within it; all of them read. Where ranks have parts of layers (``tensor.py``), state.json says of
 how many (``tensor``) and along which dimension each tensor is divided (``divided``); what is whole on all
-ranks of a group is written by the first of them.
+ranks of a group is written by the first of them. Where experts are divided (``spread``), each rank writes its
+rows of that too.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ class Saves:
         if not self.writes:
             return
         part, parts = self.parts.ranks.rank, self.parts.ranks.ranks
-        rank, ranks = self.group.rank() * parts + part, self.group.size() * parts
+        rank, ranks = self.group.rank(), self.group.size()
+        if self.parts.alike > 1:
+            rank, ranks = rank * parts + part, ranks * parts
         cuts = {name: cut for name in tensors if (cut := self.parts.cut(_weight(name)))}
         own = [name for name in tensors if self.parts.writes(_weight(name))]
         copies = self._copied({name: local(tensors[name]).detach() for name in own})
         divided = {name: dimension for name, (dimension, *_) in cuts.items()}
         state = {"ranks": ranks, "shapes": _shapes(tensors, self.parts), **state}
-        state |= {"tensor": parts, "divided": divided} if divided else {}
+        state |= {"tensor": parts, "divided": divided, "spread": self.parts.spread} if divided else {}
         text = json.dumps(state) if rank == 0 else ""
         self._pending = self._thread.submit(_write, Path(directory), rank, ranks, copies, text)
 
@@ -214,14 +217,17 @@ def _read(directory: Path, state: Mapping[str, Any], tensors: NamedTensors, part
     from safetensors import safe_open
 
     ranks, several, divided = state["ranks"], state.get("tensor", 1), state.get("divided", {})
+    spread = state.get("spread", False)
     for rank in range(ranks):
         shard, part = divmod(rank, several)
         with safe_open(directory / _shard(rank, ranks), "pt") as file:
             for name, tensor in tensors.items():
-                if part and name not in divided:
+                cut, lies = (divided[name], part, several) if name in divided else None, (rank, ranks)
+                if cut or not spread:
+                    lies = shard, ranks // several
+                if part and not cut and not spread:
                     continue
-                cut = (divided[name], part, several) if name in divided else None
-                written = extent_of(state["shapes"][name], cut, (shard, ranks // several))
+                written = extent_of(state["shapes"][name], cut, lies)
                 if both := _shared(written, extent(tensor, parts.cut(_weight(name)))):
                     there, here = both
                     local(tensor)[here].copy_(file.get_slice(name)[there])

@@ -42,6 +42,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
     local,
     reduce_with_the_last,
 )
+from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
@@ -84,6 +85,7 @@ class FsdpEngine:
         sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
         tensor: the ranks that each have a part of every decoder layer, and the same rows; the mesh then has
             those that have the same part, and ``group`` is needed.
+        experts: the ranks that each have some of a mixture's experts, out of those of one copy.
         optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
             holds weights in ``dtype``. Not with ``lora``.
         activation_offload: keep on the host what ``recompute`` keeps of each layer, its input.
@@ -91,7 +93,8 @@ class FsdpEngine:
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
-            adapt that the model lacks, tokens that ranks can't share, or layers that they can't divide.
+            adapt that the model lacks, tokens that ranks can't share, or layers or experts that they can't
+            divide.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class FsdpEngine:
         packing: bool = True,
         sequence: SequenceGroup = ALONE,
         tensor: RowGroup = ALONE,
+        experts: ExpertGroup | None = None,
         optimizer_offload: bool = False,
         activation_offload: bool = False,
         config: Mapping[str, Any] | None = None,
@@ -136,7 +140,7 @@ class FsdpEngine:
         self.rows = tensor if tensor.group else sequence  # the ranks that have the same rows in a call
         wide = head_dtype is not None and compute != torch.float32
         settings = (reshard, recompute, self.lora, compile, sequence, tensor, activation_offload, wide)
-        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
+        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings, experts or ExpertGroup())
         self.model, self.shards, self.reshard, self.pieces, self.parts = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -15,9 +15,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from rlgraph.costs.limits import SMALL
+from rlgraph.runtime.engines import experts
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
-from rlgraph.runtime.engines.fsdp.tensor import LayerParts, divide
+from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup, LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
@@ -47,6 +48,7 @@ class Loading:
     tensor: RowGroup = ALONE  # the ranks that each have a part of every layer
     offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
     wide_head: bool = False  # a language-model head computes in float32
+    experts: ExpertGroup = field(default_factory=ExpertGroup)  # the ranks that each have some experts
 
     @property
     def new(self) -> tuple[str, ...]:
@@ -62,13 +64,16 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
         of the checkpoint each parameter holds, and of which of them this rank has a part.
 
     Raises:
-        ValueError: models of this type can't be trained, or their tokens not shared, or their layers not
-            divided; or the directory lacks weights other than a value head's, or has them in another shape;
-            or the adapter names layers that there are not.
+        ValueError: models of this type can't be trained, or their tokens not shared, or their layers or
+            experts not divided; or the directory lacks weights other than a value head's, or has them in
+            another shape; or the adapter names layers that there are not.
     """
     device = torch.device(how.mesh.device_type)
     model, pieces, files = _build(how)
     parts = divide(model, how.tensor)
+    if how.experts.group:
+        divided = dict.fromkeys(experts.divide(model, how.experts.group), 0)
+        parts = LayerParts(how.experts, divided, spread=True)
     repeat_shared_heads(model, device, how.compute)
     attend_without_mask(model, device, how.compute)
     sequence.share_attention(model, how.sequence)
@@ -85,7 +90,8 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     # alone, there is nothing to gather or to sum: FSDP2 would hold every parameter a second time
     apart = how.mesh.size(how.mesh.ndim - 1) == 1 and (how.frozen or how.mesh.size() == 1)
     alone = apart and all(p.dtype == how.compute for p in model.parameters())
-    shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute)
+    place = _of_experts(model, parts, how.experts) if how.experts.group else None
+    shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute, place=place)
     if how.head == "lm":
         scoring.prepare(model, how.wide_head)
     if files is not None:
@@ -105,6 +111,7 @@ def _build(how: Loading) -> tuple[Any, Pieces, Any]:
             scoring.check(model)
         sequence.check(model, how.sequence.ranks)
         tensor.check(model, how.tensor.ranks)
+        experts.check(model, how.experts.ranks)
         pieces = naming.pieces_of(model, files)
         pretrained.check_experts(how.files.path, pieces, files)
         direct = pretrained.reads_by_rows(model, pieces, files, how.new)
@@ -170,12 +177,37 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _of_experts(model: torch.nn.Module, parts: LayerParts, group: ExpertGroup) -> Callable[..., Any]:
+    """Return what tells FSDP2 that experts are sharded over the ranks that have the same.
+
+    Raises:
+        ValueError: torch has no mesh per parameter: its versions before 2.12.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+    if not hasattr(common, "ShardPlacementResult"):
+        law = f"torch {torch.__version__} shards all weights of a layer over the same ranks"
+        raise ValueError(f"{law}; install torch 2.12 or newer, or set train.expert_parallel to 1")
+    assert group.mesh
+    several = group.mesh.ndim > 1
+    mesh = common.HSDPMeshInfo(group.mesh, 1, 0) if several else common.FSDPMeshInfo(group.mesh, 0)
+    result = common.ShardPlacementResult(None, mesh)
+    own = {id(p) for name, p in model.named_parameters() if name in parts.dimensions}
+    return lambda parameter: result if id(parameter) in own else None
+
+
 def shard_model(
-    model: torch.nn.Module, mesh: DeviceMesh, *, reshard: bool, compute: torch.dtype
+    model: torch.nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    compute: torch.dtype,
+    place: Callable[..., Any] | None = None,
 ) -> list[FSDPModule]:
     """Shard a whole model, equal on all ranks of a mesh, in place; gradients are reduced in float32.
 
-    A mesh of two dimensions shards over the second, and holds replicas along the first.
+    A mesh of two dimensions shards over the second, and holds replicas along the first. ``place`` says which
+    parameters have another mesh, as ``fully_shard`` asks for it.
 
     To ``reshard`` is to gather one decoder layer at a time, in ``compute``, and free it after use, and so for
     embeddings and head unless they are tied; else the whole model is gathered at once and kept for the length
@@ -190,7 +222,13 @@ def shard_model(
     # The backward pass wants the head at once, and the root: the last norm, with what is tied.
     kept = [*ends[1:], model]
     sharded = [
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and module not in kept)
+        fully_shard(
+            module,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard and module not in kept,
+            shard_placement_fn=place,
+        )
         for module in (*layers, *ends, model)
     ]
     for module in ends[:1]:

@@ -27,7 +27,7 @@ def gather_full(
     parts: LayerParts = WHOLE,
 ) -> Iterator[Named]:
     """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``, which holds
-    one copy, and ``parts`` of them then joined. Collective.
+    one copy, or over the ranks that have the same part of it, and ``parts`` of them then joined. Collective.
 
     ``DTensor.full_tensor`` pays one collective and its dispatch for each; here the tensors of a bucket share
     one. Those in ``narrow`` are cast to its data type before they are gathered.
@@ -40,12 +40,31 @@ def gather_full(
     for together in buckets(typed, nbytes, lambda one: one[2]):
         names, own, (dtype, *_) = zip(*together, strict=True)
         # a name for them would keep them
-        yield from zip(names, parts.joined(names, _gather(own, group, dtype)), strict=True)
+        yield from zip(names, parts.joined(names, _gathered(own, group, dtype)), strict=True)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
     """Return a shard as it is, since it is gathered into new memory, and a copy of what is whole."""
     return tensor if isinstance(tensor, DTensor) else tensor.detach().clone()
+
+
+def _gathered(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Return a bucket of tensors in full: of those that lie on each mesh by themselves."""
+    meshes = [_copy_of(t) if isinstance(t, DTensor) else group for t in tensors]
+    if len({*meshes}) == 1:
+        return _gather(tensors, meshes[0], dtype)
+    whole = {
+        mesh: iter(_gather([t for t, m in zip(tensors, meshes, strict=True) if m == mesh], mesh, dtype))
+        for mesh in dict.fromkeys(meshes)
+    }
+    return [next(whole[mesh]) for mesh in meshes]
+
+
+def _copy_of(tensor: DTensor) -> dist.ProcessGroup:
+    """Return the ranks that have the shards of one copy of a tensor."""
+    return tensor.device_mesh.get_group(tensor.device_mesh.ndim - 1)
 
 
 @torch.no_grad()
@@ -117,5 +136,6 @@ def hold_in(model: torch.nn.Module, shards: Sequence[FSDPModule], dtype: torch.d
     states = [shard._get_fsdp_state() for shard in reversed(shards)]  # the root first, which prepares all
     for state in states:
         state._lazy_init()
-        if state._fsdp_param_group:
-            state._fsdp_param_group._orig_dtype = torch.float32
+        several = getattr(state, "_fsdp_param_groups", None)  # with torch 2.12, which has more than one
+        for group in filter(None, [state._fsdp_param_group] if several is None else several):
+            group._orig_dtype = torch.float32

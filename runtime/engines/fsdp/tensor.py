@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.runtime.engines.model_files import runs_own_code
 from rlgraph.runtime.engines.sequence.groups import RowGroup
@@ -38,12 +39,14 @@ PER_HEAD = "replicated_with_grad_allreduce"  # whole on each rank, which uses it
 class LayerParts:
     """The parameters of which each rank of a group has a part; by default none.
 
-    Names are those of the model's parameters.
+    Names are those of the model's parameters. Ranks of ``spread`` parts share nothing: what is whole is
+    sharded over them too, and each has rows of its own (``engines/experts.py``).
     """
 
     ranks: RowGroup = field(default_factory=RowGroup)
     dimensions: Mapping[str, int] = field(default_factory=dict)  # of each such parameter, which is divided
     per_head: frozenset[str] = frozenset()  # whole ones, whose gradient on a rank is that of its own heads
+    spread: bool = False
 
     def cut(self, name: str) -> Cut | None:
         """Return which part of a parameter this rank has; None of one that is whole."""
@@ -56,12 +59,16 @@ class LayerParts:
 
     def writes(self, name: str) -> bool:
         """Return whether this rank writes what it has of a parameter: of a whole one the first does."""
-        return name in self.dimensions or not self.ranks.rank
+        return self.spread or name in self.dimensions or not self.ranks.rank
+
+    @property
+    def alike(self) -> int:
+        """Return how many ranks have the same shards of what is whole."""
+        return 1 if self.spread else self.ranks.ranks
 
     def shares(self, names: Iterable[str]) -> list[float] | None:
         """Return this rank's share in each parameter of its group; None where it is alone."""
-        alone = self.ranks.ranks == 1
-        return None if alone else [self.times(name) / self.ranks.ranks for name in names]
+        return None if self.alike == 1 else [self.times(name) / self.ranks.ranks for name in names]
 
     def shape(self, name: str, part: torch.Tensor) -> list[int]:
         """Return the shape of a whole parameter from that of this rank's part."""
@@ -98,6 +105,17 @@ class LayerParts:
 
 
 WHOLE = LayerParts()
+
+
+@dataclass(frozen=True)
+class ExpertGroup(RowGroup):
+    """Consecutive ranks that each have some of the experts, and rows of their own; by default one rank.
+
+    ``mesh`` has this rank and those that have the same experts, with replicas along its first dimension
+    where it has two.
+    """
+
+    mesh: DeviceMesh | None = None
 
 
 def check(model: Any, ranks: int) -> None:

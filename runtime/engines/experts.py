@@ -1,0 +1,131 @@
+"""Expert parallelism: consecutive ranks each have some experts of a mixture (GShard, arXiv 2006.16668).
+
+Each rank routes its own tokens. An all-to-all brings a copy of a token to the rank of each expert that it
+chose, and another one brings back what came out, which is weighted where the token is::
+
+    [tokens, hidden] -> [tokens k, hidden], by expert -> [received, hidden] -> experts of the rank
+                     <-           weighted sum over k <-                    <-
+
+What runs on a rank is the model's own experts, as transformers computes them (one grouped matmul where torch
+has it), on tokens of one expert each. Routers are whole on every rank. How many tokens come is known to the
+host before they do: every layer waits for that once in each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from rlgraph.runtime.engines.model_files import runs_own_code
+
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def check(model: Any, ranks: int) -> None:
+    """Check, before weights are read, that the experts of a model can be divided among ranks.
+
+    Raises:
+        ValueError: they can't.
+    """
+    mixtures = mixtures_of(model)
+    counts = {module.num_experts for module in mixtures.values()}
+    fault = ""
+    if not mixtures:
+        fault = "it has no experts in the form that transformers gives all families"
+    elif any(count % ranks for count in counts):
+        fault = f"its {', '.join(map(str, sorted(counts)))} experts can't be shared out"
+    elif runs_own_code(model):
+        fault = "it runs Python code that came with it"
+    elif getattr(model.config, "quantization_config", None):
+        fault = "its weights are quantised"
+    if ranks > 1 and fault:
+        law = f"{model.config.model_type}: {fault}, so experts can't be divided among {ranks} ranks"
+        raise ValueError(f"{law}; set train.expert_parallel to 1")
+
+
+def mixtures_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the modules that hold all experts of a layer, each weight of which has a row per expert."""
+    return {name: module for name, module in model.named_modules() if _holds_experts(module)}
+
+
+def _holds_experts(module: Any) -> bool:
+    own = [*module.parameters(recurse=False)]
+    fused = hasattr(module, "_apply_gate") and hasattr(module, "num_experts")  # by transformers' decorator
+    return fused and bool(own) and all(p.dim() > 1 and len(p) == module.num_experts for p in own)
+
+
+def divide(model: torch.nn.Module, group: dist.ProcessGroup) -> list[str]:
+    """Leave this rank its experts of each layer, in place; weights may have no memory yet.
+
+    Returns:
+        The names of the parameters that have been divided, along their first dimension.
+    """
+    names = []
+    for prefix, module in mixtures_of(model).items():
+        module.num_experts //= group.size()
+        for name, whole in [*module.named_parameters(recurse=False)]:
+            part = whole.detach()[group.rank() * module.num_experts :][: module.num_experts].clone()
+            setattr(module, name, torch.nn.Parameter(part, whole.requires_grad))
+            names.append(f"{prefix}.{name}")
+        module.forward = partial(_dispatched, group, module.num_experts, module.forward)
+    return names
+
+
+def _dispatched(
+    group: dist.ProcessGroup,
+    own: int,
+    experts: Experts,
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Return the sum, by ``weights [tokens, k]``, of what ``chosen [tokens, k]`` experts of all ranks make of
+    ``hidden [tokens, size]``; each rank has so many of its ``own``."""
+    ranks, flat = group.size(), chosen.flatten()
+    order = flat.argsort(stable=True)
+    sent = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
+    come = torch.empty_like(sent)
+    dist.all_to_all_single(come, sent, group=group)
+    there, here = _of_ranks(sent, come, ranks, len(flat))
+    received = _Dispatch.apply(hidden[order // chosen.shape[1]], there, here, group)
+    expert = torch.arange(own, device=flat.device).repeat(ranks)
+    expert = expert.repeat_interleave(come, output_size=len(received))[:, None]
+    out = experts(received, expert, torch.ones_like(expert, dtype=weights.dtype))
+    back = _Dispatch.apply(out, here, there, group)[order.argsort()].view(*chosen.shape, -1)
+    return (back * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+def _of_ranks(sent: torch.Tensor, come: torch.Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+    """Return how many of ``rows`` go to each rank and how many come from it, from those of each expert."""
+    there, here = torch.stack([sent, come]).view(2, ranks, -1).sum(2).tolist()
+    return there, here
+
+
+class _Dispatch(torch.autograd.Function):
+    """Sends rows to ranks, as many to each as ``there`` says, and has those that they send to this one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.way = there, here, group
+        return _exchanged(rows, there, here, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        there, here, group = ctx.way
+        return _exchanged(gradient, here, there, group), None, None, None
+
+
+def _exchanged(
+    rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    out = rows.new_empty(sum(here), *rows.shape[1:])
+    dist.all_to_all_single(out, rows.contiguous(), here, there, group=group)
+    return out
