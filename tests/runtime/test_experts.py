@@ -11,9 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import test_planned_sync
 import torch
 import torch.distributed as dist
-from families import FAMILIES, SHAPE, VOCABULARY, build
+from families import FAMILIES, SHAPE, VOCABULARY, build, plain
 from ranks import forked, launch
 from test_fsdp import ADAM, ROWS, close, hugging_face_logprobs
 from test_meshes import equal, scores_of, trained
@@ -21,6 +22,7 @@ from test_sequence import batch_columns, cut, measured, rows_of_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.costs import limits
+from rlgraph.ir.mesh import mesh_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.experts import check
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
@@ -44,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "critic": ("qwen3_moe", {"head": "value", "seed": 7, "reshard": True}),
     "rounded": ("qwen3_moe", {"dtype": "bfloat16", **BY_LAYER}),
     "on the host": ("mixtral", {**BY_LAYER, **ON_HOST}),
+    "not safetensors": ("pickled", BY_LAYER),
     "muon": ("qwen3_moe", {**BY_LAYER, "optimizer": {"lr": 1e-2, "kind": "muon", "max_grad_norm": 0.5}}),
 }
 # ranks -> meshes: devices of a copy, ranks that divide experts, ranks that share tokens
@@ -60,10 +63,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 TRIED = {
-    "2": [*CASES],
+    "2": ["whole", "few experts", "critic", "rounded", "not safetensors"],
     "2 of 4": ["by layer", "shared experts", "biases", "on the host", "muon"],
     "4": ["by layer", "biases"],
 }
+SYNCED = "models.policy.path={root}/qwen3_moe models.policy.train.expert_parallel=2"
 BRIEF = ["whole", "by layer"]
 # the mesh that saves and the one that goes on
 LOADED = [("2 of 4", "plain"), ("plain", "2 of 4"), ("4", "2 of 4"), ("2 of 4", "2 copies"), ("1", "4")]
@@ -115,6 +119,16 @@ def copied(root: Path, where: dict[str, Any], other: dict[str, Any]) -> dict[str
     return dict(reference.weights())
 
 
+def synced(root: Path, whole: DeviceMesh) -> dict[str, Any]:
+    """What a sync gathers on the mesh of a plan."""
+    with patch.object(limits, "BUCKET", test_planned_sync.SMALL):
+        plan, step = test_planned_sync.planned(root, "rounded", *SYNCED.format(root=root).split(), devices=4)
+        mesh = mesh_of(plan, "policy")
+        engine = engine_of(root, "whole", place(whole, mesh.shard, mesh.experts, 1))
+        weights, nbytes, _ = test_planned_sync.received(engine.weights("bfloat16"))
+    return {"names": [*weights], "bytes": nbytes, "planned": step.bytes, "mesh": str(mesh)}
+
+
 def place(whole: DeviceMesh, shard: int, experts: int, sequence: int) -> dict[str, Any]:
     group = whole.get_group()
     mesh = whole if shard == whole.size() else hybrid_mesh(whole, shard)
@@ -141,6 +155,7 @@ def main(rank: int, root: Path, ranks: str) -> None:
             copied(root, places["2 of 4"], places["plain"]),
             copied(root, places["plain"], places["2 of 4"]),
         )
+        found["synced"] = synced(root, whole)
         found["replayed"] = replayed(root, places["2 of 4"])
     torch.save(found, root / f"rank-{ranks}-{rank}.pt")
 
@@ -151,6 +166,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family, experts in MIXTURES.items():
         with patch.dict(FAMILIES, {family: {**FAMILIES[family], **experts}}):
             build(root, family)
+    model = plain(root / "mixtral")
+    model.config.save_pretrained(root / "pickled")
+    torch.save(model.state_dict(), root / "pickled" / "pytorch_model.bin")
     return root
 
 
@@ -233,6 +251,16 @@ def test_an_export_is_that_of_all_experts(root: Path, several: dict[str, list[di
 def test_weights_are_copied_between_meshes(root: Path, several: dict[str, list[dict[Any, Any]]]) -> None:
     first, second = several["4"][0]["copied"]
     close(first, second, 1e-5)
+
+
+def test_a_sync_gathers_what_is_planned(
+    root: Path, one_rank: None, several: dict[str, list[dict[Any, Any]]]
+) -> None:
+    names = [name for name, _ in engine_of(root, "whole", {}).weights()]
+    for rank in several["4"]:
+        assert rank["synced"]["mesh"] == "4-way shard, 2-way experts"
+        assert rank["synced"]["bytes"] == rank["synced"]["planned"]
+        assert rank["synced"]["names"] == names
 
 
 def test_tokens_go_to_the_experts_that_are_given(

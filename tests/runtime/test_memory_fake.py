@@ -75,6 +75,11 @@ RINGS = (
         pytest.param(Setting(EIGHT, tensor=4, step="logprobs"), marks=pytest.mark.nightly),
         Setting(EIGHT, tensor=8, step="logprobs"),
         pytest.param(Setting("Qwen/Qwen3-32B", world=64, tensor=8), marks=pytest.mark.nightly),
+        Setting(MIXTURE, world=64, experts=8, tokens=4096),
+        Setting(MIXTURE, world=64, experts=8, step="logprobs"),
+        pytest.param(Setting(MIXTURE, experts=2, step="sync"), marks=pytest.mark.nightly),
+        pytest.param(Setting(MIXTURE, experts=2, tokens=4096, recompute=False), marks=pytest.mark.nightly),
+        pytest.param(Setting(MIXTURE, world=64, shard=8, experts=4, step="ref"), marks=pytest.mark.nightly),
         pytest.param(Setting("meta-llama/Llama-3.1-8B", tensor=4), marks=pytest.mark.nightly),
     ],
     ids=memory_fake.name_of,
@@ -99,6 +104,10 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
         Setting("Qwen/Qwen3-32B", tensor=2, tokens=4096),
         Setting(EIGHT, tensor=2, tokens=4096, step="logprobs"),
         pytest.param(Setting(EIGHT, tensor=2, step="sync"), marks=pytest.mark.nightly),
+        Setting(MIXTURE, experts=8, tokens=4096),
+        pytest.param(Setting(MIXTURE, world=64, experts=8, step="logprobs"), marks=pytest.mark.nightly),
+        pytest.param(Setting(MIXTURE, world=64, shard=8, experts=8, tokens=4096), marks=pytest.mark.nightly),
+        pytest.param(Setting(MIXTURE, experts=2, step="sync"), marks=pytest.mark.nightly),
         pytest.param(
             Setting("Qwen/Qwen3-32B", tensor=2, tokens=4096, recompute=False), marks=pytest.mark.nightly
         ),
