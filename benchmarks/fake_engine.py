@@ -376,7 +376,7 @@ def _replaced(live: Live) -> Iterator[Any]:
     yield patch.object(pretrained, "weights_of", _weights_of)
     yield patch.object(pretrained, "_copy_pieces", lambda *_: None)
     yield patch.object(pretrained, "_copy_columns", lambda *_: None)
-    yield patch.object(experts, "_of_ranks", _even)
+    yield patch.object(experts, "_counted", _even)
     yield patch("transformers.masking_utils.is_tracing", lambda _tensor=None: False)
     yield patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     yield patch.object(attention, "_to_the_end", _to_all)
@@ -425,9 +425,10 @@ def _to_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     return out.transpose(1, 2)
 
 
-def _even(sent: torch.Tensor, come: torch.Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+def _even(flat: torch.Tensor, own: int, group: Any) -> tuple[torch.Tensor, list[int], list[int]]:
     """As many tokens to each rank, and from it."""
-    return [rows // ranks] * ranks, [rows // ranks] * ranks
+    each = [len(flat) // group.size()] * group.size()
+    return flat.new_empty(group.size() * own), each, each
 
 
 def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:

@@ -86,24 +86,29 @@ def _dispatched(
 ) -> torch.Tensor:
     """Return the sum, by ``weights [tokens, k]``, of what ``chosen [tokens, k]`` experts of all ranks make of
     ``hidden [tokens, size]``; each rank has so many of its ``own``."""
-    ranks, flat = group.size(), chosen.flatten()
+    flat = chosen.flatten()
     order = flat.argsort(stable=True)
-    sent = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
-    come = torch.empty_like(sent)
-    dist.all_to_all_single(come, sent, group=group)
-    there, here = _of_ranks(sent, come, ranks, len(flat))
+    come, there, here = _counted(flat, own, group)
     received = _Dispatch.apply(hidden[order // chosen.shape[1]], there, here, group)
-    expert = torch.arange(own, device=flat.device).repeat(ranks)
+    expert = torch.arange(own, device=flat.device).repeat(group.size())
     expert = expert.repeat_interleave(come, output_size=len(received))[:, None]
     out = experts(received, expert, torch.ones_like(expert, dtype=weights.dtype))
     back = _Dispatch.apply(out, here, there, group)[order.argsort()].view(*chosen.shape, -1)
     return (back * weights[..., None]).sum(1).to(hidden.dtype)
 
 
-def _of_ranks(sent: torch.Tensor, come: torch.Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
-    """Return how many of ``rows`` go to each rank and how many come from it, from those of each expert."""
-    there, here = torch.stack([sent, come]).view(2, ranks, -1).sum(2).tolist()
-    return there, here
+def _counted(
+    flat: torch.Tensor, own: int, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, list[int], list[int]]:
+    """Return how many tokens come for each of this rank's ``own`` experts, from each rank (``[ranks own]``),
+    how many go to each rank, and how many come from it. ``flat [tokens k]`` are the experts chosen here.
+    """
+    ranks = group.size()
+    sent = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
+    come = torch.empty_like(sent)
+    dist.all_to_all_single(come, sent, group=group)
+    there, here = torch.stack([sent, come]).view(2, ranks, own).sum(2).tolist()
+    return come, there, here
 
 
 class _Dispatch(torch.autograd.Function):
