@@ -73,7 +73,7 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     parts = divide(model, how.tensor)
     if how.experts.group:
         divided = dict.fromkeys(experts.divide(model, how.experts.group), 0)
-        parts = LayerParts(how.experts, divided, spread=True)
+        parts = LayerParts(how.experts, divided, mesh=how.experts.mesh)
     repeat_shared_heads(model, device, how.compute)
     attend_without_mask(model, device, how.compute)
     sequence.share_attention(model, how.sequence)

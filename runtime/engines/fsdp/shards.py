@@ -39,8 +39,9 @@ def gather_full(
     typed = ((name, tensor, (narrow or {}).get(name, tensor.dtype)) for name, tensor in tensors)
     for together in buckets(typed, nbytes, lambda one: one[2]):
         names, own, (dtype, *_) = zip(*together, strict=True)
+        holders = [parts.holders(name, group) for name in names]
         # a name for them would keep them
-        yield from zip(names, parts.joined(names, _gathered(own, group, dtype)), strict=True)
+        yield from zip(names, parts.joined(names, _of_holders(own, holders, dtype)), strict=True)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,23 +49,17 @@ def apart(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, DTensor) else tensor.detach().clone()
 
 
-def _gathered(
-    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+def _of_holders(
+    tensors: Sequence[torch.Tensor], holders: Sequence[dist.ProcessGroup], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """Return a bucket of tensors in full: of those that lie on each mesh by themselves."""
-    meshes = [_copy_of(t) if isinstance(t, DTensor) else group for t in tensors]
-    if len({*meshes}) == 1:
-        return _gather(tensors, meshes[0], dtype)
+    """Return a bucket of tensors in full, gathered from the ranks that hold each."""
+    if all(group is holders[0] for group in holders):
+        return _gather(tensors, holders[0], dtype)
     whole = {
-        mesh: iter(_gather([t for t, m in zip(tensors, meshes, strict=True) if m == mesh], mesh, dtype))
-        for mesh in dict.fromkeys(meshes)
+        group: iter(_gather([t for t, g in zip(tensors, holders, strict=True) if g is group], group, dtype))
+        for group in dict.fromkeys(holders)
     }
-    return [next(whole[mesh]) for mesh in meshes]
-
-
-def _copy_of(tensor: DTensor) -> dist.ProcessGroup:
-    """Return the ranks that have the shards of one copy of a tensor."""
-    return tensor.device_mesh.get_group(tensor.device_mesh.ndim - 1)
+    return [next(whole[group]) for group in holders]
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ class LayerParts:
     ranks: RowGroup = field(default_factory=RowGroup)
     dimensions: Mapping[str, int] = field(default_factory=dict)  # of each such parameter, which is divided
     per_head: frozenset[str] = frozenset()  # whole ones, whose gradient on a rank is that of its own heads
-    spread: bool = False
+    mesh: DeviceMesh | None = None  # of spread parts: the ranks that have the same one
 
     def cut(self, name: str) -> Cut | None:
         """Return which part of a parameter this rank has; None of one that is whole."""
@@ -56,6 +56,16 @@ class LayerParts:
     def times(self, name: str) -> int:
         """Return how many times larger a parameter is than this rank's part."""
         return self.ranks.ranks if name in self.dimensions else 1
+
+    @property
+    def spread(self) -> bool:
+        return self.mesh is not None
+
+    def holders(self, name: str, copy: dist.ProcessGroup) -> dist.ProcessGroup:
+        """Return the ranks over which a parameter is sharded, out of those of a ``copy``."""
+        if self.mesh is None or name not in self.dimensions:
+            return copy
+        return self.mesh.get_group(self.mesh.ndim - 1)
 
     def writes(self, name: str) -> bool:
         """Return whether this rank writes what it has of a parameter: of a whole one the first does."""
