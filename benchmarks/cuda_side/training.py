@@ -203,9 +203,7 @@ def _head_pass(bench: Bench, model: Any, tokens: int) -> None:
     vocabulary = model.config.vocab_size
     made = torch.randn(tokens, model.config.hidden_size, device=bench.device, dtype=torch.bfloat16)
     labels = torch.randint(vocabulary, (tokens,), device=bench.device)
-    rows = max(1, limits.LOGITS // vocabulary)
-    given = (labels, made.requires_grad_(), *scoring._trained_outside(model))
-    logprobs, _ = scoring._Scores.apply(model, rows, 1.0, "detached", *given)
+    logprobs, _ = scoring._scores(model, made.requires_grad_(), 1.0, "detached", labels)
     logprobs.sum().backward()
 
 

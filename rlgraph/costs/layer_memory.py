@@ -150,17 +150,17 @@ def wide_head(model: ModelPlan, size: Size) -> bool:
     return bool(model.train.head_dtype) and narrow and size.head == "lm"
 
 
-def logits_bytes(size: Size, width: int, tokens: int, update: bool, head: int = 0) -> int:
+def logits_bytes(size: Size, width: int, tokens: int, entropy: bool, head: int = 0) -> int:
     """Return the bytes of the logits of a chunk of tokens, copies of them, and hidden states of all tokens.
 
-    Without gradients that is one in float32, beside a narrower one for a moment. An update holds the logits
-    scaled by the temperature and their softmax, and the gradient of the hidden states; an entropy that is
-    differentiated takes another, which is left out. ``head``: bytes of a logit, by default those of a number.
+    That is one in float32, beside a narrower one for a moment, in a backward pass too: their gradient. An
+    ``entropy``, which updates measure, wants the exponentials beside the logits; one that is differentiated
+    takes another in the backward pass, which is left out. ``head``: bytes of a logit, by default those of a
+    number.
     """
     logit = head or width
-    copies = 2 * MASTER + logit if update else MASTER + (logit if logit < MASTER else 0)
-    hidden = tokens * size.config.hidden_size * width
-    return copies * chunk_numbers(size, tokens) + (2 if update else 1) * hidden
+    copies = 2 * MASTER if entropy else MASTER + (logit if logit < MASTER else 0)
+    return copies * chunk_numbers(size, tokens) + tokens * size.config.hidden_size * width
 
 
 @lru_cache(maxsize=1024)

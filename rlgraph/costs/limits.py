@@ -31,6 +31,22 @@ def needs_mask(device: str, dtype: str, head: int) -> bool:
     return device != "cuda" or dtype not in ("bfloat16", "float16") or head % 8 > 0 or not 16 <= head <= 256
 
 
+def head_rows(tokens: int, vocabulary: int, width: int) -> tuple[int, bool]:
+    """Return of how many tokens a head computes logits at a time, and whether an update keeps what it made.
+
+    It does where logits of all the tokens may exist at once. Those of ``width`` 4, in float32, are computed
+    in pieces of 16 MiB even so, which a CPU's cache holds and C's allocator does not get from the system each
+    time, but of 256 tokens at least: products of fewer are slow.
+
+    Example:
+        >>> head_rows(16384, 150_000, 2), head_rows(4096, 8192, 2), head_rows(4096, 8192, 4)
+        ((447, False), (8192, True), (512, True))
+    """
+    most = max(1, LOGITS // vocabulary)
+    kept = tokens <= most
+    return min(most, max(256, 2**22 // vocabulary)) if kept and width == 4 else most, kept
+
+
 def ring_ranks(key_heads: int, ranks: int) -> int:
     """Return how many of the ranks that share a row share the tokens of the same heads, a ring: as few as the
     key and value heads allow.

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from rlgraph.costs.formulas import MASTER, WIDTH
 from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
+from rlgraph.costs.limits import head_rows
 from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, trained_on_device
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.muon import held_in_step, steps_by_muon
@@ -37,14 +38,14 @@ class Pass:
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
-        hidden, logits = self._hidden, self._scored
+        hidden = self._hidden
         both = self.root + self.block
         return {
             "start": _parts(self._start, self.mask + hidden),
             "layer": _parts(both + self.result, self.mask + self.tokens * self.layer.forward),
             "between layers": _parts(both + 2 * self.result, self.mask + 2 * hidden),
             "head's gather": _parts(self._head_gather, self.mask + hidden),
-            "logits": _parts(self._scoring, self.mask + hidden, logits),
+            "logits": _parts(self._scoring, self.mask + hidden, self._scored(entropy=False)),
         }
 
     def update(self) -> Moments:
@@ -54,7 +55,7 @@ class Pass:
             "start": _parts(self._start, self.mask + self._hidden),
             "between layers": _parts(both + 2 * self.result, kept),
             "head's gather": _parts(self._head_gather, kept),
-            "scores": _parts(self._scoring, kept, self._scored),
+            "scores": _parts(self._scoring, kept, self._scored(entropy=True)),
         }
         if steps_by_muon(self.model):
             moments["optimizer step"] = _parts(held_in_step(self.size, self.width, self.devices), 0)
@@ -71,14 +72,16 @@ class Pass:
         kept = self.mask + self._kept + self._hidden + self.tokens * self.size.config.hidden_size * MASTER
         width, copied = MASTER if self._wide else self.width, self._wide * self.size.embedding * MASTER
         gradient = copied if copied and self.head else self.head
-        logits = logits_bytes(self.size, self.width, self.tokens, update=True, head=width)
-        chunk = chunk_numbers(self.size, self.tokens)
-        fewer = logits - chunk * (2 * MASTER - width)  # the logits and their gradient alone
-        several = chunk < self.tokens * self.size.vocabulary
+        logits = self._hidden + logits_bytes(self.size, self.width, self.tokens, entropy=False, head=width)
+        wider = chunk_numbers(self.size, self.tokens) * MASTER if width < MASTER else 0
+        several = head_rows(self.tokens, self.size.vocabulary, self.width)[0] < self.tokens
         summed = several * (self.head + self.head // self.width * MASTER)
         scored = self.ends if self.size.head == "lm" else 0
         before = self.root + scored + self.result + self.whole + summed + copied
-        moments = {"logits": _parts(before, kept, logits), "head": _parts(before + gradient, kept, fewer)}
+        moments = {
+            "logits": _parts(before, kept, logits),
+            "head": _parts(before + gradient, kept, logits - wider),
+        }
         if self.ends and self.head:
             moments["head's reduction"] = _parts(self.result + self._ends_reduced, kept, 2 * self._hidden)
         return moments
@@ -229,11 +232,10 @@ class Pass:
     def _wide(self) -> bool:
         return wide_head(self.model, self.size)
 
-    @property
-    def _scored(self) -> int:
-        """Return the bytes of a chunk's logits in a pass without gradients, and of a head's float32 copy."""
+    def _scored(self, entropy: bool) -> int:
+        """Return the bytes of a chunk's logits in a forward pass, and of a head's float32 copy."""
         width = MASTER if self._wide else self.width
-        logits = logits_bytes(self.size, self.width, self.tokens, update=False, head=width)
+        logits = logits_bytes(self.size, self.width, self.tokens, entropy, head=width)
         return logits + self._wide * self.size.embedding * MASTER
 
     @property

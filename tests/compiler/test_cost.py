@@ -161,8 +161,8 @@ def test_training_holds_16_bytes_a_parameter() -> None:
 def test_logits_are_held_a_chunk_at_a_time() -> None:
     # the facts page: 16k tokens x 152k vocabulary in float32 are 10 GB; here there is one chunk of them
     chunk, hidden = 2**26 // 152064 * 152064, 16384 * 3584 * 4
-    assert logits_bytes(SEVEN, 4, 16384, update=False) == 4 * chunk + hidden < 1e9
-    assert logits_bytes(SEVEN, 4, 16384, update=True) == 12 * chunk + 2 * hidden < 2e9
+    assert logits_bytes(SEVEN, 4, 16384, entropy=False) == 4 * chunk + hidden < 1e9
+    assert logits_bytes(SEVEN, 4, 16384, entropy=True) == 8 * chunk + hidden < 2e9
 
 
 def test_activations_by_hand() -> None:

@@ -117,7 +117,7 @@ def test_gradients_are_finite_differences(name: str, entropy: str) -> None:
     model, generator = built(name), torch.Generator().manual_seed(1)
     hidden = torch.randn(5, 8, generator=generator, dtype=torch.float64, requires_grad=True)
     labels, weights = torch.tensor([3, 0, 12, 3, 7]), list(model.lm_head.parameters())
-    apply = partial(scoring._Scores.apply, model, 2, 1.3, entropy, labels)
+    apply = partial(scoring._Scores.apply, model, 2, 1.3, entropy, False, labels)
     assert torch.autograd.gradcheck(
         lambda *given: apply(*given)[: 1 + (entropy != "none")], (hidden, *weights)
     )
@@ -140,6 +140,50 @@ def test_one_weight_for_all_chunks_is_rounded_once(monkeypatch: pytest.MonkeyPat
     expected = gradients(exact, token_scores(exact, batch(), 1.0, "none")[0].sum())["lm_head.weight"]
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES)
+@pytest.mark.parametrize("name", BUILT)
+def test_what_is_kept_has_the_gradients_of_what_is_computed_again(name: str, entropy: str) -> None:
+    labels, found = torch.tensor([3, 0, 12, 3, 7]), []
+    for keep in (True, False):
+        model, generator = built(name).float(), torch.Generator().manual_seed(1)
+        hidden = torch.randn(5, 8, generator=generator, requires_grad=True)
+        weights = list(model.lm_head.parameters())
+        scores = scoring._Scores.apply(model, 2, 1.3, entropy, keep, labels, hidden, *weights)
+        value = scores[0].square().sum()
+        value = value + scores[1].square().sum() if entropy == "differentiable" else value
+        value.backward()
+        found.append([scores[0], hidden.grad, *(weight.grad for weight in weights)])
+    for kept, again in zip(*found, strict=True):
+        assert kept.equal(again)
+
+
+@pytest.mark.parametrize(("chunk", "times"), [(2 * VOCABULARY, 2), (10**6, 1)])
+def test_logits_are_computed_again_only_where_they_are_of_several_chunks(
+    chunk: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LOGITS", chunk)
+    model, counted, computed = built("untied"), [0], scoring.logits_of
+
+    def counting(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        counted[0] += len(hidden)
+        return computed(model, hidden)
+
+    monkeypatch.setattr(scoring, "logits_of", counting)
+    logprobs, _ = token_scores(model, batch(), 1.0, "detached")
+    logprobs.sum().backward()
+    assert counted[0] == times * len(logprobs)
+
+
+def test_kept_pieces_are_scored_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("untied")
+    whole = token_scores(model, batch(), 1.0, "differentiable")
+    expected = gradients(model, total(whole))
+    monkeypatch.setattr(limits, "head_rows", lambda *_: (2, True))
+    found = token_scores(model, batch(), 1.0, "differentiable")
+    torch.testing.assert_close(found[0], whole[0])
+    torch.testing.assert_close(gradients(model, total(found)), expected)
 
 
 def objective(columns: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -237,7 +281,7 @@ def test_a_float32_head_rounds_no_logit(name: str) -> None:
     labels = torch.tensor([3, 0, 12, 3, 7])
     found, expected = (
         scoring._Scores.apply(
-            model, 2, 1.3, "none", labels, hidden.to(model.dtype), *model.lm_head.parameters()
+            model, 2, 1.3, "none", False, labels, hidden.to(model.dtype), *model.lm_head.parameters()
         )[0]
         for model in (wide, exact)
     )

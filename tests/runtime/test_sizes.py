@@ -195,10 +195,10 @@ def test_activations_of_a_layer_are_what_autograd_keeps(kind: str, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("chunks", [1, 8])
+@pytest.mark.parametrize(("chunks", "keep"), [(1, False), (8, False), (1, True)])
 @pytest.mark.parametrize("update", [False, True])
 def test_logits_are_bounded_by_what_is_counted(
-    update: bool, chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    update: bool, keep: bool, chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LOGITS", VOCABULARY * TOKENS // chunks)
     shape = {**SMALL, "vocab_size": VOCABULARY, "hidden_size": 8, "num_hidden_layers": 1}
@@ -209,7 +209,14 @@ def test_logits_are_bounded_by_what_is_counted(
     live = Live([hidden, labels, *weights])
     with live:
         found = scoring._Scores.apply(
-            model, TOKENS // chunks, 0.7, "detached" if update else "none", labels, hidden, *weights
+            model,
+            TOKENS // chunks,
+            0.7,
+            "detached" if update else "none",
+            keep and update,
+            labels,
+            hidden,
+            *weights,
         )
         if update:
             found[0].sum().backward()

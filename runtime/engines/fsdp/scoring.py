@@ -1,7 +1,8 @@
 """Log-probs, entropies and values of a micro-batch's scored tokens.
 
-Logits exist for one chunk of scored tokens at a time, in the pass without gradients and in the update: what
-is kept for the backward pass is hidden states, from which a chunk's logits are computed again.
+Logits exist for one chunk of scored tokens at a time, in the pass without gradients and in the update. Of
+more than that hidden states alone are kept for the backward pass, which computes logits again; of less, the
+exponentials are, which take no more memory than the backward pass would.
 
 Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, hidden]`` the last hidden
 state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
@@ -14,6 +15,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn.functional import linear
 
@@ -22,6 +24,8 @@ from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 
 Entropy = Literal["none", "detached", "differentiable"]
 Scores = tuple[torch.Tensor, torch.Tensor | None]
+# of a chunk: exponentials of its logits, their sums, hidden states; logits in autograd's graph, their type
+Kept = tuple[torch.Tensor, torch.Tensor, torch.Tensor, GradientEdge, torch.dtype]
 
 
 def values(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
@@ -105,8 +109,8 @@ def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Ent
     A log-prob is ``log softmax(logits / temperature)[label]``, at least in float32. ``entropy`` says whether
     to compute it (else it is None), and whether gradients flow through it.
     """
-    hidden, rows = _hidden(model, batch)
-    return cast(Scores, _with_head(model, _scores, hidden, rows, temperature, entropy, batch.labels))
+    own = (_hidden(model, batch), temperature, entropy, batch.labels)
+    return cast(Scores, _with_head(model, _scores, *own))
 
 
 def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,30 +118,33 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
 
     They are ``[scored]`` each, without gradients.
     """
-    hidden, rows = _hidden(model, batch)
-    own = (hidden, rows, temperature, batch.labels)
+    own = (_hidden(model, batch), temperature, batch.labels)
     return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _squares, *own))
 
 
 def _scores(
-    model: Any, hidden: torch.Tensor, rows: int, temperature: float, entropy: Entropy, labels: torch.Tensor
+    model: Any, hidden: torch.Tensor, temperature: float, entropy: Entropy, labels: torch.Tensor
 ) -> Scores:
-    weights = _trained_outside(model)
-    return cast(Scores, _Scores.apply(model, rows, temperature, entropy, labels, hidden, *weights))
+    rows, fits = _rows(model, hidden)
+    own = (model, rows, temperature, entropy, fits and torch.is_grad_enabled(), labels, hidden)
+    return cast(Scores, _Scores.apply(*own, *_trained_outside(model)))
 
 
 def _squares(
-    model: Any, hidden: torch.Tensor, rows: int, temperature: float, labels: torch.Tensor
+    model: Any, hidden: torch.Tensor, temperature: float, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, _ = _rows(model, hidden)
     chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
     parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
 
 
-def _hidden(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, int]:
-    """Return the hidden states ``[scored, hidden]``, and how many of them a chunk has."""
-    hidden = batch.picked(model.base_model(**batch.arguments(), use_cache=False).last_hidden_state)
-    return hidden, max(1, limits.LOGITS // model.config.get_text_config().vocab_size)
+def _hidden(model: Any, batch: MicroBatch) -> torch.Tensor:
+    return batch.picked(model.base_model(**batch.arguments(), use_cache=False).last_hidden_state)
+
+
+def _rows(model: Any, hidden: torch.Tensor) -> tuple[int, bool]:
+    return limits.head_rows(len(hidden), model.config.get_text_config().vocab_size, hidden.itemsize)
 
 
 def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -158,7 +165,7 @@ def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class _Scores(torch.autograd.Function):
-    """Scores chunk by chunk; the backward pass computes a chunk's logits once more, and their gradient.
+    """Scores chunk by chunk; the backward pass computes a chunk's logits once more, unless told to ``keep``.
 
     With p the softmax and H its entropy, d log p_y / dx = 1_y - p and dH / dx = -p (log p + H).
     """
@@ -170,12 +177,14 @@ class _Scores(torch.autograd.Function):
         rows: int,
         temperature: float,
         entropy: Entropy,
+        keep: bool,
         labels: torch.Tensor,
         hidden: torch.Tensor,
         *weights: torch.Tensor,
     ) -> Scores:
+        ctx.kept = list[Kept]()
         parts = [
-            _chunk_scores(logits_of(model, h), y, temperature, entropy != "none")
+            _chunk_scores(model, h, y, temperature, entropy != "none", ctx.kept if keep else None)
             for h, y in zip(hidden.split(rows), labels.split(rows), strict=True)
         ]
         entropies = torch.cat([h for _, h in parts if h is not None]) if entropy != "none" else None
@@ -196,29 +205,42 @@ class _Scores(torch.autograd.Function):
         by_hidden, by_weights = torch.empty_like(hidden), list[torch.Tensor]()
         for start in range(0, max(1, len(hidden)), rows):
             part = slice(start, start + rows)
+            if not ctx.kept:
+                _chunk_scores(model, hidden[part], labels[part], temperature, False, ctx.kept)
             h = None if by_entropy is None else by_entropy[part]
-            own = (hidden[part], labels[part], temperature, by_logprob[part], h)
+            own = (ctx.kept, labels[part], temperature, by_logprob[part], h)
             by_hidden[part], *terms = _chunk_gradients(model, *own)
             by_weights = [*map(_plus, by_weights, terms)] if by_weights else terms
         weights = _trained_outside(model)
         rounded = [total.to(w.dtype) for total, w in zip(by_weights, weights, strict=True)]
-        return None, None, None, None, None, by_hidden, *rounded
+        return None, None, None, None, None, None, by_hidden, *rounded
 
 
 def _chunk_gradients(
     model: Any,
-    hidden: torch.Tensor,
+    kept: list[Kept],
     labels: torch.Tensor,
     temperature: float,
     by_logprob: torch.Tensor,
     by_entropy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the gradient of a chunk's hidden states, and what it adds to those of the head's weights."""
-    with torch.enable_grad():
-        leaf = hidden.detach().requires_grad_()
-        logits = logits_of(model, leaf)
-    slope = _slope(logits.detach(), labels, temperature, by_logprob, by_entropy)
-    return torch.autograd.grad(logits, [leaf, *_trained_outside(model)], slope)
+    """Return the gradient of a chunk's hidden states, and what it adds to those of the head's weights.
+
+    What was kept of it, the first, goes: the logits' gradient ``[chunk, vocabulary]`` takes its memory.
+    """
+    p, total, hidden, logits, dtype = kept.pop(0)
+    if by_entropy is None:
+        p.mul_((by_logprob / -total)[:, None])
+    else:
+        p.div_(total[:, None])
+        surprise = torch.xlogy(p, p)
+        surprise.addcmul_(p, -surprise.sum(-1, keepdim=True)).mul_(-by_entropy[:, None])
+        p.mul_(-by_logprob[:, None]).add_(surprise)
+        del surprise
+    p.scatter_add_(1, labels[:, None], by_logprob[:, None])
+    slope = (p if temperature == 1.0 else p.div_(temperature)).to(dtype)
+    del p
+    return torch.autograd.grad(logits, [hidden, *_trained_outside(model)], slope)
 
 
 def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
@@ -226,15 +248,26 @@ def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
     return total.to(_wide(total)).add_(term)
 
 
-def _chunk_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool) -> Scores:
-    """Return scores of one chunk, in the memory of its logits; an entropy takes as much again."""
-    x, chosen = _shifted(logits, labels, temperature)
-    if not entropy:
-        return chosen.sub_(x.exp_().sum(-1).log_()), None
-    exponentials = x.exp()
+def _chunk_scores(
+    model: Any, hidden: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool, kept: Any
+) -> Scores:
+    """Return scores of one chunk, in the memory of its logits; an entropy takes as much again.
+
+    To ``kept``, a list of ``Kept`` or None, is added what a gradient wants.
+    """
+    with torch.set_grad_enabled(kept is not None):
+        leaf = hidden.detach().requires_grad_()
+        logits = logits_of(model, leaf)
+    narrow, place = logits.dtype, get_gradient_edge(logits) if kept is not None else None
+    x, chosen = _shifted(logits.detach(), labels, temperature)
+    del logits
+    exponentials = x.exp() if entropy else x.exp_()
     total = exponentials.sum(-1)
-    mean = x.mul_(exponentials).sum(-1) / total
-    return chosen.sub_(total.log()), total.log() - mean
+    log_total = total.log()
+    entropies = log_total - x.mul_(exponentials).sum(-1).div_(total) if entropy else None
+    if kept is not None:
+        kept.append((exponentials, total, leaf, place, narrow))
+    return chosen.sub_(log_total), entropies
 
 
 def _chunk_squares(
@@ -255,30 +288,6 @@ def _shifted(
         x.div_(temperature)
     x.sub_(x.amax(-1, keepdim=True))
     return x, x.gather(1, labels[:, None]).squeeze(1)
-
-
-def _slope(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    temperature: float,
-    by_logprob: torch.Tensor,
-    by_entropy: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the gradient of a chunk's logits ``[chunk, vocabulary]``, from its scores' gradients."""
-    x = logits.to(_wide(logits))
-    x = x if temperature == 1.0 else x / temperature
-    if by_entropy is None:
-        p = torch.softmax(x, -1)
-        del x
-        p.mul_(-by_logprob[:, None])
-    else:
-        log_p = torch.log_softmax(x, -1)
-        del x
-        p = log_p.exp()
-        log_p.sub_(torch.linalg.vecdot(p, log_p)[:, None])
-        p.mul_(log_p.mul_(-by_entropy[:, None]).sub_(by_logprob[:, None]))
-    p.scatter_add_(1, labels[:, None], by_logprob[:, None])
-    return p.div_(temperature).to(logits.dtype)
 
 
 def _trained_outside(model: Any) -> list[torch.nn.Parameter]:
