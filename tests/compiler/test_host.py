@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.formulas import BEST, WORST, Rates, Tokens, activation_seconds, host_step_seconds
+from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.layout_search import HOST, PoolLayout, Settings, autoplace, overrides, search
+from rlgraph.reports.layout_text import contest_text
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
 ON_HOST = "models.policy.train.optimizer_offload=true"
@@ -154,6 +157,22 @@ def test_the_search_finds_where_a_large_model_fits() -> None:
     _, best = autoplace("grpo", settings, Target("h100-8"))
     assert best.peak and best.peak["main"].fits
     assert best.models["policy"].train.optimizer_offload and not best.models["ref"].train.optimizer_offload
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("model", "hosts", "tokens"), [(LARGE, 8, 65_024), ("Qwen/Qwen3-235B-A22B", 16, 32_256)]
+)
+def test_the_search_finds_where_long_answers_of_large_models_fit(
+    model: str, hosts: int, tokens: int, tmp_path: Path
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", f"hosts: {hosts}"))
+    settings = [f"models.policy.path={model}", f"rollout.max_new_tokens={tokens}"]
+    candidates, best = autoplace("dr_grpo", settings, Target(str(cluster)))
+    assert best.peak and all(peak.fits for peak in best.peak.values())
+    assert candidates[0].layout and candidates[0].layout.group == 8
+    assert "the same with " in contest_text(candidates)
 
 
 def test_a_run_may_go_on_with_it_or_without() -> None:
