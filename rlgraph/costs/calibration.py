@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from rlgraph.ir.plan import Step
-from rlgraph.syntax.settings import Positive, Section
+from rlgraph.syntax.section import Positive, Section
 from rlgraph.syntax.source import flow, read
 from rlgraph.syntax.validate import read_record
 

@@ -8,7 +8,7 @@ from rlgraph.costs.formulas import WIDTH
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes
 from rlgraph.ir.plan import ModelPlan
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 SLOTS = 2  # adapters that a server has room for: the version that it generates by, and none (the base alone)
 

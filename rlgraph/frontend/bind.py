@@ -20,7 +20,9 @@ from rlgraph.frontend.infer import edge_problems
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model
-from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule, Section, Train
+from rlgraph.syntax.model_settings import Train
+from rlgraph.syntax.section import Section
+from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
 

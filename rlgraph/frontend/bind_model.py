@@ -11,7 +11,7 @@ from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
-from rlgraph.syntax.settings import ModelSection, Serve, Train
+from rlgraph.syntax.model_settings import ModelSection, Serve, Train
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values

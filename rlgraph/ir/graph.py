@@ -21,7 +21,8 @@ from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
-from rlgraph.syntax.settings import ModelSection, Refill, Schedule
+from rlgraph.syntax.model_settings import ModelSection
+from rlgraph.syntax.settings import Refill, Schedule
 
 
 @dataclass(frozen=True)

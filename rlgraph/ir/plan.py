@@ -23,7 +23,8 @@ from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Role
-from rlgraph.syntax.settings import Optimizer, Schedule, Serve, Train
+from rlgraph.syntax.model_settings import Optimizer, Serve, Train
+from rlgraph.syntax.settings import Schedule
 
 VERSION = 1  # the file's format; raised when a released field comes, goes or means something else
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from rlgraph.errors import GraphError, Mark, fail
 from rlgraph.ir.kl_controller import Controller, read_controller
-from rlgraph.syntax.settings import Optimizer
+from rlgraph.syntax.model_settings import Optimizer
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
 

@@ -14,7 +14,7 @@ from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, St
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
 from rlgraph.passes.refill import collects, members
-from rlgraph.syntax.settings import Optimizer, Serve, Train
+from rlgraph.syntax.model_settings import Optimizer, Serve, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
 # what an adapted model and a frozen one have to agree on to share an engine

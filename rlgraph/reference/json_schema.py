@@ -1,6 +1,6 @@
 """The graph language as one JSON Schema (draft 2020-12), for completion, hover and checks in editors.
 
-It is made from the declarations that ``rlgraph check`` uses: the records in ``syntax/settings.py``, and the
+It is made from the declarations that ``rlgraph check`` uses: the records in ``rlgraph/syntax``, and the
 ops' and losses' signatures and docstrings. It knows one value at a time; edges, domains, versions and the
 names of models are left to ``rlgraph check``.
 

@@ -13,13 +13,13 @@ from rlgraph.reference.describe import GROUPS, OpEntry, entry_of
 from rlgraph.reference.words import default_of, in_words
 from rlgraph.syntax import settings, source
 
-SECTIONS: dict[str, type[settings.Section]] = {
+SECTIONS: dict[str, type[Section]] = {
     "a graph file": settings.GraphFile,
-    "models.NAME": settings.ModelSection,
-    "models.NAME.optimizer": settings.Optimizer,
-    "models.NAME.serve": settings.Serve,
-    "models.NAME.train": settings.Train,
-    "models.NAME.train.lora": settings.Lora,
+    "models.NAME": model_settings.ModelSection,
+    "models.NAME.optimizer": model_settings.Optimizer,
+    "models.NAME.serve": model_settings.Serve,
+    "models.NAME.train": model_settings.Train,
+    "models.NAME.train.lora": model_settings.Lora,
     "nodes.FILTER.refill": settings.Refill,
     "pools.NAME": settings.Pool,
     "schedule": settings.Schedule,
@@ -59,7 +59,7 @@ def entry_markdown(entry: OpEntry) -> str:
     return "\n\n".join(filter(None, blocks))
 
 
-def section_markdown(title: str, section: type[settings.Section]) -> str:
+def section_markdown(title: str, section: type[Section]) -> str:
     """Describe a section: its purpose, and its keys."""
     schema = section.model_json_schema()
     required = schema.get("required", ())

@@ -16,7 +16,7 @@ from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.steps import Kind
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 EIGHT = "Qwen/Qwen3-8B"
 POOLS = ("pools={train: {devices: 4}, gen: {devices: 4}}", "models.policy.serve.pool=gen")

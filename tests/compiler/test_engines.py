@@ -15,7 +15,7 @@ from rlgraph.frontend.bind_model import not_default
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Target
 from rlgraph.printing.plan_text import PATHS
-from rlgraph.syntax.settings import Serve, Train
+from rlgraph.syntax.model_settings import Serve, Train
 
 ROOT = Path(__file__).parents[2]
 ENGINES, REGISTRY = ROOT / "runtime/engines", ROOT / "rlgraph/engines/registry.py"

@@ -25,7 +25,7 @@ from rlgraph.planning.auto_settings import PAGE, as_planned
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.layout_search import autoplace
 from rlgraph.reports.plan_file import compile_again, parse
-from rlgraph.syntax.settings import ModelSection, Serve, Train
+from rlgraph.syntax.model_settings import ModelSection, Serve, Train
 
 EIGHT_B = "models.policy.path=Qwen/Qwen3-8B"
 H100 = Target("h100-8")

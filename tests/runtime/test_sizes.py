@@ -24,7 +24,7 @@ from rlgraph.runtime.engines.fsdp import scoring
 from rlgraph.runtime.engines.fsdp.load import decoder_layers
 from rlgraph.runtime.engines.fsdp.lora import add_adapters, is_adapter
 from rlgraph.runtime.engines.transformers.sampling import draw
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 from rlgraph.syntax.source import read
 
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -23,7 +23,7 @@ from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import words, wrong
 from rlgraph.runtime.engines.sglang.supervisor import SglangSupervisor
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 pytestmark = pytest.mark.filterwarnings("default")
 LORA = {"rank": 3, "alpha": 6.0, "targets": "all-linear"}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from rlgraph.syntax.settings import Count, Natural
+from rlgraph.syntax.section import Count, Natural
 
 Family = Literal[
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",

@@ -51,7 +51,7 @@ from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup, over_heads
 from rlgraph.runtime.engines.weights.naming import in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 ROW = ""  # the row numbers, among columns that have names
 

@@ -25,7 +25,7 @@ from rlgraph.runtime.engines.sequence import attention as sequence
 from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 Head = Literal["lm", "value"]
 

@@ -17,7 +17,7 @@ import torch
 
 from rlgraph.runtime.engines.weights.naming import base_name
 from rlgraph.runtime.engines.weights.transfer import Named
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 NAME = "default"  # the name of the one adapter, in peft
 

@@ -24,7 +24,7 @@ from rlgraph.costs.muon import ITERATIONS, MatrixShape, batch_of_experts, newton
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.weights.extents import rows_of
 from rlgraph.runtime.engines.weights.naming import Pieces
-from rlgraph.syntax.settings import Optimizer
+from rlgraph.syntax.model_settings import Optimizer
 
 # Jordan's coefficients: they take singular values between 0.7 and 1.2 in five iterations, not to 1
 COEFFICIENTS = 3.4445, -4.7750, 2.0315

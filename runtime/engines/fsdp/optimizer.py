@@ -12,7 +12,7 @@ from rlgraph.costs.muon import MatrixShape
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.muon import Muon
 from rlgraph.runtime.engines.fsdp.shards import local
-from rlgraph.syntax.settings import Optimizer
+from rlgraph.syntax.model_settings import Optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # fields of the state of AdamW, two, and of Muon
 

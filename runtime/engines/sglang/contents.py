@@ -13,7 +13,7 @@ from rlgraph.costs.lora_size import SLOTS, adapted_layers
 from rlgraph.costs.model_size import size_of
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.weights.transfer import Named, in_buckets
-from rlgraph.syntax.settings import Lora
+from rlgraph.syntax.model_settings import Lora
 
 
 class AllWeights:
