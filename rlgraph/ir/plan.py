@@ -34,8 +34,7 @@ class Step:
     """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read,
     or to none where it moves parts of an engine, whatever that holds.
 
-    Steps are numbered in the order of one iteration. ``lead``: how many iterations ahead of the updates the
-    step runs, where generation overlaps training (see ``Plan.slot``).
+    Steps are numbered in the order of an iteration; generation may be ``lead`` of them ahead (``Plan.slot``).
     """
 
     id: int

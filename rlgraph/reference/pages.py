@@ -11,7 +11,8 @@ from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.reference.describe import GROUPS, OpEntry, entry_of
 from rlgraph.reference.words import default_of, in_words
-from rlgraph.syntax import settings, source
+from rlgraph.syntax import model_settings, settings, source
+from rlgraph.syntax.section import Section
 
 SECTIONS: dict[str, type[Section]] = {
     "a graph file": settings.GraphFile,
