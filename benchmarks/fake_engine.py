@@ -194,7 +194,9 @@ def _received(collective: str, args: Any) -> int:
     if collective == "allgather_":
         return sum(part.nbytes for part in first[0]) - second[0].nbytes
     if collective == "alltoall_base_":
-        ranks = sum(map(bool, args[3])) if args[3] else dist.ProcessGroup.unbox(args[2]).size()
+        ranks = dist.ProcessGroup.unbox(args[2]).size()
+        if args[3]:  # only with those that it has something from, or for
+            ranks = max(sum(map(bool, parts)) for parts in args[3:5])
         return int(first.nbytes) * (ranks - 1) // ranks  # as much from each
     ranks = dist.ProcessGroup.unbox(second).size()
     return 2 * (ranks - 1) * sum(tensor.nbytes for tensor in first) // ranks

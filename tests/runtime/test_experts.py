@@ -26,7 +26,7 @@ from rlgraph.ir.mesh import mesh_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.experts import check
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.sequence import sequence_group
+from rlgraph.runtime.engines.sequence.groups import sequence_group
 from rlgraph.runtime.worker.process_groups import expert_group, hybrid_mesh
 
 ON_HOST = {"optimizer_offload": True, "activation_offload": True}
