@@ -9,13 +9,14 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -47,6 +48,18 @@ def process_group(folder: Path, rank: int = 0, ranks: int = 1) -> Iterator[None]
     dist.init_process_group("gloo", rank=rank, world_size=ranks, store=store, timeout=limit)
     yield
     dist.destroy_process_group()
+
+
+def cases_asked(request: pytest.FixtureRequest) -> list[str]:
+    """The values of ``case`` in the tests of a file that are to run."""
+    own = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    return sorted({spec.params["case"] for spec in own if spec and "case" in spec.params})
+
+
+def at_night(cases: Iterable[tuple[str, ...]], day: Collection[str]) -> list[Any]:
+    """Parameters of tests, of which those without a case of the day are left to the night."""
+    marks = {True: [], False: [pytest.mark.nightly]}
+    return [pytest.param(*case, marks=marks[bool({*case} & {*day})]) for case in cases]
 
 
 def launch(script: str, root: Path, *more: str) -> None:

@@ -15,7 +15,7 @@ import test_planned_sync
 import torch
 import torch.distributed as dist
 from families import FAMILIES, SHAPE, VOCABULARY, build, plain
-from ranks import forked, launch
+from ranks import at_night, cases_asked, forked, launch
 from test_fsdp import ADAM, ROWS, close, hugging_face_logprobs
 from test_meshes import equal, scores_of, trained
 from test_sequence import batch_columns, cut, measured, rows_of_rank
@@ -68,6 +68,7 @@ TRIED = {
     "4": ["by layer", "biases"],
 }
 SYNCED = "models.policy.path={root}/qwen3_moe models.policy.train.expert_parallel=2"
+DAY = ("whole", "by layer", "shared experts", "critic")
 BRIEF = ["whole", "by layer"]
 # the mesh that saves and the one that goes on
 LOADED = [("2 of 4", "plain"), ("plain", "2 of 4"), ("4", "2 of 4"), ("2 of 4", "2 copies"), ("1", "4")]
@@ -136,7 +137,7 @@ def place(whole: DeviceMesh, shard: int, experts: int, sequence: int) -> dict[st
     return {"mesh": mesh, "group": group, **shared}
 
 
-def main(rank: int, root: Path, ranks: str) -> None:
+def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
     limits.LOGITS = 5 * VOCABULARY  # the head on five tokens at a time
     whole = init_device_mesh("cpu", (int(ranks),))
     places = {name: place(whole, *mesh) for name, mesh in MESHES[ranks].items()}
@@ -144,6 +145,7 @@ def main(rank: int, root: Path, ranks: str) -> None:
         (name, case): measured(engine_of(root, case, where))
         for name, where in places.items()
         for case in TRIED.get(name, BRIEF)
+        if case in cases
     }
     if ranks == "4":
         places["plain"] = {"mesh": whole}
@@ -178,24 +180,34 @@ def alone(root: Path, one_rank: None) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def several(root: Path, alone: dict[str, Any]) -> dict[str, list[dict[Any, Any]]]:
+def several(
+    root: Path, alone: dict[str, Any], request: pytest.FixtureRequest
+) -> dict[str, list[dict[Any, Any]]]:
     """Number of ranks -> what each found."""
     found = {}
     for ranks in MESHES:
         (root / "store").unlink(missing_ok=True)
-        launch(__file__, root, ranks)
+        launch(__file__, root, ranks, *cases_asked(request))
         found[ranks] = [torch.load(root / f"rank-{ranks}-{rank}.pt") for rank in range(int(ranks))]
     return found
 
 
 @pytest.fixture(scope="module")
-def one(root: Path, one_rank: None) -> dict[str, Any]:
-    return {case: measured(engine_of(root, case, {})) for case in CASES}
+def one(root: Path, one_rank: None, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {case: measured(engine_of(root, case, {})) for case in cases_asked(request)}
 
 
 @pytest.mark.parametrize(
     ("ranks", "mesh", "case"),
-    [(ranks, mesh, case) for ranks in MESHES for mesh in MESHES[ranks] for case in TRIED.get(mesh, BRIEF)],
+    at_night(
+        [
+            (ranks, mesh, case)
+            for ranks in MESHES
+            for mesh in MESHES[ranks]
+            for case in TRIED.get(mesh, BRIEF)
+        ],
+        DAY,
+    ),
 )
 def test_ranks_that_divide_experts_do_what_one_does(
     one: dict[str, Any], several: dict[str, list[dict[Any, Any]]], ranks: str, mesh: str, case: str

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import forked, launch
+from ranks import at_night, cases_asked, forked, launch
 from test_fsdp import ROWS, SHAPE, VOCAB
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -47,15 +47,18 @@ WAYS = {"2": [("2", 2)], "4": [("4", 4), ("2 x 2", 2), ("2 x 2, replicas", 2)]}
 REPLICAS = ("packed", "one key head")  # the cases of replicas
 
 COMPILED = "compiled"  # by two ranks alone: it takes long
+DAY = ("packed", "one key head", "windows")
 
 
 def cases_of(way: str) -> list[str]:
-    """The cases that are run by day."""
+    """The cases of a way to share."""
     return [case for case in CASES if case != COMPILED and ("replicas" not in way or case in REPLICAS)]
 
 
 ASKED = [
-    *((case, way) for several in WAYS.values() for way, _ in several for case in cases_of(way)),
+    *at_night(
+        ((case, way) for several in WAYS.values() for way, _ in several for case in cases_of(way)), DAY
+    ),
     pytest.param(COMPILED, "2", marks=pytest.mark.nightly),
 ]
 
@@ -181,8 +184,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def several(root: Path, request: pytest.FixtureRequest) -> dict[Any, list[dict[str, Any]]]:
     """Way and case -> what each rank found."""
-    items = request.session.items
-    cases = {item.callspec.params.get("case") for item in items if hasattr(item, "callspec")}  # type: ignore[attr-defined]
+    cases = {*cases_asked(request)}
     found: dict[Any, list[dict[str, Any]]] = {}
     for ranks in WAYS:
         (root / "store").unlink(missing_ok=True)
