@@ -147,7 +147,8 @@ def _engines(plan: Plan) -> Contents:
     engines: Contents = {}
     for name, model in plan.models.items():
         if model.train:
-            parts = ("parameters",) if model.frozen else ("parameters", "optimizer")
+            on_host = plan.device == "cuda" and model.train.optimizer_offload
+            parts = ("parameters",) if model.frozen or on_host else ("parameters", "optimizer")
             engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
         if model.serve:
             engines[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}

@@ -73,6 +73,13 @@ def test_memory_over_time_peaks_where_the_plan_says() -> None:
         assert max(sum(parts.values()) for parts in memory(found, pool).values()) == peak.bytes
 
 
+def test_an_optimizer_on_the_host_is_not_drawn_on_the_device() -> None:
+    for settings, parts in (((), ("parameters", "optimizer")), (["optimizer_offload=true"], ("parameters",))):
+        given = [f"models.policy.train.{setting}" for setting in settings]
+        new = subject("grpo", given, target=Target("h100-8"))
+        assert contents(new)["engines"]["policy.train"]["parts"] == parts
+
+
 def test_of_a_saved_plan_no_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "ops.py").write_text(
         "from rlgraph.ops import float32, op, samples, text\n\n\n"
