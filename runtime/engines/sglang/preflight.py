@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
-from rlgraph.costs.model_size import Family
 from rlgraph.ir.plan import ServePlan
 from rlgraph.runtime.engines.faults import SectionFault
 from rlgraph.runtime.engines.model_files import attention_kinds, context_of
@@ -17,6 +16,9 @@ WINDOWED = frozenset(
     {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text", "gpt_oss", "cohere2"}
     | {"olmo3", "exaone4", "ministral3", "phimoe"}
 )
+
+# families in which each linear layer of transformers is one of SGLang's
+ADAPTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def problems(serve: ServePlan, device: str) -> Iterator[SectionFault]:
@@ -48,13 +50,8 @@ def unfit(config: Any) -> str:
 
 
 def unfit_adapters(config: Any) -> str:
-    """Return why SGLang can't serve adapters of a model of a configuration, or nothing.
-
-    Families other than those whose sizes are known may have several of its linear layers in one.
-    """
+    """Return why SGLang can't serve adapters of a model of a configuration, or nothing."""
     family = config.get_text_config().model_type
-    if family in get_args(Family):
+    if family in ADAPTED:
         return ""
-    return (
-        f"{family}: adapters are served of {', '.join(get_args(Family))}; set models.NAME.serve.lora=merged"
-    )
+    return f"{family}: adapters are served of {', '.join(ADAPTED)}; set models.NAME.serve.lora=merged"
