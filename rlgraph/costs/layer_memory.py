@@ -43,7 +43,8 @@ class Layer:
         hidden, queries, out = config.hidden_size, config.queries, config.outputs
         norms = config.norms * hidden + (queries + config.keys if config.normed else 0)
         attention = queries + out * (2 if self.ranks > 1 else 1)
-        if self.masked:
+        # one head that is repeated for the queries of a rank of a ring is a view
+        if self.masked and (self.ring == 1 or config.key_heads * self.ring > self.ranks):
             attention += (queries + out) * self.ring + (queries if self.ring > 1 else 0)
         else:
             attention += (config.keys + config.values) * self.ring
