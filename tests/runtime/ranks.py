@@ -50,10 +50,10 @@ def process_group(folder: Path, rank: int = 0, ranks: int = 1) -> Iterator[None]
     dist.destroy_process_group()
 
 
-def cases_asked(request: pytest.FixtureRequest) -> list[str]:
-    """The values of ``case`` in the tests of a file that are to run."""
+def cases_asked(request: pytest.FixtureRequest, name: str = "case") -> list[str]:
+    """The values of a parameter in the tests of a file that are to run."""
     own = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
-    return sorted({spec.params["case"] for spec in own if spec and "case" in spec.params})
+    return sorted({spec.params[name] for spec in own if spec and name in spec.params})
 
 
 def at_night(cases: Iterable[tuple[str, ...]], day: Collection[str]) -> list[Any]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from families import build, expected, family_of, objective, plain, scored
-from ranks import forked, launch
+from ranks import at_night, cases_asked, forked, launch
 from safetensors.torch import load_file
 
 from model_table import REFUSED, ROWS, YES, Cell, compare
@@ -31,6 +31,7 @@ from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "max_grad_norm": 1e9, "weight_decay": 0.1}
 STEPS = 3
+LABELS = at_night([(label,) for label in ROWS], ("Llama", "Qwen3", "Qwen3-MoE"))
 NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 WEIGHTS: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}  # behind several steps
 PROMPTED = Ragged.of(
@@ -224,7 +225,7 @@ def outcome(name: str, trial: Callable[..., str | None], *arguments: Any) -> Cel
         return refusal(name, error)
 
 
-@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize("label", LABELS)
 def test_the_page_says_what_holds(
     one_rank: None, tmp_path: Path, label: str, request: pytest.FixtureRequest
 ) -> None:
@@ -243,11 +244,11 @@ def shared(path: Path, group: Any) -> tuple[Any, Any]:
     return dict(zip(rows.tolist(), scores, strict=True)), dict(engine._full())
 
 
-def main(rank: int, root: Path) -> None:
+def main(rank: int, root: Path, *names: str) -> None:
     warnings.simplefilter("error")
     group = sequence_group(dist.group.WORLD, 2)
     found: dict[str, Any] = {}
-    for name in ROWS.values():
+    for name in names:
         try:
             found[name] = shared(root / name, group)
         except ValueError as error:
@@ -256,15 +257,17 @@ def main(rank: int, root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    root = tmp_path_factory.mktemp("families")
-    for name in ROWS.values():
+def two_ranks(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, list[Any]]:
+    root, names = tmp_path_factory.mktemp("families"), {ROWS[one] for one in cases_asked(request, "label")}
+    for name in names:
         build(root, name)
-    launch(__file__, root)
+    launch(__file__, root, *names)
     return root, [torch.load(root / f"rank-{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize("label", LABELS)
 def test_the_page_says_where_ranks_share_tokens(
     two_ranks: tuple[Path, list[Any]], label: str, request: pytest.FixtureRequest
 ) -> None:
