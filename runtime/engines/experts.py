@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
+from rlgraph.runtime.engines.all_to_all import exchange
 from rlgraph.runtime.engines.model_files import runs_own_code
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -89,11 +89,11 @@ def _dispatched(
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     come, there, here = _counted(flat, own, group)
-    received = _Dispatch.apply(hidden[order // chosen.shape[1]], there, here, group)
+    received = exchange(hidden[order // chosen.shape[1]], there, here, group)
     expert = torch.arange(own, device=flat.device).repeat(group.size())
     expert = expert.repeat_interleave(come, output_size=len(received))[:, None]
     out = experts(received, expert, torch.ones_like(expert, dtype=weights.dtype))
-    back = _Dispatch.apply(out, here, there, group)[order.argsort()].view(*chosen.shape, -1)
+    back = exchange(out, here, there, group)[order.argsort()].view(*chosen.shape, -1)
     return (back * weights[..., None]).sum(1).to(hidden.dtype)
 
 
@@ -109,28 +109,3 @@ def _counted(
     dist.all_to_all_single(come, sent, group=group)
     there, here = torch.stack([sent, come]).view(2, ranks, own).sum(2).tolist()
     return come, there, here
-
-
-class _Dispatch(torch.autograd.Function):
-    """Sends rows to ranks, as many to each as ``there`` says, and has those that they send to this one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.way = there, here, group
-        return _exchanged(rows, there, here, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        there, here, group = ctx.way
-        return _exchanged(gradient, here, there, group), None, None, None
-
-
-def _exchanged(
-    rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup
-) -> torch.Tensor:
-    out = rows.new_empty(sum(here), *rows.shape[1:])
-    dist.all_to_all_single(out, rows.contiguous(), here, there, group=group)
-    return out

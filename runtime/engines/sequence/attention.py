@@ -24,13 +24,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from rlgraph.runtime.engines import attention
+from rlgraph.runtime.engines.all_to_all import exchange
 from rlgraph.runtime.engines.model_files import runs_own_code
 from rlgraph.runtime.engines.sequence.groups import SequenceGroup, over_heads
 
@@ -169,25 +168,4 @@ def _exchanged(parts: torch.Tensor, group: SequenceGroup, members: range) -> tor
     Collective among the members, by zero bytes from and to the others.
     """
     sizes = [int(rank in members) for rank in range(group.ranks)] if len(members) < group.ranks else None
-    return cast(torch.Tensor, _Exchange.apply(parts.contiguous(), group.group, sizes))
-
-
-class _Exchange(torch.autograd.Function):
-    """Sends each rank as many parts ``[parts, ...]`` as ``sizes`` says, and has its own: its own gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup, sizes: list[int] | None
-    ) -> torch.Tensor:
-        ctx.how = group, sizes
-        out = torch.empty_like(parts)
-        dist.all_to_all_single(out, parts, sizes, sizes, group=group)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        group, sizes = ctx.how
-        out = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(out, gradient.contiguous(), sizes, sizes, group=group)
-        return out, None, None
+    return exchange(parts, sizes, sizes, group.group)
