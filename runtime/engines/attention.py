@@ -146,8 +146,7 @@ def _to_the_end(
     """Attend causally from the last tokens of rows: ``[rows, width, heads, size]``, of a wide query's."""
     grouped = query.device.type == "cpu" or query.dtype != torch.float32
     if not grouped:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+        key, value = _for_each_head(query, key, value)
     causal = causal_lower_right(query.shape[2], key.shape[2])
     options = {"attn_mask": causal, "scale": scale, "enable_gqa": grouped}
     return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)
@@ -201,8 +200,7 @@ def end_to_end(
     if "enable_gqa" in VARLEN:
         options["enable_gqa"] = True
     else:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+        key, value = _for_each_head(query, key, value)
     return varlen_attn(query, key, value, ends, keys, longest, longest, scale=scale, **options)
 
 
@@ -217,9 +215,16 @@ def attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers' ``sdpa_attention_forward`` does: ``[rows, width, heads, size]``, no weights."""
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    key, value = _for_each_head(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = query.shape[2] > 1 and attention_mask is None and causal
     options = {"attn_mask": attention_mask, "scale": scaling, "is_causal": causal}
     return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+
+
+def _for_each_head(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values ``[rows, groups, ...]``, repeated for all heads ``[rows, heads, ...]``."""
+    repeats = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
