@@ -127,6 +127,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean `{match[0]}`?" if match else ""
 
 
+def divisors(number: int) -> list[str]:
+    """Return what divides a number, for an error to propose.
+
+    Example:
+        >>> divisors(6)
+        ['1', '2', '3', '6']
+    """
+    return [str(size) for size in range(1, number + 1) if number % size == 0]
+
+
 def fail(
     kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
 ) -> GraphError:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, fail, nearest
+from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
 from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
 from rlgraph.frontend.bind_node import bind_node
 from rlgraph.frontend.infer import edge_problems
@@ -219,7 +219,7 @@ def _copies_fill_pools(
             not_so = "which do not divide" if shard < devices else "more than"
             law = f"`{name}` is to be sharded over {shard} devices (models.{name}.train.shard), "
             law += f"{not_so} the {devices} of pool `{pool}`"
-            fit = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == 0)
+            fit = ", ".join(divisors(devices))
             mark = sections[name].at(("train", "shard")).mark
             binder.problem("shard", law, mark, remedy=f"give one of {fit}, or null: all devices of the pool")
 
@@ -236,10 +236,8 @@ def _divided_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], bi
     and that experts are divided within a copy."""
     for name, (setting, (what, excluded)) in product(models, DIVIDED.items()):
         train, default = models[name].spec.train, Train()
-        ranks, both = (
-            getattr(train, setting),
-            [k for k in excluded if getattr(train, k) != getattr(default, k)],
-        )
+        ranks = getattr(train, setting)
+        both = [key for key in excluded if getattr(train, key) != getattr(default, key)]
         mark, path = sections[name].at(("train", setting)).mark, f"models.{name}.train"
         if ranks > 1 and both:
             law = f"the {what} of `{name}` are divided among {ranks} devices "
@@ -249,8 +247,7 @@ def _divided_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], bi
         if what == "experts" and train.shard and train.shard % ranks:
             law = f"`{name}` is sharded over {train.shard} devices ({path}.shard), which can't be shared out "
             law += f"in groups of {ranks} that divide its experts ({path}.{setting})"
-            fit = [str(size) for size in range(1, train.shard + 1) if train.shard % size == 0]
-            binder.problem("expert-parallel", law, mark, fit)
+            binder.problem("expert-parallel", law, mark, divisors(train.shard))
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

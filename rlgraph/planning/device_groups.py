@@ -20,7 +20,7 @@ from rlgraph.costs.models.config import Config
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED, WITHIN
-from rlgraph.errors import GraphError, fail
+from rlgraph.errors import GraphError, divisors, fail
 from rlgraph.ir.mesh import devices_of, mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
 
@@ -109,9 +109,7 @@ def layers_divided(plan: Plan) -> None:
         for what, count in counts.items():
             if count % ranks:
                 law = f"the {count} {what} of `{name}` can't be shared out among {ranks} devices {setting}"
-                common = gcd(devices, *counts.values())
-                fit = [str(n) for n in range(1, common + 1) if not common % n]
-                raise fail("tensor-parallel", law, None, fit)
+                raise fail("tensor-parallel", law, None, divisors(gcd(devices, *counts.values())))
 
 
 def experts_divided(plan: Plan) -> None:
@@ -132,9 +130,7 @@ def experts_divided(plan: Plan) -> None:
         if config.experts % ranks:
             law = f"the {config.experts} experts of `{name}` can't be shared out among {ranks} devices "
             law += setting
-            common = gcd(devices, config.experts)
-            fit = [str(n) for n in range(1, common + 1) if not common % n]
-            raise fail("expert-parallel", law, None, fit)
+            raise fail("expert-parallel", law, None, divisors(gcd(devices, config.experts)))
 
 
 def served_in_parts(plan: Plan) -> None:
@@ -157,9 +153,7 @@ def served_in_parts(plan: Plan) -> None:
         if devices > 1 and (not config.experts or config.experts % devices):
             what = f"has {config.experts} experts" if config.experts else "is no mixture of experts"
             law = f"`{name}` {what}, which can't be dealt out to {devices} devices"
-            fit = (
-                [str(n) for n in range(1, devices + 1) if not config.experts % n] if config.experts else ["1"]
-            )
+            fit = [size for size in divisors(config.experts or 1) if int(size) <= devices]
             raise fail("expert-parallel", f"{law} (models.{name}.serve.expert_parallel)", None, fit)
         if copies > 1 and config.model_type not in REPLICATED:
             law = f"SGLang has no copies of attention for `{name}`, a {config.model_type} "
