@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from rlgraph.costs.limits import ring_ranks
-from rlgraph.costs.lora_size import SLOTS
+from rlgraph.costs.lora_size import SLOTS, served_alone
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, visible
 from rlgraph.ir.intervals import words
@@ -122,10 +122,8 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
 
 def _sent_text(plan: Plan, step: Step) -> str:
     """Return what a sync sends where that is not all weights."""
-    serves = [plan.models[name].serve for name in step.models if step.facts.syncs]
-    if not any(serve and serve.lora == "adapter" for serve in serves):
-        return ""
-    return "its adapter alone, which takes the place of the version before"
+    alone = step.facts.syncs and any(served_alone(plan.models[name]) for name in step.models)
+    return "its adapter alone, which takes the place of the version before" if alone else ""
 
 
 def _repeated(plan: Plan, region: str) -> str:

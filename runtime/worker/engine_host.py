@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.costs.lora_size import served_alone
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
@@ -116,9 +117,8 @@ class EngineHost:
 
     def _adapter(self, name: str) -> dict[str, Any] | None:
         """Return the settings of the adapter that syncs of a model bring alone; None: of all weights."""
-        model = self.plan.models[name]
-        lora = model.train and model.train.lora
-        return lora.model_dump() if lora and model.serve and model.serve.lora == "adapter" else None
+        lora = served_alone(self.plan.models[name])
+        return lora.model_dump() if lora else None
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
