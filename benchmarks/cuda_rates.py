@@ -19,10 +19,8 @@ from typing import Any
 
 from rlgraph.costs.calibration import calibration_text
 from rlgraph.costs.detect import ADAPTER, PCIE5, RESERVE, rates_of
+from rlgraph.costs.efficiency import BEST, WORST, Rates
 from rlgraph.costs.formulas import (
-    BEST,
-    WORST,
-    Rates,
     Tokens,
     decode_step_seconds,
     host_seconds,

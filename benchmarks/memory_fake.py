@@ -24,8 +24,9 @@ from fake_engine import Setting, measured
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.efficiency import BEST
 from rlgraph.costs.formulas import (
-    BEST,
+    dispatch_bytes,
     exchange_bytes,
     gather_bytes,
     reduction_bytes,
@@ -36,7 +37,7 @@ from rlgraph.costs.formulas import (
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.plan_size import part_of
-from rlgraph.costs.pricing import Pricing, dispatch_bytes, sizes_of
+from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step

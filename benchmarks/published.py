@@ -20,10 +20,8 @@ from functools import cache
 
 from rlgraph.compiler import plan_tree
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.efficiency import BEST, WORST, Rates
 from rlgraph.costs.formulas import (
-    BEST,
-    WORST,
-    Rates,
     Tokens,
     decode_seconds,
     prefill_seconds,

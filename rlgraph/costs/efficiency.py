@@ -1,6 +1,8 @@
-"""The constants of the cost model, each a range (worst, best) with where it comes from.
+"""The constants of the cost model, each a range (worst, best) with where it comes from, and the rates of a
+device that follow.
 
-None is fitted to a row of the table in docs/cost_model.md. ``facts`` are those that the page lists.
+None is fitted to a row of the table in docs/cost_model.md. ``facts`` are those that the page lists. A *grade*
+picks an end of every range: ``WORST`` gives the longest time, ``BEST`` the shortest.
 """
 
 from __future__ import annotations
@@ -9,6 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.model_size import Size
+
+WORST, BEST = 0, 1
+WIDTH = {"float32": 4, "bfloat16": 2}  # bytes of a number
+MASTER = 4  # bytes of a trained weight, of its gradient, and of each of AdamW's two averages
 Range = tuple[float, float]  # (worst, best)
 
 
@@ -48,6 +56,70 @@ class Efficiency:
 
 
 ASSUMED = Efficiency()
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates that one device of ``devices`` reaches in a data type, at one grade of the efficiencies.
+
+    Those are the devices that share the shards of one copy of a model; there are ``replicas`` of it.
+    """
+
+    cluster: Cluster
+    devices: int
+    dtype: str
+    grade: int
+    efficiency: Efficiency = ASSUMED
+    first: int = 0  # the number of its first device in the cluster
+    group: int = 1  # devices that work on one batch together: tensor parallelism
+    replicas: int = 1
+    tensor: int = 1  # parts of each layer, of which the devices have the same one: they lie so far apart
+
+    @property
+    def width(self) -> int:
+        return WIDTH[self.dtype]
+
+    @property
+    def memory(self) -> float:
+        """Return the bytes per second of all devices of a group."""
+        return self.group * self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
+
+    @property
+    def away(self) -> float:
+        """Return the share of a sharded tensor that lies on other devices."""
+        return (self.devices - 1) / self.devices
+
+    def travel(self, size: float) -> float:
+        """Return the seconds in which the device receives ``size`` bytes in a collective."""
+        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas)
+        return size / (link * self.efficiency.link[self.grade])
+
+    def between_replicas(self, size: float) -> float:
+        """Return the same of a collective among devices that hold the same shard."""
+        link = self.cluster.link(self.first, self.devices * self.replicas)
+        return size / (link * self.efficiency.link[self.grade])
+
+    def flops(self, share: tuple[float, float]) -> float:
+        """Return the operations per second at a utilisation, of all devices of a group."""
+        return self.group * self.cluster.flops(self.dtype) * share[self.grade]
+
+    def launch(self, layers: float) -> float:
+        """Return the seconds in which the kernels of so many layers are launched."""
+        return layers * self.efficiency.decode_layer[self.grade]
+
+    def reduced(self, size: Size, tokens: float) -> float:
+        """Return the seconds of a group's sums of hidden states, twice per layer (arXiv 1909.08053)."""
+        if self.group == 1:
+            return 0.0
+        layers, config = size.config.num_hidden_layers, size.config
+        moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
+        link = self.cluster.link(self.first, self.group) * self.efficiency.link[self.grade]
+        return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
+
+    def overlapped(self, compute: float, travel: float) -> float:
+        """Return the seconds of both: communication hides behind compute at best, and not at all at worst."""
+        return max(compute, travel) if self.grade == BEST else compute + travel
+
 
 # causal: rows beside each other; mask: packed rows under a dense mask; varlen: rows end to end, told apart by
 # their ends; flex: rows that share prompts, in blocks

@@ -1,7 +1,6 @@
 """Seconds and bytes of the work that a device does: formulas, no plan. See docs/cost_model.md.
 
-A *grade* picks an end of every range of ``efficiency.py``: ``WORST`` gives the longest time, ``BEST`` the
-shortest. Rows and tokens are those of the busiest device; bytes are those that it receives.
+Rows and tokens are those of the busiest device; bytes are those that it receives.
 """
 
 from __future__ import annotations
@@ -10,79 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from rlgraph.costs.efficiency import ASSUMED, Efficiency
-from rlgraph.costs.hardware import Cluster
+from rlgraph.costs.efficiency import BEST, MASTER, WORST, Rates
 from rlgraph.costs.limits import ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import elsewhere, is_small, part_of
 from rlgraph.costs.workload import Lengths, row_work
-
-WORST, BEST = 0, 1
-WIDTH = {"float32": 4, "bfloat16": 2}  # bytes of a number
-MASTER = 4  # bytes of a trained weight, of its gradient, and of each of AdamW's two averages
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The rates that one device of ``devices`` reaches in a data type, at one grade of the efficiencies.
-
-    Those are the devices that share the shards of one copy of a model; there are ``replicas`` of it.
-    """
-
-    cluster: Cluster
-    devices: int
-    dtype: str
-    grade: int
-    efficiency: Efficiency = ASSUMED
-    first: int = 0  # the number of its first device in the cluster
-    group: int = 1  # devices that work on one batch together: tensor parallelism
-    replicas: int = 1
-    tensor: int = 1  # parts of each layer, of which the devices have the same one: they lie so far apart
-
-    @property
-    def width(self) -> int:
-        return WIDTH[self.dtype]
-
-    @property
-    def memory(self) -> float:
-        """Return the bytes per second of all devices of a group."""
-        return self.group * self.cluster.memory_bandwidth * self.efficiency.memory[self.grade]
-
-    @property
-    def away(self) -> float:
-        """Return the share of a sharded tensor that lies on other devices."""
-        return (self.devices - 1) / self.devices
-
-    def travel(self, size: float) -> float:
-        """Return the seconds in which the device receives ``size`` bytes in a collective."""
-        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas)
-        return size / (link * self.efficiency.link[self.grade])
-
-    def between_replicas(self, size: float) -> float:
-        """Return the same of a collective among devices that hold the same shard."""
-        link = self.cluster.link(self.first, self.devices * self.replicas)
-        return size / (link * self.efficiency.link[self.grade])
-
-    def flops(self, share: tuple[float, float]) -> float:
-        """Return the operations per second at a utilisation, of all devices of a group."""
-        return self.group * self.cluster.flops(self.dtype) * share[self.grade]
-
-    def launch(self, layers: float) -> float:
-        """Return the seconds in which the kernels of so many layers are launched."""
-        return layers * self.efficiency.decode_layer[self.grade]
-
-    def reduced(self, size: Size, tokens: float) -> float:
-        """Return the seconds of a group's sums of hidden states, twice per layer (arXiv 1909.08053)."""
-        if self.group == 1:
-            return 0.0
-        layers, config = size.config.num_hidden_layers, size.config
-        moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
-        link = self.cluster.link(self.first, self.group) * self.efficiency.link[self.grade]
-        return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
-
-    def overlapped(self, compute: float, travel: float) -> float:
-        """Return the seconds of both: communication hides behind compute at best, and not at all at worst."""
-        return max(compute, travel) if self.grade == BEST else compute + travel
 
 
 def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:
@@ -222,6 +153,22 @@ def _exchanges(size: Size, rates: Rates, tokens: float) -> Iterator[tuple[Rates,
         yield within, 4, numbers * (config.queries + config.outputs + seen) / rates.devices * within.away
     if ring > 1:
         yield rates, 2, numbers * seen / within.devices * (ring - 1) / ring
+
+
+def dispatch_bytes(size: Size, rates: Rates, tokens: float) -> float:
+    """Return the bytes of the all-to-alls of one pass in which so many tokens go to their experts on other
+    devices, and come back (GShard, arXiv 2006.16668), where all experts are chosen equally often."""
+    config = size.config
+    mixtures = sum(config.is_sparse(index) for index in range(config.num_hidden_layers))
+    numbers = 2 * mixtures * config.num_experts_per_tok * tokens * config.hidden_size
+    return numbers * rates.width * rates.away
+
+
+def dispatch_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> float:
+    """Return the seconds of these all-to-alls, which nothing hides: two in each layer of a pass, behind one
+    that says how many rows they have."""
+    latency = 3 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
+    return rates.travel(dispatch_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
 
 
 def host_step_seconds(numbers: int, rates: Rates) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.costs.formulas import WIDTH
+from rlgraph.costs.efficiency import WIDTH
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes
 from rlgraph.ir.plan import ModelPlan

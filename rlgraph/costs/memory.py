@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlgraph.costs import limits
-from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.limits import PREFILL

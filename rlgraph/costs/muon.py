@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlgraph.costs import limits
-from rlgraph.costs.formulas import MASTER, Rates
+from rlgraph.costs.efficiency import MASTER, Rates
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from rlgraph.costs import formulas, limits, muon
 from rlgraph.costs.calibration import RATES, Calibration
-from rlgraph.costs.efficiency import ASSUMED
-from rlgraph.costs.formulas import BEST, MASTER, WIDTH, WORST, Rates, Tokens
+from rlgraph.costs.efficiency import ASSUMED, BEST, MASTER, WIDTH, WORST, Rates
+from rlgraph.costs.formulas import Tokens
 from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
@@ -140,8 +140,8 @@ class Pricing(Footprint):
         seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
         moved += formulas.exchange_bytes(size, group, shared)
         group = replace(group, devices=mesh.experts, replicas=mesh.replicate * mesh.shard // mesh.experts)
-        seconds += dispatch_seconds(size, group, again * work.tokens, again * work.passes)
-        moved += dispatch_bytes(size, group, again * work.tokens)
+        seconds += formulas.dispatch_seconds(size, group, again * work.tokens, again * work.passes)
+        moved += formulas.dispatch_bytes(size, group, again * work.tokens)
         group = replace(rates, devices=mesh.tensor, replicas=mesh.shard, tensor=1)
         seconds += formulas.reduction_seconds(size, group, work.tokens, factor, work.passes)
         return seconds, moved + formulas.reduction_bytes(size, group, work.tokens, factor)
@@ -236,22 +236,6 @@ PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
     "host": Pricing._on_host,
 }
 assert {*PRICES} == {*RATES} >= {kind.facts.rate for kind in Kind if kind.facts.rate}
-
-
-def dispatch_bytes(size: Size, rates: Rates, tokens: float) -> float:
-    """Return the bytes of the all-to-alls of one pass in which so many tokens go to their experts on other
-    devices, and come back (GShard, arXiv 2006.16668), where all experts are chosen equally often."""
-    config = size.config
-    mixtures = sum(config.is_sparse(index) for index in range(config.num_hidden_layers))
-    numbers = 2 * mixtures * config.num_experts_per_tok * tokens * config.hidden_size
-    return numbers * rates.width * rates.away
-
-
-def dispatch_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> float:
-    """Return the seconds of these all-to-alls, which nothing hides: two in each layer of a pass, behind one
-    that says how many rows they have."""
-    latency = 3 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
-    return rates.travel(dispatch_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
 
 
 def sync_least(plan: Plan, step: Step) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlgraph.costs import limits
-from rlgraph.costs.formulas import MASTER, WIDTH
+from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of

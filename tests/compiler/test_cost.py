@@ -13,11 +13,8 @@ from click.testing import CliRunner, Result
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.efficiency import ASSUMED
+from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import (
-    BEST,
-    WORST,
-    Rates,
     Tokens,
     decode_seconds,
     decode_step_seconds,

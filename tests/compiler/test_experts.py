@@ -8,11 +8,12 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import ASSUMED, WORST, Rates, gather_bytes, sync_bound, sync_bytes
+from rlgraph.costs.efficiency import ASSUMED, WORST, Rates
+from rlgraph.costs.formulas import dispatch_bytes, dispatch_seconds, gather_bytes, sync_bound, sync_bytes
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.plan_size import largest_layer, planned_size, with_experts_divided
-from rlgraph.costs.pricing import dispatch_bytes, dispatch_seconds, sizes_of
+from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.mesh import Mesh, mesh_of

@@ -9,7 +9,8 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import BEST, WORST, Rates, Tokens, activation_seconds, host_step_seconds
+from rlgraph.costs.efficiency import BEST, WORST, Rates
+from rlgraph.costs.formulas import Tokens, activation_seconds, host_step_seconds
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError

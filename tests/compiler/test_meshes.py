@@ -8,16 +8,8 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.efficiency import ASSUMED
-from rlgraph.costs.formulas import (
-    WORST,
-    Rates,
-    Tokens,
-    replica_bytes,
-    score_bytes,
-    update_bytes,
-    update_seconds,
-)
+from rlgraph.costs.efficiency import ASSUMED, WORST, Rates
+from rlgraph.costs.formulas import Tokens, replica_bytes, score_bytes, update_bytes, update_seconds
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of

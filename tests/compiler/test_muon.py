@@ -8,7 +8,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import BEST, WORST
+from rlgraph.costs.efficiency import BEST, WORST
 from rlgraph.costs.memory import Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.muon import exchanged, experts_on_device, matrices_on_device

@@ -9,8 +9,8 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.efficiency import ASSUMED
-from rlgraph.costs.formulas import BEST, Rates, exchange_bytes, exchange_seconds
+from rlgraph.costs.efficiency import ASSUMED, BEST, Rates
+from rlgraph.costs.formulas import exchange_bytes, exchange_seconds
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.model_size import size_of
 from rlgraph.errors import GraphError

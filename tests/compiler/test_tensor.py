@@ -10,16 +10,8 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.formulas import (
-    ASSUMED,
-    BEST,
-    WORST,
-    Rates,
-    reduction_bytes,
-    reduction_seconds,
-    sync_bound,
-    sync_bytes,
-)
+from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
+from rlgraph.costs.formulas import reduction_bytes, reduction_seconds, sync_bound, sync_bytes
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
