@@ -8,7 +8,8 @@ share the tokens of a row (Ulysses), and ranks that divide a mixture's experts. 
 for what it receives in each kind of collective, a row says what is planned and what the engine has, and their
 ratio; for bytes also how much more the engine receives than the algorithm must:
 
-    all-gather       bfloat16 weights, twice in an update, once in a log-prob pass (ZeRO-3, arXiv 1910.02054)
+    all-gather       bfloat16 weights, twice in an update but for embeddings and head, once in a log-prob pass
+                     (ZeRO-3, arXiv 1910.02054)
     reduce-scatter   float32 gradients, once per micro-batch
     all-reduce       float32 shards of gradients, once per update, by a ring between replicas
     all-to-all       queries, keys, values and outputs, once per pass of a layer (arXiv 2309.14509), what
@@ -74,7 +75,8 @@ def ideal_bytes(setting: Setting) -> Counter[str]:
     shared = 2 * (traded + gathered) * 2 * config.num_hidden_layers
     chosen = 2 * config.num_experts_per_tok * config.hidden_size * config.num_hidden_layers
     shared += chosen * setting.tokens / sequence * (group - 1) / group * 2
-    ideal = {"_allgather_base_": (2 if update else 1) * 2 * weights}
+    ends = passes * sum(rows * numbers for rows, numbers in size.root_tensors) * (shard - 1) / shard
+    ideal = {"_allgather_base_": 2 * ((2 * weights - ends) if update else weights)}
     ideal["alltoall_base_"] = passes * ((3 if setting.recompute else 2) if update else 1) * shared
     if update:
         ideal["_reduce_scatter_base_"] = 4 * weights

@@ -116,10 +116,14 @@ def score_bytes(size: Size, rates: Rates, passes: int) -> float:
 
 
 def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
-    """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass."""
+    """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass.
+
+    Embeddings, last norm and head are gathered once: the backward pass needs no embeddings, and the others
+    are kept for it.
+    """
     if is_small(size):
         return optimizer_steps * gather_bytes(size, rates.devices, rates.width + MASTER)
-    once = padded(size.root_tensors, rates.devices) * rates.away * rates.width if size.divided > 1 else 0
+    once = padded(size.root_tensors, rates.devices) * rates.away * rates.width
     return passes * (gather_bytes(size, rates.devices, 2 * rates.width + MASTER) - once)
 
 

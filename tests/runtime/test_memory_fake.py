@@ -96,6 +96,7 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
     [
         pytest.param(Setting(EIGHT, world=8, shard=8, tokens=4096), marks=pytest.mark.nightly),
         Setting(EIGHT, world=64, shard=8, tokens=4096),
+        Setting("Qwen/Qwen3-1.7B", tokens=4096),
         pytest.param(
             Setting(EIGHT, world=64, shard=8, tokens=4096, step="logprobs"), marks=pytest.mark.nightly
         ),
@@ -116,9 +117,7 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
 )
 def test_predicted_bytes_are_what_the_engine_receives(setting: Setting) -> None:
     counted, received = memory_fake.predicted_bytes(setting), fake_engine.collected(setting)
-    assert counted.keys() == received.keys()
-    for collective, size in counted.items():
-        assert memory_fake.LOW <= size / received[collective] <= memory_fake.HIGH, collective
+    assert counted == pytest.approx(received, rel=1e-3)
 
 
 @pytest.mark.parametrize(
