@@ -17,6 +17,8 @@ from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.models.config import Config
+from rlgraph.costs.models.fields import UNDIVIDED
+from rlgraph.costs.muon import steps_by_muon
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED, WITHIN
@@ -66,14 +68,39 @@ def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
     return sizes
 
 
-def mixtures(plan: Plan, ranks: int) -> list[str]:
-    """Return the models whose experts so many devices may divide; one that shares weights has the other's."""
+def dividing(plan: Plan, setting: str, ranks: int) -> list[str]:
+    """Return the models whose layers (``tensor_parallel``) or experts (``expert_parallel``) so many devices
+    may divide, with all else as it is; one that shares weights has the other's."""
     fit = []
     for name, model in plan.models.items():
         config, train = _config(model), model.train
-        if config and train and not model.shares and config.experts and config.experts % ranks == 0:
-            fit += [name] * (train.tensor_parallel == 1 and not train.lora and not train.compile)
+        if not config or not train or model.shares or train.lora or train.compile:
+            continue
+        if setting == "expert_parallel":
+            able = config.experts > 0 == config.experts % ranks and train.tensor_parallel == 1
+        else:
+            alone = train.sequence_parallel == 1 and not train.shard and not steps_by_muon(model)
+            able = alone and not _whole(config) and not any(n % ranks for n in _divided(config).values())
+        fit += [name] * able
     return fit
+
+
+def _whole(config: Config) -> str:
+    """Return why devices can't divide the layers of a model, however many they are."""
+    if config.experts:
+        return "is a mixture of experts, whose layers"
+    if law := UNDIVIDED.get(config.model_type):
+        return f"is a {config.model_type}: its {law}, so that its layers"
+    return ""
+
+
+def _divided(config: Config) -> dict[str, int]:
+    """Return what each device that divides a layer has as much of as the others."""
+    return {
+        "query heads": config.num_attention_heads,
+        "key heads": config.key_heads,
+        "columns of the MLP": config.intermediate_size,
+    }
 
 
 def _config(model: ModelPlan) -> Config | None:
@@ -88,7 +115,7 @@ def layers_divided(plan: Plan) -> None:
     """Check that devices which divide the layers of a model each get as much of them; of known models.
 
     Raises:
-        GraphError: they don't, or the model is a mixture of experts.
+        GraphError: they don't, or the model is a mixture of experts or of a family that can't be divided.
     """
     for name, model in plan.models.items():
         if not model.train or model.train.tensor_parallel == 1:
@@ -98,14 +125,10 @@ def layers_divided(plan: Plan) -> None:
         if config is None:
             continue
         setting = f"(models.{name}.train.tensor_parallel)"
-        if config.experts:
-            law = f"`{name}` is a mixture of experts, whose layers can't be divided among devices {setting}"
+        if whole := _whole(config):
+            law = f"`{name}` {whole} can't be divided among devices {setting}"
             raise fail("tensor-parallel", law, None, ["1"])
-        counts = {
-            "query heads": config.num_attention_heads,
-            "key heads": config.key_heads,
-            "columns of the MLP": config.intermediate_size,
-        }
+        counts = _divided(config)
         for what, count in counts.items():
             if count % ranks:
                 law = f"the {count} {what} of `{name}` can't be shared out among {ranks} devices {setting}"

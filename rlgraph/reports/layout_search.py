@@ -9,7 +9,7 @@ priced in full, so that what wins is a plan, not an estimate of one:
     host        where nothing fits: optimizers on the host, then activations too
     mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
     sequence    then: the tokens of each row shared by devices of a host; where nothing fits, of several too
-    experts     last: those of mixtures divided among devices of a host
+    divided     then: experts of mixtures divided among devices of a host; last, layers of other models
     offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
 
 A first look over coarse splits, then a closer one around the best of them.
@@ -30,7 +30,7 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.device_groups import GROUPS, has_groups, mixtures, sharing, sharing_sizes
+from rlgraph.planning.device_groups import GROUPS, dividing, has_groups, sharing, sharing_sizes
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import flow
@@ -45,6 +45,7 @@ HOST: Mapping[str, tuple[str, ...]] = {
     ", optimizer and activations on the host": ("optimizer_offload", "activation_offload"),
 }
 
+Division = tuple[str, int]  # a setting, as ``expert_parallel``, and how many devices divide what it says
 Settings = Mapping[str, Any]  # path in the graph -> value
 PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
 
@@ -61,7 +62,7 @@ class PoolLayout:
     shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
     host: str = ""  # of HOST
     sequence: int | None = None  # devices that share the tokens of a row; None: as the graph says
-    experts: int | None = None  # devices that divide the experts of mixtures; None: as the graph says
+    divided: Division | None = None  # None: as the graph says
 
     @property
     def family(self) -> str:
@@ -75,12 +76,11 @@ class PoolLayout:
         trains, generates = [*plan.pools, "gen"][:2] if self.generating else [next(iter(plan.pools))] * 2
         pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
         settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
-        if self.sequence:
-            for name in sharing(plan):
-                settings[f"models.{name}.train.sequence_parallel"] = self.sequence
-        if self.experts:
-            for name in mixtures(plan, self.experts):
-                settings[f"models.{name}.train.expert_parallel"] = self.experts
+        for name in sharing(plan) if self.sequence else ():
+            settings[f"models.{name}.train.sequence_parallel"] = self.sequence
+        if self.divided:
+            for name in dividing(plan, *self.divided):
+                settings[f"models.{name}.train.{self.divided[0]}"] = self.divided[1]
         for name, model in plan.models.items():
             if model.train:
                 settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
@@ -90,7 +90,6 @@ class PoolLayout:
                 settings[f"models.{name}.train.shard"] = self.shard
             if model.train and model.optimizer:
                 settings[f"models.{name}.train.recompute"] = self.recompute
-            if model.train and model.optimizer:
                 may = {"optimizer_offload": may_step_on_host(model), "activation_offload": self.recompute}
                 chosen = (setting for setting in HOST[self.host] if may[setting])
                 settings |= {f"models.{name}.train.{setting}": True for setting in chosen}
@@ -169,14 +168,16 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt, row: flo
         tried += _all(meshes(plan, best, total, per_host, row), plan, total, attempt)
     # where nothing fits, it is not known which of the splits long rows leave the best
     fits = any(candidate.fits for candidate in tried)
-    starts: list[int | None] = [None] if fits else [*splits]
-    for at in starts:
+    for at in (None,) if fits else splits:
         if best := _best_layout(tried, at):  # what shares rows may need less on the host
             for host in [*HOST][: [*HOST].index(best.host) + 1]:
                 lighter, most = replace(best, host=host), per_host if fits else total
                 tried += _all(sequences(plan, lighter, per_host, most, row), plan, total, attempt)
         if best := _best_layout(tried, at):
-            tried += _all(divisions(plan, best, per_host, row), plan, total, attempt)
+            tried += _all(divisions(plan, best, "expert_parallel", per_host, row), plan, total, attempt)
+    if best := _best_layout(tried):
+        whole = replace(best, sequence=None, shard=None)  # who divides layers shares no rows
+        tried += _all(divisions(plan, whole, "tensor_parallel", per_host, row), plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
 
 
@@ -191,10 +192,7 @@ def layouts(plan: Plan, splits: Iterable[int], per_host: int, row: float = 0) ->
     movable = [name for name, model in plan.models.items() if model.train and not model.serve]
     grouped = any(has_groups(model) for model in plan.models.values())
     groups = [size for size in GROUPS if per_host % size == 0] if grouped else [1]
-    trains = any(model.optimizer and model.train for model in plan.models.values())
-    for at, group, micro, again in product(
-        splits, groups, unlike(row), (False, True) if trains else (False,)
-    ):
+    for at, group, micro, again in product(splits, groups, unlike(row), _recomputing(plan)):
         for count in range(len(movable) + 1) if at else (0,):
             for beside in combinations(movable, count):
                 yield PoolLayout(at, frozenset(beside), group, micro, again)
@@ -215,13 +213,12 @@ def unlike(row: float, ranks: int = 1) -> list[int]:
 def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches; where
     the graph asks for replicas, with one copy too."""
-    trains = any(model.optimizer and model.train for model in plan.models.values())
     devices, shard = total - best.generating, per_host
     sizes = [devices] * any(model.train and model.train.shard for model in plan.models.values())
     while shard < devices:
         sizes += [shard] * (devices % shard == 0)
         shard *= 2
-    for size, micro, again in product(sizes, unlike(row), (False, True) if trains else (False,)):
+    for size, micro, again in product(sizes, unlike(row), _recomputing(plan)):
         yield replace(best, micro=micro, recompute=again, shard=size)
 
 
@@ -231,22 +228,26 @@ def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int, row: float
     trains = [model.train for model in plan.models.values() if model.train]
     sizes = [1] * any(train.sequence_parallel > 1 for train in trains)
     sizes += [size for size in sharing_sizes(plan, per_host) if sharing(plan) and size <= most]
-    again = any(model.optimizer and model.train for model in plan.models.values())
-    for size, recompute in product(sizes, (False, True) if again else (False,)):
+    for size, recompute in product(sizes, _recomputing(plan)):
         for micro in unlike(row, size):
             yield replace(best, micro=micro, recompute=recompute, sequence=size)
 
 
-def divisions(plan: Plan, best: PoolLayout, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
-    """Yield the best layout with experts that devices of a host divide, and other micro-batches; where the
-    graph asks for that, with all experts on each device too."""
+def divisions(
+    plan: Plan, best: PoolLayout, setting: str, per_host: int, row: float = 0
+) -> Iterator[PoolLayout]:
+    """Yield the best layout with experts, or layers, that devices of a host divide, and other micro-batches;
+    where the graph asks for that, with all of them on each device too."""
     trains = [model.train for model in plan.models.values() if model.train]
-    sizes = [1] * any(train.expert_parallel > 1 for train in trains)
-    sizes += [size for size in GROUPS[1:] if per_host % size == 0 and mixtures(plan, size)]
-    again = any(model.optimizer and model.train for model in plan.models.values())
+    sizes = [1] * any(getattr(train, setting) > 1 for train in trains)
+    sizes += [size for size in GROUPS[1:] if per_host % size == 0 and dividing(plan, setting, size)]
     micros = unlike(row, best.sequence or 1)
-    for size, micro, recompute in product(sizes, micros, (False, True) if again else (False,)):
-        yield replace(best, micro=micro, recompute=recompute, experts=size)
+    for size, micro, recompute in product(sizes, micros, _recomputing(plan)):
+        yield replace(best, micro=micro, recompute=recompute, divided=(setting, size))
+
+
+def _recomputing(plan: Plan) -> list[bool]:
+    return [False] + [True] * any(model.optimizer and model.train for model in plan.models.values())
 
 
 def generates(plan: Plan) -> bool:

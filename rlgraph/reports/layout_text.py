@@ -22,7 +22,11 @@ CHOICES: Mapping[str, Callable[[PoolLayout], str]] = {
     "shard": lambda it: f"{it.shard}-way shards" if it.shard else "shards over all devices",
     "host": lambda it: it.host.removeprefix(", ") or "nothing on the host",
     "sequence": lambda it: f"rows over {it.sequence} devices" if it.sequence else "rows on one device",
+    "divided": lambda it: f"{_divided(it)} devices" if _divided(it) else "whole layers",
 }
+# what else may be another where two layouts differ in a choice: devices that share rows have larger batches,
+# and those that divide layers share no rows
+BESIDE = {"sequence": ("micro",), "divided": ("micro", "sequence", "shard")}
 
 
 def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
@@ -53,7 +57,7 @@ def _table(best: Sequence[Candidate]) -> Table:
         micro = f"{layout.micro}{', again' * layout.recompute}{layout.host}" if layout else "as is"
         mesh = f", {layout.shard}-way shard" if layout and layout.shard else ""
         mesh += f", rows over {layout.sequence}" if layout and layout.sequence else ""
-        mesh += f", experts over {layout.experts}" if layout and layout.experts else ""
+        mesh += f", {divided}" if layout and (divided := _divided(layout)) else ""
         beside = f" (+ {', '.join(sorted(layout.beside))})" if layout and layout.beside else ""
         table.add_row(
             f"{number}.",
@@ -67,6 +71,12 @@ def _table(best: Sequence[Candidate]) -> Table:
     return table
 
 
+def _divided(layout: PoolLayout) -> str:
+    """Return what devices divide of a model in a layout, and how many; nothing where that is all as it is."""
+    setting, ranks = layout.divided or ("", 1)
+    return f"{'experts' if setting == 'expert_parallel' else 'layers'} over {ranks}" * (ranks > 1)
+
+
 def _with_another_choice(candidates: Sequence[Candidate]) -> Iterator[str]:
     """Yield, for each choice of the best layout, how it does with the best other one, all else as it is."""
     first = candidates[0]
@@ -78,10 +88,10 @@ def _with_another_choice(candidates: Sequence[Candidate]) -> Iterator[str]:
 
 
 def _differs(one: PoolLayout | None, other: PoolLayout, choice: str) -> bool:
-    """Return whether two layouts differ in one choice alone; devices that share rows have larger batches."""
-    micro = other.micro if choice == "sequence" else getattr(one, "micro", 0)
-    alike = one and replace(one, **{"micro": micro, choice: getattr(other, choice)})
-    return alike == other and one != other and getattr(one, choice) != getattr(other, choice)
+    """Return whether two layouts differ in one choice alone, and in what it brings with it."""
+    changed = (choice, *BESIDE.get(choice, ()))
+    alike = one and replace(one, **{name: getattr(other, name) for name in changed})
+    return alike == other and getattr(one, choice) != getattr(other, choice)
 
 
 def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:

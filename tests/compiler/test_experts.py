@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.layout_search import PoolLayout, autoplace, divisions
+from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
 
 MIXTURE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"
@@ -131,11 +133,15 @@ def test_steps_and_memory_show_what_they_take() -> None:
 
 def test_a_search_divides_experts_where_that_is_faster() -> None:
     found, best = autoplace("dr_grpo", [f"models.policy.path={MIXTURE}"], Target("h100-8"))
-    tried = {layout.experts for one in found if (layout := one.layout)}
-    assert tried == {None, 2, 4, 8}
-    fastest = {n: min(c.rank for c in found if c.layout and c.layout.experts == n) for n in tried}
-    assert found[0].rank == min(fastest.values()) and found[0].layout
-    assert mesh_of(best, "policy").experts == (found[0].layout.experts or 1)
+    assert found[0].layout
+    tried = {layout.divided for one in found if (layout := one.layout)}
+    assert tried == {None, *(("expert_parallel", ranks) for ranks in (2, 4, 8))}
+    fastest = [min(c.rank for c in found if c.layout and c.layout.divided == division) for division in tried]
+    assert found[0].rank == min(fastest)
+    _, ranks = found[0].layout.divided or ("", 1)
+    assert mesh_of(best, "policy").experts == ranks
+    others = "whole layers" if ranks > 1 else r"experts over \d devices"
+    assert re.search(rf"the same with {others}: (\d.\d\d x the time|main needs)", contest_text(found))
     layout = PoolLayout(0, frozenset(), 8, 2048, True)
-    assert not [*divisions(planned(1, path=DENSE), layout, 8)]
-    assert {one.experts for one in divisions(planned(2), layout, 8)} == {1, 2, 4, 8}
+    again = {one.divided for one in divisions(planned(2), layout, "expert_parallel", 8)}
+    assert again - tried == {("expert_parallel", 1)}

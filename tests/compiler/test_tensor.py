@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.planning.device_groups import dividing
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
+from rlgraph.reports.layout_search import PoolLayout, autoplace, divisions
+from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
 
 EIGHT = "Qwen/Qwen3-8B"
@@ -98,6 +102,15 @@ def test_layers_that_do_not_divide_are_refused_with_what_works(
     ) as e:
         planned(ranks, path=str(tmp_path), devices=12)
     assert e.value.problems[0].accepted == accepted
+
+
+@pytest.mark.parametrize("path", ["microsoft/phi-4", "allenai/OLMo-2-0425-1B", "zai-org/GLM-4-9B-0414"])
+def test_a_family_that_cannot_be_divided_is_refused_by_name(path: str) -> None:
+    family = size_of(path).config.model_type
+    law = f"`policy` is a {family}: its .*, so that its layers can't be divided among devices"
+    with pytest.raises(GraphError, match=law) as error:
+        planned(2, path=path)
+    assert error.value.problems[0].accepted == ("1",)
 
 
 def test_a_mixture_is_refused_and_a_model_of_unknown_size_left_to_the_engine() -> None:
@@ -178,3 +191,24 @@ def test_what_it_excludes_is_not_proposed() -> None:
     with pytest.raises(GraphError, match="does not fit") as error:
         planned(2, *long, path="Qwen/Qwen3-32B", cluster="h100-8")
     assert "activation_offload=true" in str(error.value) and "sequence_parallel" not in str(error.value)
+
+
+def test_a_search_divides_layers_of_what_can_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
+    given = [f"models.policy.path={EIGHT}", "models.policy.serve.engine=transformers"]
+    found, _ = autoplace("dr_grpo", [*given, "rollout.max_new_tokens=30000"], Target("h100-8"))
+    tried = {one.layout.divided: one for one in reversed(found) if one.layout}
+    assert {*tried} == {None, *(("tensor_parallel", ranks) for ranks in (2, 4, 8))}
+    assert found[0].rank == min(one.rank for one in tried.values())
+    for division, one in tried.items():
+        if one.plan and division:
+            train = one.plan.models["policy"].train
+            assert train and (train.tensor_parallel, train.sequence_parallel) == (division[1], 1)
+    assert re.search(
+        r"the same with layers over \d devices: (\d.\d\d x the time|main needs)", contest_text(found)
+    )
+    start = PoolLayout(0, frozenset(), 1, 2048, True)
+    again = {one.divided for one in divisions(planned(2), start, "tensor_parallel", 8)}
+    assert again - {*tried} == {("tensor_parallel", 1)}
+    assert not [*divisions(planned(1, path="microsoft/phi-4"), start, "tensor_parallel", 8)]
+    assert dividing(planned(1, "models.policy.optimizer.kind=muon"), "tensor_parallel", 2) == ["ref"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 from unittest.mock import patch
 
 import pytest
@@ -23,6 +24,7 @@ from test_sequence import measured
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.costs import limits
+from rlgraph.costs.models.fields import UNDIVIDED, Family
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
 from rlgraph.runtime.engines.fsdp.tensor import check
@@ -266,6 +268,22 @@ def test_a_model_whose_layers_cannot_be_divided_is_refused_by_name(kind: str) ->
     with pytest.raises(ValueError, match=rf"^{kind}: .*{fault}.* set train.tensor_parallel to 1"):
         check(model, 4)
     check(model, 1)
+
+
+def test_the_compiler_refuses_the_families_that_a_worker_would() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tried = set[str]()
+    for kind in get_args(Family):
+        config = AutoConfig.for_model(kind, **{**SHAPE, "num_key_value_heads": 8, "pad_token_id": 0})
+        if any(hasattr(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+            continue  # all mixtures are refused
+        tried.add(kind)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(ValueError, match=kind) if kind in UNDIVIDED else nullcontext():
+            check(model, 4)
+    assert {*UNDIVIDED} < tried
 
 
 def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_path: Path) -> None:

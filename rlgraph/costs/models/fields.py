@@ -12,6 +12,13 @@ Family = Literal[
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",
     "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
 ]  # fmt: skip
+# families whose decoder layers devices can't divide, and what one device has to have whole
+UNDIVIDED = {
+    "glm4": "gate and up projections are one",
+    "olmo2": "norms are of all queries and keys",
+    "olmo3": "norms are of all queries and keys",
+    "phi3": "projections of queries, keys and values are one",
+}
 UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where config.json says nothing
     "qwen3": {"head_dim": 128},  # not its mixture
     "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
