@@ -21,7 +21,13 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
-from rlgraph.planning.device_groups import aligned, experts_divided, layers_divided, served_in_parts
+from rlgraph.planning.device_groups import (
+    aligned,
+    experts_divided,
+    layers_divided,
+    rows_shared,
+    served_in_parts,
+)
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Tree
@@ -89,6 +95,7 @@ def plan_composed(
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
     plan = plan_tree(tree, count, device)
+    rows_shared(plan)
     layers_divided(plan)
     experts_divided(plan)
     served_in_parts(plan)

@@ -17,7 +17,7 @@ from math import gcd, lcm
 
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.models.config import Config
-from rlgraph.costs.models.fields import UNDIVIDED
+from rlgraph.costs.models.fields import UNDIVIDED, UNSHARED
 from rlgraph.costs.muon import steps_by_muon
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
@@ -56,7 +56,8 @@ def sharing(plan: Plan) -> list[str]:
     return [
         name
         for name, model in plan.models.items()
-        if model.train and model.train.tensor_parallel == 1 and not model.shares and _config(model)
+        if model.train and model.train.tensor_parallel == 1 and not model.shares
+        if (config := _config(model)) and config.model_type not in UNSHARED
     ]
 
 
@@ -109,6 +110,20 @@ def _config(model: ModelPlan) -> Config | None:
         return planned_size(model).config
     except GraphError:
         return None
+
+
+def rows_shared(plan: Plan) -> None:
+    """Check that devices which share the rows of a model can; of known models.
+
+    Raises:
+        GraphError: layers of its family look across tokens in another way than by attention that is shared.
+    """
+    for name, model in plan.models.items():
+        config = _config(model)
+        if model.train and model.train.sequence_parallel > 1 and config and config.model_type in UNSHARED:
+            law = f"`{name}` is a {config.model_type}: its {UNSHARED[config.model_type]}, so that devices "
+            law += f"can't share its rows (models.{name}.train.sequence_parallel)"
+            raise fail("sequence-parallel", law, None, ["1"])
 
 
 def layers_divided(plan: Plan) -> None:

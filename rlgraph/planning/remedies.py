@@ -10,12 +10,13 @@ from typing import Any
 
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.muon import may_step_on_host
+from rlgraph.costs.pricing import sizes_of
 from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
-from rlgraph.planning.device_groups import GROUPS, has_groups, sharing, sharing_sizes
+from rlgraph.planning.device_groups import GROUPS, dividing, has_groups, sharing, sharing_sizes
 from rlgraph.planning.host_memory import fits
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
@@ -59,6 +60,8 @@ def remedies(footprint: Footprint) -> list[str]:
         _groups(footprint),
         _smaller(plan, "train.micro_tokens", LEAST_TOKENS),
         _sharing(footprint),
+        _dividing(footprint, "expert_parallel"),
+        _dividing(footprint, "tensor_parallel"),
     )
     changes = [_first_fit(kind, footprint) for kind in kinds]
     if not any(changes):
@@ -74,7 +77,7 @@ def remedies(footprint: Footprint) -> list[str]:
 def _first_fit(tries: Iterator[tuple[str, Plan]], footprint: Footprint) -> str:
     """Return the first change with which the plan fits, with engines off their devices where that helps."""
     for words, changed in tries:
-        laid = replace(footprint, plan=changed)
+        laid = replace(footprint, plan=changed, sizes=sizes_of(changed))
         if fits(replace(laid, plan=reside(laid))):
             return words
     return ""
@@ -107,6 +110,21 @@ def _sharing(footprint: Footprint) -> Iterator[tuple[str, Plan]]:
         if names := [name for name, pool in fewer.items() if plan.pools[pool] % ranks == 0]:
             words = " ".join(f"models.{name}.train.sequence_parallel={ranks}" for name in names)
             yield words, with_settings(plan, "train", {name: {"sequence_parallel": ranks} for name in names})
+
+
+def _dividing(footprint: Footprint, setting: str) -> Iterator[tuple[str, Plan]]:
+    """Yield experts of mixtures, or layers of other models, divided among more devices of a host."""
+    plan = footprint.plan
+
+    def may(name: str, ranks: int) -> bool:
+        train = plan.models[name].train
+        devices = train and (train.shard or plan.pools[train.pool])
+        return bool(devices and devices % ranks == 0 and getattr(train, setting) < ranks)
+
+    for ranks in (size for size in GROUPS[1:] if footprint.cluster.devices % size == 0):
+        if names := [name for name in dividing(plan, setting, ranks) if may(name, ranks)]:
+            words = " ".join(f"models.{name}.train.{setting}={ranks}" for name in names)
+            yield words, with_settings(plan, "train", {name: {setting: ranks} for name in names})
 
 
 def _shared(footprint: Footprint) -> Iterator[tuple[str, Plan]]:

@@ -145,3 +145,21 @@ def test_a_search_divides_experts_where_that_is_faster() -> None:
     layout = PoolLayout(0, frozenset(), 8, 2048, True)
     again = {one.divided for one in divisions(planned(2), layout, "expert_parallel", 8)}
     assert again - tried == {("expert_parallel", 1)}
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_experts_that_are_divided() -> None:
+    given = ["models.policy.path=Qwen/Qwen3-235B-A22B", "models.policy.serve.tensor_parallel=8"]
+    given += [
+        "models.policy.train={optimizer_offload: true, recompute: true}",
+        "rollout.max_new_tokens=30000",
+    ]
+    with pytest.raises(GraphError, match="does not fit") as refused:
+        compile_graph("dr_grpo", given, target=Target("h100-64"))
+    remedy = "models.policy.train.expert_parallel=8"
+    assert f"or {remedy}\n" in refused.value.problems[0].remedy
+    assert "train.tensor_parallel" not in refused.value.problems[0].remedy
+    plan = compile_graph("dr_grpo", [*given, remedy], target=Target("h100-64"))
+    assert all(peak.fits for peak in (plan.peak or {}).values())
+    with pytest.raises(GraphError, match="does not fit") as refused:
+        compile_graph("dr_grpo", [*given, "models.policy.train.shard=4"], target=Target("h100-64"))
+    assert remedy not in refused.value.problems[0].remedy  # copies of 4 devices are no groups of 8

@@ -86,6 +86,18 @@ def test_large_models_fit_with_rows_and_servers_over_several_devices(
     assert all(peak.fits for peak in (plan.peak or {}).values())
 
 
+@pytest.mark.parametrize("path", ["openai/gpt-oss-20b", "Qwen/Qwen3-Next-80B-A3B"])
+def test_rows_that_cannot_be_shared_are_refused_by_name_and_not_proposed(path: str) -> None:
+    given = [f"models.policy.path={path}", "rollout.max_new_tokens=300000"]
+    sharing = "models.policy.train.sequence_parallel=2"
+    with pytest.raises(GraphError, match="so that devices can't share its rows") as refused:
+        compile_graph("dr_grpo", [*given, sharing], 8)
+    assert refused.value.problems[0].accepted == ("1",)
+    with pytest.raises(GraphError, match="does not fit") as refused:
+        compile_graph("dr_grpo", given, target=Target("h100-8"))
+    assert "sequence_parallel" not in refused.value.problems[0].remedy
+
+
 def test_a_run_may_go_on_with_others_that_share_rows() -> None:
     assert planned(2).digest == planned(1).digest == planned(1, "models.policy.train.shard=4").digest
 

@@ -212,3 +212,16 @@ def test_a_search_divides_layers_of_what_can_be_divided(monkeypatch: pytest.Monk
     assert again - {*tried} == {("tensor_parallel", 1)}
     assert not [*divisions(planned(1, path="microsoft/phi-4"), start, "tensor_parallel", 8)]
     assert dividing(planned(1, "models.policy.optimizer.kind=muon"), "tensor_parallel", 2) == ["ref"]
+
+
+@pytest.mark.parametrize(("path", "divides"), [(EIGHT, True), ("microsoft/phi-4", False)])
+def test_a_plan_that_does_not_fit_is_refused_with_layers_that_are_divided(path: str, divides: bool) -> None:
+    given = [f"models.policy.path={path}", "rollout.max_new_tokens=100000", "prompts.batch=8"]
+    given += ["models.policy.serve.tensor_parallel=8", "models.policy.train.recompute=true"]
+    with pytest.raises(GraphError, match="does not fit") as refused:
+        compile_graph("dr_grpo", given, target=Target("h100-8"))
+    remedy = "models.policy.train.tensor_parallel=2"
+    assert (f"or {remedy}\n" in refused.value.problems[0].remedy) == divides
+    if divides:
+        plan = compile_graph("dr_grpo", [*given, remedy], target=Target("h100-8"))
+        assert all(peak.fits for peak in (plan.peak or {}).values())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from test_fsdp import ROWS, SHAPE, VOCAB
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlgraph.costs import limits
+from rlgraph.costs.models.fields import UNSHARED, Family
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, cut, micro_batches
@@ -283,6 +285,17 @@ def test_a_model_whose_tokens_cannot_be_shared_is_refused_by_name(kind: str) -> 
     with pytest.raises(ValueError, match=rf"^{kind}: .*{fault}.* set train.sequence_parallel to 1"):
         check(model, 4)
     check(model, 1)
+
+
+def test_the_compiler_refuses_the_families_that_a_worker_would() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"hidden_size": 384, "num_hidden_layers": 4, "vocab_size": VOCAB, "pad_token_id": 0}
+    for kind in get_args(Family):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
+        with pytest.raises(ValueError, match=kind) if kind in UNSHARED else nullcontext():
+            check(model, 4)
 
 
 def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_path: Path) -> None:

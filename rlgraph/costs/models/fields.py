@@ -19,6 +19,10 @@ UNDIVIDED = {
     "olmo3": "norms are of all queries and keys",
     "phi3": "projections of queries, keys and values are one",
 }
+UNSHARED = {  # families whose rows devices can't share, and why
+    "gpt_oss": "attention has sinks",
+    "qwen3_next": "layers carry a state from token to token",
+}
 UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where config.json says nothing
     "qwen3": {"head_dim": 128},  # not its mixture
     "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
