@@ -23,6 +23,7 @@ from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
 from rlgraph.planning.device_groups import (
     aligned,
+    balanced,
     experts_divided,
     layers_divided,
     rows_shared,
@@ -98,6 +99,7 @@ def plan_composed(
     rows_shared(plan)
     layers_divided(plan)
     experts_divided(plan)
+    balanced(plan)
     served_in_parts(plan)
     if scenario:
         plan = predict(plan, scenario)

@@ -122,11 +122,13 @@ SERVING = {
         preflight=f"{RUNTIME}.openai.preflight:problems",
     ),
 }
+PASSES = ("micro_tokens", "dtype", "head_dtype", "recompute", "lora", "compile", "packing")
 OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine leaves to its host
+BALANCED = ("router_aux_loss_coef", "router_bias_update_rate")  # what balances the experts of a mixture
 TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
-        ("micro_tokens", "dtype", "head_dtype", "recompute", "lora", "compile", "packing", *OFFLOADS),
+        (*PASSES, *OFFLOADS, *BALANCED),
         f"{RUNTIME}.weights.pretrained:unfit",
     ),
 }

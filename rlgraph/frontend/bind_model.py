@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
+from rlgraph.engines.registry import BALANCED, EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
@@ -41,6 +41,7 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
         binder.problem("no-optimizer", law, tree.key, remedy=remedy)
     _offloads(name, spec, tree, binder)
     _trains(name, spec, tree, binder)
+    _balances(name, spec, tree, binder)
     for field in sorted(SHAPING & {*spec.config}):
         law = f"`models.{name}.config.{field}` changes the shapes of weights, which the model's files have"
         binder.problem("config-shape", law, tree.at(("config", field)).key, remedy=f"leave out {field}")
@@ -118,6 +119,23 @@ def _trains(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         law = f"`{path}.train.head_dtype` is of logits, and model `{name}` has a value head"
         mark = tree.at(("train", "head_dtype")).key
         binder.problem("head-dtype", law, mark, remedy="leave out head_dtype")
+
+
+def _balances(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
+    """Check that routers whose load is to be balanced train, and are not compiled."""
+    path = f"models.{name}"
+    for key in (key for key in BALANCED if getattr(spec.train, key)):
+        law = remedy = ""
+        if spec.frozen:
+            law, remedy = f"model `{name}` is frozen: nothing balances its experts", f"leave out {key}"
+        elif spec.train.compile:
+            law = f"layers of `{name}` are compiled, and say nothing of the experts that they choose"
+            remedy = f"set: {{{path}.train.compile: false}}, or leave out {key}"
+        elif spec.train.lora and key == "router_bias_update_rate":
+            law = f"`{name}` trains an adapter beside weights that stay, and a router's bias is one of those"
+            remedy = f"leave out {path}.train.{key}"
+        if law:
+            binder.problem("balance", law, tree.at(("train", key)).key, remedy=remedy)
 
 
 def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:

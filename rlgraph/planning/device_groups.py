@@ -20,7 +20,7 @@ from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import UNDIVIDED, UNSHARED
 from rlgraph.costs.muon import steps_by_muon
 from rlgraph.costs.plan_size import planned_size
-from rlgraph.engines.registry import serving
+from rlgraph.engines.registry import BALANCED, serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED, WITHIN
 from rlgraph.errors import GraphError, divisors, fail
 from rlgraph.ir.mesh import devices_of, mesh_of
@@ -169,6 +169,27 @@ def experts_divided(plan: Plan) -> None:
             law = f"the {config.experts} experts of `{name}` can't be shared out among {ranks} devices "
             law += setting
             raise fail("expert-parallel", law, None, divisors(gcd(devices, config.experts)))
+
+
+def balanced(plan: Plan) -> None:
+    """Check that models whose experts are to be balanced have routers that can be; of known models.
+
+    Raises:
+        GraphError: one is no mixture, or its routers have no bias that could move.
+    """
+    for name, model in plan.models.items():
+        config = _config(model)
+        for key in BALANCED:
+            if not model.train or not getattr(model.train, key) or config is None:
+                continue
+            law = remedy = ""
+            if not config.experts:
+                law, remedy = f"`{name}` is no mixture: it has no experts to balance", f"leave out {key}"
+            elif key == "router_bias_update_rate" and not config.biased_choice:
+                law = f"the routers of `{name}`, a {config.model_type}, choose experts without a bias"
+                remedy = f"leave out {key}; models.{name}.train.router_aux_loss_coef balances them"
+            if law:
+                raise fail("balance", f"{law} (models.{name}.train.{key})", None, remedy=remedy)
 
 
 def served_in_parts(plan: Plan) -> None:

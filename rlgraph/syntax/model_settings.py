@@ -168,6 +168,16 @@ class Train(Section):
         "keep in host memory what recompute keeps of each layer, its input, from the forward to the backward "
         "pass; with it recompute: auto is true.",
     )
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = option(
+        0.0,
+        "of a mixture of experts: weight of the auxiliary loss that balances the load of experts (Switch "
+        "Transformer, arXiv 2101.03961), which is added to the loss of updates; 0: none.",
+    )
+    router_bias_update_rate: Annotated[float, Field(ge=0)] = option(
+        0.0,
+        "of a mixture whose routers choose by a bias (GLM 4.5, DeepSeek V3): by how much an optimizer step "
+        "moves it, up for experts with less load than the mean, else down (arXiv 2408.15664); 0: not at all.",
+    )
 
 
 class ModelSection(Section):

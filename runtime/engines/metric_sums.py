@@ -24,6 +24,10 @@ class MetricSums:
     def add(self, loss: torch.Tensor, metrics: Mapping[str, tuple[Any, Any]]) -> None:
         """Add a micro-batch's loss and metrics, still on the device: nothing waits for them here."""
         self.losses.append(loss.detach())
+        self.add_metrics(metrics)
+
+    def add_metrics(self, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add metrics of a micro-batch alone, as of what is no part of its objective."""
         for name, (total, count) in metrics.items():
             if count is None:
                 value = _detached(total)

@@ -34,7 +34,7 @@ class Routing:
     def __init__(self, model: Any) -> None:
         self.given: torch.Tensor | None = None
         self.noted: list[torch.Tensor] | None = None
-        routers = [module for module in model.modules() if _is_router(module)]
+        routers = routers_of(model)
         if not routers:
             law = f"{model.config.model_type}: {type(model).__name__} has no routers whose choices can be "
             raise ValueError(f"{law}told or replayed; leave `routing` out of the graph")
@@ -97,7 +97,7 @@ class _Choice(TorchFunctionMode):
         return scores.gather(1, self.chosen), self.chosen
 
 
-def _is_router(module: torch.nn.Module) -> bool:
-    """Return whether a module is a router in the form that transformers gives all families."""
-    name = type(module).__name__.lower()
-    return name.endswith("topkrouter") and hasattr(module, "num_experts") and hasattr(module, "top_k")
+def routers_of(model: torch.nn.Module) -> list[Any]:
+    """Return the modules that are routers in the form that transformers gives all families."""
+    named = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    return [module for module in named if hasattr(module, "num_experts") and hasattr(module, "top_k")]

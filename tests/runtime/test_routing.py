@@ -268,6 +268,7 @@ edits:
   - set:
       models.policy.path: mixture
       rollout.routing: true
+      models.policy.train.router_aux_loss_coef: 0.01
       old_logprobs.keep: true
       schedule: {{iterations: 1, record_every: 1}}
 """
@@ -291,6 +292,7 @@ def test_an_iteration_replays_and_a_record_holds_the_choice(
     run_on_devices("replayed.yaml", "--devices", str(devices), "--run-dir", "kept")
     (metrics,) = map(json.loads, Path("kept/metrics.jsonl").read_text().splitlines())
     assert metrics["update_policy/rollout_gap_max"] < 1e-4 and metrics["update_policy/loss"] is not None
+    assert metrics["update_policy/router_imbalance"] > 1 < metrics["update_policy/router_aux_loss"] < 4
     kinds = {"routing": "int64[samples, tokens, layers, k]", "tokens": "int64[samples, tokens]"}
     columns = load_recorded(
         steps_of(Path("kept"))[1], {n: ColumnType.parse(kind) for n, kind in kinds.items()}

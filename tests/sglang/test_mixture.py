@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from families import build
 from test_train_engine import TEMPERATURE, generated, objective
 
 from rlgraph.errors import RunError
@@ -89,6 +90,26 @@ def test_adapters_of_attention_are_served_alone(mixture: str, tmp_path: Path) ->
             assert gap > 1e-3 if version else gap < 1e-4
             rows = torch.arange(len(batch["tokens"].lengths))
             train.update(batch, objective, rows, len(rows))
+    finally:
+        dist.destroy_process_group()
+        engine.close()
+
+
+@pytest.mark.nightly
+def test_a_bias_of_routers_that_moved_is_served(tmp_path: Path) -> None:
+    path = str(build(tmp_path, "glm4_moe"))
+    engine = SglangEngine(path, logs=tmp_path / "logs", max_rows=4)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train = FsdpEngine(path, optimizer={"lr": 1e-6}, router_bias_update_rate=0.5)
+    try:
+        for version in range(3):
+            engine.load_weights(train.weights(), version)
+            batch, own = generated(engine)
+            columns = batch["tokens"], batch["loss_mask"], TEMPERATURE
+            assert (train.logprobs(*columns).values - own).abs().max() < 1e-4
+            rows = torch.arange(len(batch["tokens"].lengths))
+            train.update(batch, objective, rows, len(rows))
+            assert (train.logprobs(*columns).values - own).abs().max() > 1e-2
     finally:
         dist.destroy_process_group()
         engine.close()

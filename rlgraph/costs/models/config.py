@@ -112,6 +112,11 @@ class Config(Fields):
         return self.num_local_experts or self.num_experts
 
     @property
+    def biased_choice(self) -> bool:
+        """Return whether routers choose experts by a bias that is in no gate (arXiv 2408.15664)."""
+        return self.experts > 0 and self.model_type in ("glm4_moe", "deepseek_v3")
+
+    @property
     def expert_size(self) -> int:
         return self.moe_intermediate_size or self.intermediate_size
 

@@ -7,7 +7,7 @@ that wants a log-prob or a value, row by row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,9 @@ from rlgraph.runtime.engines.fsdp.cells import (
     scores_of,
     width_of,
 )
-from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, uses_in_turn
+from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch, places_of, read_cells, routed, uses_in_turn
 from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike, lanes_of
 from rlgraph.runtime.engines.metric_sums import over_ranks
-from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
 
@@ -44,6 +43,7 @@ class Budget:
     dtype: torch.dtype = torch.float32  # the attention scores' type
     mask: bool = True  # packed rows need a dense mask
     sequence: SequenceGroup = ALONE  # the ranks that share it: they divide its width
+    counts: bool = False  # micro-batches say how many rows have a token in a cell
 
     def work(self, tokens: int, scores: float, kernel: Kernel) -> float:
         """Return the work of a pass in which a kernel computes so many attention scores.
@@ -65,6 +65,7 @@ class MiniBatch:
     batches: list[MicroBatch]
     totals: Totals
     passes: int  # micro-batches of the rank that has most; every rank runs as many
+    read: int = 0  # tokens that passes read, over all ranks, where they are counted
 
 
 def scored(loss_mask: Ragged) -> Ragged:
@@ -201,13 +202,14 @@ def mini_batches(
     mine = minibatch_rows(rows, total_rows, minibatches)
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
     tokens = columns["loss_mask"].sum()
-    counts = [[int(tokens[s].sum()), len(s), len(b)] for s, b in zip(mine, batches, strict=True)]
-    # [ranks, minibatches, 3], of the ranks that have the same rows the first
+    read = [sum(batch.read for batch in several) for several in batches]
+    counts = [[int(tokens[s].sum()), len(s), len(b), r] for s, b, r in zip(mine, batches, read, strict=True)]
+    # [ranks, minibatches, 4], of the ranks that have the same rows the first
     ranks = over_ranks(torch.tensor(counts), group)[::alike]
     sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
     return [
-        MiniBatch(b, Totals(tokens=n, sequences=k), passes)
-        for b, (n, k, _), passes in zip(batches, sums, most, strict=True)
+        MiniBatch(b, Totals(tokens=n, sequences=k), passes, read)
+        for b, (n, k, _, read), passes in zip(batches, sums, most, strict=True)
     ]
 
 
@@ -219,7 +221,7 @@ def placeholder(budget: Budget, device: torch.device) -> MicroBatch:
     width = 2 * budget.sequence.multiple
     tokens = Ragged.of([[0] * (width + 1)] * 2)
     mask = Ragged.of([[False] * width + [True]] * 2, dtype=torch.bool)
-    return _micro_batch({"tokens": tokens, "loss_mask": mask}, budget, device)
+    return _micro_batch({"tokens": tokens, "loss_mask": mask}, replace(budget, counts=False), device)
 
 
 def _micro_batch(columns: dict[str, Any], budget: Budget, device: torch.device) -> MicroBatch:
@@ -259,36 +261,22 @@ def _placed(
 ) -> MicroBatch:
     """Return a micro-batch on a device; ``cell`` says where a row's token stands in the inputs."""
     places, row, place = places_of(scored(columns["loss_mask"]))
-    routing = columns.pop("routing", None)
+    routing, shape, count = columns.pop("routing", None), inputs["input_ids"].shape, 0
+    if routing is not None or budget.counts:
+        read, cells = read_cells(columns["tokens"], row, place, cell)
+        count = len(read)
     if routing is not None:
-        inputs["routing"] = _routed(routing, (row, place), cell, inputs["input_ids"].shape)
+        inputs["routing"] = routed(routing, read, cells, shape)
+    if budget.counts:
+        inputs["counted"] = cells.bincount(minlength=shape.numel()).view(shape)
     # the token before says what follows
     share = budget.sequence.share(inputs, cell(row, place - 1))
     labels = columns["tokens"].values[places][share.own]
     moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
     chosen = share.inputs.pop("routing", None)
     inputs = {name: tensor.to(device) for name, tensor in share.inputs.items()}
+    counted = inputs.pop("counted", None)
     scores = (tensor.to(device) for tensor in (share.cells, labels, places[share.order]))
     turns = tuple(turn.to(device) for turn in uses_in_turn(share.cells))
-    return MicroBatch(moved, inputs, mask, *scores, turns, budget.sequence, share.sizes, chosen)
-
-
-def _routed(
-    routing: Ragged,
-    wanted: tuple[torch.Tensor, torch.Tensor],
-    cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    shape: torch.Size,
-) -> torch.Tensor:
-    """Return the choice of experts for each cell ``[lanes, width, layers, k]``, from the column of the rows.
-
-    ``wanted`` are row and place of the tokens that want a score: those before the last of a row are read. A
-    prompt that rows share is routed as that of the first of them; an empty cell chooses by itself.
-    """
-    ends = torch.zeros(len(routing), dtype=torch.int64).scatter_reduce(0, *wanted, "amax")
-    row, place = routing.row_of, routing.place_of
-    (read,) = (place < ends[row]).nonzero(as_tuple=True)
-    cells, none = cell(row[read], place[read]), len(routing.values)
-    first = torch.full((shape.numel(),), none).scatter_reduce(0, cells, read, "amin")
-    out = routing.values.new_full((shape.numel(), *routing.values.shape[1:]), OWN)
-    out[first < none] = routing.values[first[first < none]]
-    return out.unflatten(0, shape)
+    own = (budget.sequence, share.sizes, chosen, counted, count)
+    return MicroBatch(moved, inputs, mask, *scores, turns, *own)

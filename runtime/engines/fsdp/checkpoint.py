@@ -5,7 +5,8 @@ Each rank copies its shards to host memory and writes them from a thread, to a f
     shard-00000-of-00002.safetensors    model.NAME, exp_avg.NAME, exp_avg_sq.NAME or, of Muon's matrices,
                                         momentum_buffer.NAME: rank 0's rows of each
     shard-00001-of-00002.safetensors
-    state.json                          ranks, full shapes, optimizer step counts, the schedule: by rank 0
+    state.json                          ranks, full shapes, optimizer step counts, the schedule, the biases by
+                                        which routers choose experts: by rank 0
 
 Nobody waits for anybody in it, so a checkpoint is whole once every rank has finished: the runtime commits the
 folder then. Rows lie on ranks as FSDP2 has them, in equal parts but for the last; so any number of ranks can
@@ -100,15 +101,17 @@ def training_state(
 
     Of a frozen model, which has neither optimizer nor schedule, that is its parameters.
     """
+    moved = {name: bias.tolist() for name, bias in model.named_buffers() if name.endswith(WIDE)}
+    biases = {"biases": moved} if moved else {}
     if optimizer is None or scheduler is None:
-        return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, {}
+        return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, biases
     trained = {name: exact(optimizer, p) for name, p in model.named_parameters() if p.requires_grad}
     _start(optimizer)
     held = {name: optimizer.state[p] for name, p in trained.items()}
     moments = {f"{key}.{n}": state[key] for key in MOMENTS for n, state in held.items() if key in state}
     steps = {name: float(state["step"]) for name, state in held.items() if "step" in state}
     rates = [group["lr"] for group in optimizer.param_groups]
-    state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict()}
+    state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict(), **biases}
     return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
 
 
@@ -135,6 +138,8 @@ def load_state(
             f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
         )
     _read(Path(directory), state, tensors, parts)
+    for name, bias in state.get("biases", {}).items():
+        model.get_buffer(name).copy_(torch.tensor(bias))
     if optimizer is None or scheduler is None:
         return
     for name, p in model.named_parameters():

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.interfaces import Batch, Objective
+from rlgraph.runtime.engines.balance import Balance
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
@@ -89,12 +90,14 @@ class FsdpEngine:
         optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
             holds weights in ``dtype``. Not with ``lora``.
         activation_offload: keep on the host what ``recompute`` keeps of each layer, its input.
+        router_aux_loss_coef, router_bias_update_rate: of a mixture of experts that is not compiled, as
+            ``models.NAME.train``; by default its routers train by the objective alone.
         config, trust_remote_code: as ``models.NAME``.
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
-            adapt that the model lacks, tokens that ranks can't share, or layers or experts that they can't
-            divide.
+            adapt that the model lacks, tokens that ranks can't share, layers or experts that they can't
+            divide, or routers that the model lacks.
     """
 
     def __init__(
@@ -121,6 +124,8 @@ class FsdpEngine:
         experts: ExpertGroup | None = None,
         optimizer_offload: bool = False,
         activation_offload: bool = False,
+        router_aux_loss_coef: float = 0.0,
+        router_bias_update_rate: float = 0.0,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -145,7 +150,11 @@ class FsdpEngine:
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None
         sequence = over_heads(sequence, self.model)
-        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence)
+        balanced = not frozen and (router_aux_loss_coef, router_bias_update_rate) != (0, 0)
+        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence, balanced)
+        self.balance: Balance | None = None
+        if balanced:
+            self.balance = Balance(self.model, router_aux_loss_coef, router_bias_update_rate, self.device)
         self.routing: Routing | None = None  # made when choices of experts are given
         self.adapted = adapters.adapted(self.model) if self.lora else {}
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -477,6 +486,8 @@ class FsdpEngine:
             self.routing = Routing(self.model)
         if self.routing:
             self.routing.replay(None if batch.routing is None else batch.routing.to(self.device))
+        if self.balance:
+            self.balance.begin(batch.counted if torch.is_grad_enabled() else None)
 
     def _accumulate(
         self,
@@ -495,6 +506,11 @@ class FsdpEngine:
                     loss, metrics = objective(batch, minibatch.totals)
                     if self.rows.rank == 0:  # the others have the same
                         metric_sums.add(loss, metrics)
+                    if self.balance:
+                        tokens = minibatch.batches[index].read, minibatch.read
+                        term, metrics = self.balance.loss(*tokens, self.rows.group)
+                        loss = loss + term
+                        metric_sums.add_metrics(metrics)
                 else:
                     idle = placeholder(self.budget, self.device)
                     loss = 0.0 * self._scores(idle, temperature, "none")[0].sum()
@@ -520,4 +536,7 @@ class FsdpEngine:
             self.scheduler.step()
         else:
             metric_sums.skipped += 1
+        if self.balance:
+            most = self.balance.step(self.group, moves=math.isfinite(norm))
+            metric_sums.shared.setdefault("router_imbalance", []).append(most)
         self.optimizer.zero_grad(set_to_none=True)

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
 
@@ -35,6 +36,9 @@ class MicroBatch:
     sizes: tuple[int, ...] = ()  # of each rank of it, how many it scores
     # integers [lanes, width or share, layers, k], on the host: the experts of each cell of input_ids
     routing: torch.Tensor | None = None
+    # int64 [lanes, width or share]: how many rows have a token in each cell; None: nobody asks
+    counted: torch.Tensor | None = None
+    read: int = 0  # their sum, over the whole width
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's arguments. A dense mask is made per pass: all of them together would not fit."""
@@ -79,6 +83,35 @@ def places_of(wanted: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     flat = wanted.values.nonzero().squeeze(1)
     row = wanted.row_of[flat]
     return flat, row, flat - wanted.offsets[row]
+
+
+def read_cells(
+    tokens: Ragged,
+    row: torch.Tensor,
+    place: torch.Tensor,
+    cell: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of the flat tokens are read, and the cell of each: int64 ``[read]``.
+
+    ``row`` and ``place`` are of the tokens that want a score: those before the last of a row are read. A cell
+    of a prompt that rows share comes once for each.
+    """
+    ends = torch.zeros(len(tokens), dtype=torch.int64).scatter_reduce(0, row, place, "amax")
+    (read,) = (tokens.place_of < ends[tokens.row_of]).nonzero(as_tuple=True)
+    return read, cell(tokens.row_of[read], tokens.place_of[read])
+
+
+def routed(routing: Ragged, read: torch.Tensor, cells: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the choice of experts for each cell ``[lanes, width, layers, k]``, from the column of the rows.
+
+    For ``read`` and ``cells`` see ``read_cells``. A prompt that rows share is routed as that of the first of
+    them; an empty cell chooses by itself.
+    """
+    none = len(routing.values)
+    first = torch.full((shape.numel(),), none).scatter_reduce(0, cells, read, "amin")
+    out = routing.values.new_full((shape.numel(), *routing.values.shape[1:]), OWN)
+    out[first < none] = routing.values[first[first < none]]
+    return out.unflatten(0, shape)
 
 
 def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -27,7 +27,8 @@ from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 Columns = Mapping[str, Any]
-BY_CELL = {"input_ids", "position_ids", "routing"}  # inputs [lanes, width, ...] of which a rank has its share
+# inputs [lanes, width, ...] of which a rank has its share
+BY_CELL = {"input_ids", "position_ids", "routing", "counted"}
 
 
 @dataclass(frozen=True)
