@@ -74,7 +74,7 @@ class Setting:
         shard: of them share one copy of the model; all of them by default.
         tokens: of a micro-batch, in rows of ``row`` tokens each.
         recompute, dtype: as the train engine's.
-        lora: the adapters' rank; 0 for none.
+        lora: the adapters' rank; 0 for none. They are of ``targets``.
         packed: how rows that lie end to end are told apart, by a ``mask`` or by their ends (``varlen``);
             empty: they lie beside each other.
         sequence: ranks that share the tokens of each row.
@@ -94,6 +94,7 @@ class Setting:
     recompute: bool = True
     dtype: str = "bfloat16"
     lora: int = 0
+    targets: str | tuple[str, ...] = "all-linear"
     packed: Literal["", "mask", "varlen"] = ""
     sequence: int = 1
     tensor: int = 1
@@ -289,7 +290,7 @@ def _engine(
             dtype=setting.dtype,
             head_dtype="float32" if setting.wide else None,
             recompute=setting.recompute,
-            lora={"rank": setting.lora, "alpha": 1.0} if setting.lora else None,
+            lora={"rank": setting.lora, "alpha": 1.0, "targets": _targets(setting)} if setting.lora else None,
             packing=bool(setting.packed),
             sequence=sequence,
             optimizer_offload=setting.optimizer_offload,
@@ -307,6 +308,10 @@ def _engine(
         if setting.step != "update" or _twice(made):
             made.optimizer.zero_grad(set_to_none=True)
     return made
+
+
+def _targets(setting: Setting) -> str | list[str]:
+    return setting.targets if isinstance(setting.targets, str) else [*setting.targets]
 
 
 def _twice(made: engine.FsdpEngine) -> bool:

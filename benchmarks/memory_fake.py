@@ -164,6 +164,7 @@ def name_of(setting: Setting) -> str:
     words += [f"tp{setting.tensor}"] * (setting.tensor > 1) + [f"ep{setting.experts}"] * (setting.experts > 1)
     words += ["hostopt"] * setting.optimizer_offload + ["hostact"] * setting.activation_offload
     words += [setting.packed] * bool(setting.packed) + [f"lora{setting.lora}"] * bool(setting.lora)
+    words += [word.removeprefix("experts.") for word in setting.targets if setting.targets != "all-linear"]
     words += [setting.optimizer] * (setting.optimizer != "adamw") + ["fp32head"] * setting.wide
     return "-".join(words + ["fp32"] * (setting.dtype == "float32"))
 
@@ -189,7 +190,8 @@ def priced(setting: Setting) -> tuple[Pricing, Step]:
     overrides.append("models.policy.serve.dtype=bfloat16")
     overrides.append(f"models.policy.optimizer.kind={setting.optimizer}")
     if setting.lora:
-        overrides.append(f"models.policy.train.lora={{rank: {setting.lora}}}")
+        targets = setting.targets if isinstance(setting.targets, str) else f"[{', '.join(setting.targets)}]"
+        overrides.append(f"models.policy.train.lora={{rank: {setting.lora}, targets: {targets}}}")
     plan = compile_graph("grpo", overrides, setting.world)
     lengths = Lengths(mean=setting.row, longest=setting.row)
     work = replace(workload(plan), longest_prompt=0.0, responses=lengths, rows={})

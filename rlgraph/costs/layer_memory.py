@@ -14,6 +14,7 @@ from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.limits import MASK, needs_mask, ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
+from rlgraph.syntax.model_settings import EXPERTS
 
 QUERIED = "q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"
 RAISED = "gate_proj", "up_proj", "gate_up_proj"
@@ -63,13 +64,15 @@ class Layer:
     def mlp(self) -> int:
         """Return the numbers of the MLP that stay: gate, its activation, up and their product.
 
-        Of a mixture, as much for every expert that a token chose, with its input and output.
+        Of a mixture, as much for every expert that a token chose, with its output, and with the inputs of
+        what trains.
         """
         config = self.size.config
         dense = 3 + self._trains("down_proj")
         if not self.sparse:
             return dense * config.intermediate_size
-        inputs = config.expert_size + config.hidden_size if self.adapted is None else 0
+        inputs = config.expert_size * self._trains(f"{EXPERTS}down_proj")
+        inputs += config.hidden_size * self._trains(f"{EXPERTS}gate_up_proj")
         chosen = config.num_experts_per_tok * (3 * config.expert_size + config.hidden_size + inputs)
         return chosen + dense * config.shared_size
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlgraph.costs import limits
 from rlgraph.costs.efficiency import WIDTH
+from rlgraph.costs.formulas import MASTER
+from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes
 from rlgraph.ir.plan import ModelPlan
@@ -55,20 +58,42 @@ def served_parts(size: Size, model: ModelPlan) -> Iterator[tuple[str, int]]:
 def adapter_tensors(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:
     """Return the rows and the numbers per row of each tensor in the adapters of a decoder layer.
 
-    Each linear layer that has one has ``[rank, inputs]`` and ``[outputs, rank]``.
+    Each linear layer that has one has ``[rank, inputs]`` and ``[outputs, rank]``; experts have a rank each.
     """
-    rank, chosen = lora.rank, adapted_layers(size, lora)
+    chosen = adapted_layers(size, lora)
     linear = [shape for name, shape in size.config.linear(index).items() if name in chosen]
-    return [shape for rows, inputs in linear for shape in ((rank, inputs), (rows, rank))]
+    return _factors(linear, lora.rank) + expert_adapters(size, lora, index)
+
+
+def expert_adapters(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:
+    """Return those of ``adapter_tensors`` that are of experts: A and B of each weight."""
+    chosen = adapted_layers(size, lora)
+    experts = [shape for name, shape in size.config.expert_linear(index).items() if name in chosen]
+    return _factors(experts, lora.rank * size.config.experts)
+
+
+def _factors(shapes: list[tuple[int, int]], rank: int) -> list[tuple[int, int]]:
+    return [factor for rows, inputs in shapes for factor in ((rank, inputs), (rows, rank))]
+
+
+def kept_of_experts(size: Size, lora: Lora, tokens: int) -> int:
+    """Return the numbers that stay of a layer's experts' adapters for the backward pass of so many tokens:
+    what A makes of them, and B in the order of experts, which is a copy."""
+    factors = max((expert_adapters(size, lora, index) for index in size.unlike), key=len)
+    narrow = tokens * size.config.num_experts_per_tok * lora.rank * (len(factors) // 2)
+    return narrow + padded(factors[1::2], 1)
 
 
 def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
-    """Return a model's tensors in runs between adapters: each that has one is the last of its run.
+    """Return a model's tensors in runs between adapters: each that has one is the last of its run, and so is
+    the last tensor of experts that have some.
 
     Tensors are as of ``Config.tensors``.
     """
-    layers, runs = _linear_layers(size), [list[tuple[int, int]]()]
-    adapted = {layers[name] for name in adapted_layers(size, lora)}
+    layers, chosen, runs = _linear_layers(size), adapted_layers(size, lora), [list[tuple[int, int]]()]
+    adapted = {layers[name] for name in chosen & layers.keys()}
+    if chosen - layers.keys():
+        adapted |= {size.config.fused(at)[-1] for at in size.unlike if size.config.is_sparse(at)}
     for tensor in size.tensors:
         runs[-1].append(tensor)
         if tensor in adapted:
@@ -76,18 +101,38 @@ def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
     return {tuple(run) for run in runs}
 
 
-def largest_adapted(size: Size, lora: Lora) -> int:
-    """Return the parameters of the largest weight that has an adapter."""
-    chosen, layers = adapted_layers(size, lora), _linear_layers(size)
-    return max((layers[name][0] * layers[name][1] for name in chosen), default=0)
+def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
+    """Return the bytes of adapters and of what they are merged into, in numbers of ``width`` bytes.
+
+    A merge in float32, of a linear layer or an expert, takes two products and a sum beside its weight and the
+    one before, the embedding at first. The weights of a layer's experts wait for all their adapters.
+    """
+    layers = _linear_layers(size) | _expert_layers(size)
+    largest = max((layers[name][0] * layers[name][1] for name in adapted_layers(size, lora)), default=0)
+    embedding, first, *_ = size.numbers
+    needed = [
+        one * (width + 3 * MASTER) + before * width for one, before in ((first, embedding), (largest,) * 2)
+    ]
+    for index in size.unlike:
+        if factors := tuple(expert_adapters(size, lora, index)):
+            waiting = width * padded(size.config.fused(index), 1)
+            needed.append(waiting + staging(factors, devices, MASTER, limits.BUCKET))
+    return max(needed)
 
 
 def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
-    """Return the names of the linear layers that have adapters."""
-    wanted = lora.targets
-    return frozenset(name for name in _linear_layers(size) if wanted == "all-linear" or name in wanted)
+    """Return the names of the linear layers that have adapters, and of those of experts."""
+    layers, wanted = _linear_layers(size), lora.targets
+    if wanted == "all-linear":
+        return frozenset(layers)
+    return frozenset(wanted) & (layers.keys() | _expert_layers(size).keys())
 
 
 def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of those that can have adapters, in any layer."""
     return {name: shape for index in size.unlike for name, shape in size.config.linear(index).items()}
+
+
+def _expert_layers(size: Size) -> dict[str, tuple[int, int]]:
+    """Return the same of an expert."""
+    return {name: shape for index in size.unlike for name, shape in size.config.expert_linear(index).items()}

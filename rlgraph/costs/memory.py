@@ -20,7 +20,7 @@ from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.limits import PREFILL
-from rlgraph.costs.lora_size import largest_adapted, served_parts, trained_on_device, unadapted_runs
+from rlgraph.costs.lora_size import merging, served_parts, trained_on_device, unadapted_runs
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.plan_size import cache_on_device, part_of
@@ -206,10 +206,7 @@ class Footprint:
         apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
         mesh = mesh_of(self.plan, next(iter(step.models)))
         gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.parts) for t in apart)
-        # a merge in float32 takes two products and a sum beside its weight and the one before, the embedding
-        embedding, first, *_ = size.numbers
-        pairs = [(first, embedding), (largest_adapted(size, lora),) * 2] if lora else []
-        merged = max((one * (width + 3 * MASTER) + before * width for one, before in pairs), default=0)
+        merged = merging(size, lora, width, mesh.shard) if lora else 0
         # a bucket as it was gathered, cast where it was not before, and laid into one buffer
         handed = 0 if step.path == "memory" else sent * (2 if width == served else 2 + width // served)
         return max(gathered, merged, handed)

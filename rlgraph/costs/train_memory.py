@@ -14,7 +14,7 @@ from functools import cached_property
 from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
 from rlgraph.costs.limits import head_rows
-from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, trained_on_device
+from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, kept_of_experts, trained_on_device
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.muon import held_in_step, steps_by_muon
 from rlgraph.costs.plan_size import elsewhere, is_small, largest_layer
@@ -88,7 +88,7 @@ class Pass:
 
     def _layers(self) -> Moments:
         """Return the backward pass of the last layer, and of the one before, beside which that is reduced."""
-        own = 0 if self._recomputes else self.tokens * self.layer.kept
+        own = 0 if self._recomputes else self._kept_of_layer
         last = self.mask + self._kept - own + self._hidden
         before = last if self.offloads else last - (self._hidden if self._recomputes else own)
         gathered = self.root + self.block + self.result + self.whole
@@ -96,7 +96,8 @@ class Pass:
         beside = self._padded_ends * MASTER if self.ends and self.head else 0
         gathered += 0 if self.ends else self.head
         first, every = gathered + self._first_gradient, gathered + self.width * self._trained(1)
-        begun, done = self.tokens * self.layer.backward, self.tokens * self.layer.after_mlp
+        factors = self._kept_of_layer - self.tokens * self.layer.kept
+        begun, done = self.tokens * self.layer.backward + factors, self.tokens * self.layer.after_mlp
         return {
             "last layer": _parts(first + beside, last + begun),
             "last layer's gradients": _parts(every + beside, last + done),
@@ -252,7 +253,14 @@ class Pass:
         layers = self.size.config.num_hidden_layers
         if self.offloads:  # but for the input of this layer and the one that comes, or still goes
             layers = 2
-        return layers * (self._hidden if self._recomputes else self.tokens * self.layer.kept)
+        return layers * (self._hidden if self._recomputes else self._kept_of_layer)
+
+    @cached_property
+    def _kept_of_layer(self) -> int:
+        assert self.model.train
+        lora = self.model.train.lora
+        factors = self.width * kept_of_experts(self.size, lora, self.tokens) if lora else 0
+        return self.tokens * self.layer.kept + factors
 
     @property
     def on_host(self) -> int:

@@ -11,7 +11,7 @@ from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
-from rlgraph.syntax.model_settings import ModelSection, Serve, Train
+from rlgraph.syntax.model_settings import EXPERTS, ModelSection, Serve, Train
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
@@ -24,6 +24,7 @@ SHAPING = frozenset(
     | {"decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
     | {"attention_bias", "mlp_bias", "kv_lora_rank", "q_lora_rank", "quantization_config"}
 )
+GROUPED = 8  # numbers in the 16 bytes of which rows are multiples in a grouped product (torch), in bfloat16
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 
@@ -115,6 +116,12 @@ def _trains(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
             law = f"`{path}.optimizer` is muon, whose {whose}, and `{path}.train.{key}` {does}"
             remedy = f"set: {{{path}.optimizer.kind: adamw}}, or leave out {key}"
             binder.problem("optimizer", law, tree.at(("optimizer", "kind")).key, remedy=remedy)
+    lora = spec.train.lora
+    if lora and lora.rank % GROUPED and any(target.startswith(EXPERTS) for target in lora.targets):
+        law = f"`{path}.train.lora` adapts experts, whose products are grouped: their rank is a multiple of "
+        law += f"{GROUPED}, not {lora.rank}"
+        remedy = f"set: {{{path}.train.lora.rank: {-(-lora.rank // GROUPED) * GROUPED}}}"
+        binder.problem("expert-adapters", law, tree.at(("train", "lora", "rank")).key, remedy=remedy)
     if spec.head == "value" and spec.train.head_dtype:
         law = f"`{path}.train.head_dtype` is of logits, and model `{name}` has a value head"
         mark = tree.at(("train", "head_dtype")).key
@@ -178,7 +185,9 @@ def _serves(name: str, spec: ModelSection, tree: Tree, binder: Binder) -> None:
         if law:
             law = f"`{path}.lora` is {serve.lora}, but {law}"
             mark = tree.at(("serve", "lora")).key
-            remedy = f"leave out {path}.lora: what trains is merged into the weights"
+            remedy = f"set {path}.lora=merged: a sync then sends all weights, with what trains in them"
+            if not spec.train.lora or spec.frozen:
+                remedy = f"leave out {path}.lora"
             binder.problem("serve-lora", law, mark, remedy=remedy)
     _options(path, serve, tree, binder)
 

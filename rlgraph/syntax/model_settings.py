@@ -100,6 +100,9 @@ class Serve(Section):
     )
 
 
+EXPERTS = "experts."  # with this begin the weights of experts among the targets of adapters
+
+
 class Lora(Section):
     """Low-rank adapters, which train in place of the model's weights (LoRA, arXiv 2106.09685)."""
 
@@ -108,7 +111,8 @@ class Lora(Section):
     targets: Literal["all-linear"] | list[str] = option(
         "all-linear",
         "the last names of the decoder's linear layers that get one, such as q_proj, or "
-        "all-linear; in a mixture of experts attention's alone.",
+        "all-linear; in a mixture of experts attention's alone. Experts get one each by the names "
+        "experts.gate_up_proj and experts.down_proj.",
     )
 
 

@@ -103,6 +103,14 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
             "the engine sglang has no adapters of router",
         ),
         (
+            ["models.policy.train.lora={targets: [experts.down_proj]}", "models.policy.serve.lora=adapter"],
+            r"(?s)no adapters of experts.down_proj.*set models.policy.serve.lora=merged",
+        ),
+        (
+            ["models.policy.train.lora={rank: 12, targets: [o_proj, experts.down_proj]}"],
+            r"(?s)their rank is a multiple of 8, not 12.*set: {models.policy.train.lora.rank: 16}",
+        ),
+        (
             [
                 "models.policy.train.lora={}",
                 "models.policy.serve.lora=adapter",
@@ -123,3 +131,19 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
 def test_what_can_not_be_served_is_refused(settings: list[str], law: str) -> None:
     with pytest.raises(GraphError, match=law):
         compile_graph("grpo", ["models.policy.serve.engine=sglang", *settings], 8)
+
+
+def test_adapters_of_experts_are_planned() -> None:
+    mixture = [f"models.{name}.path=Qwen/Qwen3-30B-A3B" for name in ("policy", "ref")]
+    names = "experts.gate_up_proj, experts.down_proj"
+    attention, both, every = (
+        planned(*POOLS, *mixture, lora=f"{{rank: 8, targets: {targets}}}")
+        for targets in ("[o_proj]", f"[o_proj, {names}]", "all-linear")
+    )
+    added = 48 * 128 * 8 * ((2048 + 2 * 768) + (768 + 2048))  # of each layer's experts A and B, twice
+    assert way(both) == "merged" and way(every) == "adapter"
+    for plan, numbers in ((attention, 0), (both, added)):
+        lora = plan.models["policy"].train.lora  # type: ignore[union-attr]
+        assert lora and adapters_on_device(size_of("Qwen/Qwen3-30B-A3B"), lora, 1) == numbers + 48 * 8 * 6144
+    adam = [p.peak["train"].parts["optimizer"] for p in (both, attention)]
+    assert adam[0] - adam[1] == 2 * 4 * added // 4  # two averages in float32, over four devices

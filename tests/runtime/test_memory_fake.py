@@ -18,6 +18,7 @@ from fake_engine import Setting
 from rlgraph.costs.memory import Item
 
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
+EXPERTS = Setting(MIXTURE, lora=32, targets=("o_proj", "experts.gate_up_proj", "experts.down_proj"))
 LONG = Setting(EIGHT, tokens=32768, row=32768)
 FEW_HEADS = Setting(MIXTURE, world=16, sequence=16, tokens=2**15, row=2**15)
 RINGS = (
@@ -38,6 +39,12 @@ RINGS = (
         pytest.param(Setting(EIGHT, tokens=4096, recompute=False, lora=32), marks=pytest.mark.nightly),
         Setting(EIGHT, world=64, step="logprobs", tokens=4096),
         Setting(EIGHT, step="sync", lora=32),
+        replace(EXPERTS, tokens=4096, recompute=False),
+        replace(EXPERTS, step="sync"),
+        *(
+            pytest.param(replace(EXPERTS, **other), marks=pytest.mark.nightly)
+            for other in ({}, {"lora": 128}, {"step": "logprobs"}, {"targets": EXPERTS.targets[-1:]})
+        ),
         pytest.param(Setting(MIXTURE, world=512, step="logprobs"), marks=pytest.mark.nightly),
         Setting(MIXTURE, tokens=4096, recompute=False),
         *(pytest.param(replace(LONG, sequence=ranks), marks=pytest.mark.nightly) for ranks in (1, 2, 8)),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rlgraph.costs.models.fields import Fields
+from rlgraph.syntax.model_settings import EXPERTS
 
 EVERY = {"gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}  # layers to one that sees all tokens
 WINDOWED = ("mistral", "mixtral", "phi3")  # all layers have the window, if there is one
@@ -173,6 +174,13 @@ class Config(Fields):
         if self.experts:
             there = [] if window == 0 else [*self._attention(window)]
         return {one.name: (one.rows, one.numbers) for one in there if one.name}
+
+    def expert_linear(self, index: int) -> dict[str, tuple[int, int]]:
+        """Return outputs and inputs of the linear layers of one expert of a layer, by their names in targets
+        of adapters; gate and up are one."""
+        hidden, inner = self.hidden_size, self.expert_size
+        shapes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+        return {f"{EXPERTS}{name}": shape for name, shape in shapes.items()} if self.is_sparse(index) else {}
 
     def _layer(self, index: int, experts: Iterable[Tensor]) -> Iterator[Tensor]:
         yield from self._attention(self.window(index))

@@ -2,6 +2,9 @@
 
 A layer computes ``W x + alpha / rank B A x``. Dropout is not offered: log-probs would depend on the
 micro-batch. Adapters begin as the identity: B is zero, A drawn from a seed, the same on every rank.
+
+The experts of a mixture each have a pair of their own, which peft keeps as two matrices for all of them,
+``A [experts rank, inputs]`` and ``B [outputs, rank experts]``.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from typing import Any
 
 import torch
 
+from rlgraph.runtime.engines.experts import mixtures_of
 from rlgraph.runtime.engines.weights.naming import base_name
 from rlgraph.runtime.engines.weights.transfer import Named
-from rlgraph.syntax.model_settings import Lora
+from rlgraph.syntax.model_settings import EXPERTS, Lora
 
 NAME = "default"  # the name of the one adapter, in peft
 
 
 def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, seed: int) -> None:
-    """Freeze a model but for a new head, and give linear layers of its decoder adapters, in place.
+    """Freeze a model but for a new head, and give linear layers and experts in it adapters, in place.
 
     The model may have no memory for its weights; the adapters get theirs on the CPU, in float32. Targets are
     looked for in ``layers``, those of the decoder; A is drawn from ``seed``.
@@ -33,9 +37,9 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    config = LoraConfig(
-        r=options.rank, lora_alpha=options.alpha, target_modules=_targets(model, layers, options.targets)
-    )
+    linear, experts = _targets(model, layers, options.targets)
+    chosen = {"target_modules": linear, "target_parameters": experts or None}
+    config = LoraConfig(r=options.rank, lora_alpha=options.alpha, **chosen)
     inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted(model).values():
@@ -44,10 +48,12 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
         drawn = torch.rand(down.weight.shape, generator=generator)
         down.weight = torch.nn.Parameter((2 * drawn - 1) / down.in_features**0.5)
         up.weight = torch.nn.Parameter(torch.zeros(up.weight.shape))
+        if hasattr(layer, "parameter_name"):
+            layer.forward = partial(_experts, layer)
 
 
 def adapted(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the layers that have an adapter, by name."""
+    """Return the layers that have an adapter, by name; experts are one layer for each weight that has one."""
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -82,21 +88,41 @@ def in_files(name: str) -> str:
     return f"base_model.model.{name.replace(f'.{NAME}.', '.')}"
 
 
-def merged(tensors: Iterable[Named], scale: float) -> Iterator[Named]:
-    """Yield full tensors of a model with adapters, merged: ``W + scale B A``, in W's data type.
+def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) -> Iterator[Named]:
+    """Yield full tensors of a model with adapters, merged in place: ``W + scale B A``, in W's data type.
 
-    They come as ``named_parameters`` orders them: of a layer its weight and bias, A, then B. ``scale`` is
-    alpha / rank.
+    They come as ``named_parameters`` orders them: of a layer its weight and bias, A, then B; of experts all
+    weights, then A and B of each that has them. ``scale`` is alpha / rank; ``layers`` is as ``adapted``.
     """
     held: dict[str, torch.Tensor] = {}
+    awaited = 0  # adapters of the layer that is held
     for name, tensor in tensors:
-        if not held and ".base_layer." not in name:
+        awaited = awaited or name.count(".base_layer")
+        if not awaited:
             yield name, tensor
             continue
         held[name] = tensor
-        if ".lora_B." in name:
-            yield from _merge(held, scale)
+        awaited -= ".lora_B." in name
+        if not awaited:
+            _merge(held, scale, layers)
+            yield from ((base_name(name), tensor) for name, tensor in held.items() if not is_adapter(name))
             held = {}
+
+
+@torch.no_grad()
+def add(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float, transposed: bool) -> None:
+    """Add ``scale B A`` to a weight, in place: the sum is one of float32, of experts each by itself.
+
+    Args:
+        weight: ``[outputs, inputs]``, or of experts ``[experts, outputs, inputs]``; where they are
+            ``transposed``, ``[experts, inputs, outputs]``.
+        down, up: A and B.
+    """
+    count = len(weight) if weight.dim() == 3 else 1
+    pairs = zip(up.unflatten(1, (-1, count)).unbind(2), down.unflatten(0, (count, -1)), strict=True)
+    for own, (b, a) in zip(weight if weight.dim() == 3 else [weight], pairs, strict=True):
+        product = scale * (b.float() @ a.float())
+        own.copy_(own.float() + (product.T if transposed else product))
 
 
 def unadapted(engine: Any) -> SimpleNamespace:
@@ -119,30 +145,68 @@ def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tenso
     save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _merge(held: Mapping[str, torch.Tensor], scale: float) -> Iterator[Named]:
-    down, up = (next(t for name, t in held.items() if key in name) for key in (".lora_A.", ".lora_B."))
-    for name, tensor in held.items():
-        if name.endswith(".base_layer.weight"):
-            whole = tensor.float() + scale * (up.float() @ down.float())
-            yield base_name(name), whole.to(tensor.dtype)
-        elif not is_adapter(name):
-            yield base_name(name), tensor
+def _merge(held: Mapping[str, torch.Tensor], scale: float, layers: Mapping[str, Any]) -> None:
+    for name, up in held.items():
+        owner, is_up, _ = name.partition(".lora_B.")
+        if is_up:
+            layer = layers[owner]
+            weight = f".base_layer.{getattr(layer, 'parameter_name', 'weight')}"
+            (whole,) = (tensor for other, tensor in held.items() if other.endswith(weight))
+            transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+            add(whole, held[f"{owner}.lora_A.{NAME}.weight"], up, scale, transposed)
 
 
-def _targets(model: Any, layers: Iterable[torch.nn.Module], wanted: str | list[str]) -> list[str]:
-    """Return the full names of the wanted linear layers; in a mixture of experts, attention's alone.
+def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the sum, by ``weights [tokens, k]``, of what ``chosen [tokens, k]`` experts with their adapters
+    make of ``hidden [tokens, size]``.
 
-    transformers fuses experts into single tensors, for which peft would rewrite the list.
+    peft adds B A to the weights of all experts, and keeps the sums, as large as what is frozen, for the
+    backward pass, which has gradients of them. Here tokens pass A and B of their expert.
     """
+    from transformers.integrations.moe import _grouped_linear
+
+    experts, k = outer.get_base_layer(), chosen.shape[1]
+    if outer.disable_adapters:
+        return experts(hidden, chosen, weights)  # type: ignore[no-any-return]
+    expert, order = chosen.flatten().sort(stable=True)
+    counts = expert.new_zeros(experts.num_experts).scatter_add_(0, expert, torch.ones_like(expert))
+    grouped = partial(_grouped_linear, offs=counts.cumsum(0).int(), is_transposed=experts.is_transposed)
+    factors: dict[str, Any] = {}
+    while outer is not experts:
+        factors[outer.parameter_name], outer = outer.get_delta_factors(NAME), outer.base_layer
+
+    def linear(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        bias = getattr(experts, f"{name}_bias")[expert] if experts.has_bias else None
+        out: torch.Tensor = grouped(inputs, getattr(experts, name), bias=bias)
+        if name not in factors:
+            return out
+        left, right, scale = factors[name]  # the product has the shape of the experts' weights
+        first, second = (left, right) if experts.is_transposed else (right, left)
+        return out + grouped(scale * grouped(inputs, first), second.contiguous())
+
+    raised = experts._apply_gate(linear("gate_up_proj", hidden[order // k]))
+    weighted = linear("down_proj", raised) * weights.flatten()[order, None]
+    return weighted[order.argsort()].view(*chosen.shape, -1).sum(1).to(hidden.dtype)
+
+
+def _targets(
+    model: Any, layers: Iterable[torch.nn.Module], wanted: str | list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the full names of the wanted linear layers, in a mixture of experts attention's alone, and of
+    the wanted weights of experts, which transformers fuses into single tensors."""
     inside = {id(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)}
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
         linear = [name for name in linear if ".self_attn." in name]
-    there = sorted({name.rpartition(".")[2] for name in linear})
+    plain = [name for name, m in mixtures_of(model).items() if m.has_gate and not m.has_post_expert_norm]
+    fused = [f"{name}.{weight}" for name in plain for weight in ("gate_up_proj", "down_proj")]
+    short = {name: name.rpartition(".")[2] for name in linear}
+    short |= {name: f"{EXPERTS}{name.rpartition('.')[2]}" for name in fused}
+    there = sorted({*short.values()})
     if wanted == "all-linear":
-        return linear
+        return linear, []
     if unknown := sorted({*wanted} - {*there}):
         raise ValueError(
             f"lora: no decoder layer has a linear {', '.join(unknown)}; there are {', '.join(there)}"
         )
-    return [name for name in linear if name.rpartition(".")[2] in wanted]
+    return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]

@@ -135,4 +135,4 @@ class _NoCopies(TorchFunctionMode):
 
 def base_name(name: str) -> str:
     """Return a parameter's name in the model without adapters."""
-    return name.replace(".base_layer.", ".")
+    return name.replace(".base_layer", "")
