@@ -62,20 +62,7 @@ def compile_graph(
     Raises:
         GraphError: with every problem found.
     """
-    return compose_and_plan(graph, overrides, devices, target, here, device)[1]
-
-
-def compose_and_plan(
-    graph: str,
-    overrides: Sequence[str] = (),
-    devices: int | None = None,
-    target: Target | None = None,
-    here: Here | None = None,
-    device: str = "cpu",
-) -> tuple[Tree, Plan]:
-    """Return the composed graph and its plan, which remembers what it was made from; as ``compile_graph``."""
-    tree = compose(graph, overrides)
-    return tree, plan_composed(tree, graph, overrides, devices, target, here, device)
+    return plan_composed(compose(graph, overrides), graph, overrides, devices, target, here, device)
 
 
 def plan_composed(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError, fail
+from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together
@@ -24,7 +25,7 @@ from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
-from rlgraph.syntax.source import Tree, show_text
+from rlgraph.syntax.source import show_text
 
 
 def run_graph(
@@ -67,7 +68,9 @@ def run_graph(
     """
     installed(track)
     there = None if inline else of_ray(address) if address else of_machine()
-    tree, plan = _planned(graph, overrides, devices, target, there)
+    plan = _planned(graph, overrides, devices, target, there)
+    assert plan.origin
+    tree = compose(plan.origin.graph, plan.origin.overrides)
     if inline and max(plan.pools.values()) > 1:
         pool = next(pool for pool, devices in plan.pools.items() if devices > 1)
         mark = tree.at(("pools", pool, "devices")).mark
@@ -99,14 +102,13 @@ def run_graph(
 
 def _planned(
     graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, there: Devices | None
-) -> tuple[Tree, Plan]:
-    """Return the composed graph and its plan for the devices that there are; None: for this process alone."""
+) -> Plan:
+    """Return the plan for the devices that there are; None: for this process alone."""
     if there is None:
-        tree, plan = plan_given(graph, overrides, devices, True, target, device=local_device())
-        return tree, in_one_process(plan)
-    tree, plan = plan_given(graph, overrides, devices, False, target, there.cluster, there.kind)
+        return in_one_process(plan_given(graph, overrides, devices, True, target, device=local_device()))
+    plan = plan_given(graph, overrides, devices, False, target, there.cluster, there.kind)
     agree(plan, there)
-    return tree, plan
+    return plan
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlgraph import version
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
 from rlgraph.costs.hardware import Here
 from rlgraph.errors import GraphError, Mark, RunError, Source, fail
@@ -100,8 +100,8 @@ def plan_given(
     target: Target | None = None,
     here: Here | None = None,
     device: str = "cpu",
-) -> tuple[Tree, Plan]:
-    """Return the composed graph and the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
+) -> Plan:
+    """Return the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
 
     ``device`` is what a graph without a target is planned for; a saved plan says that itself.
 
@@ -111,20 +111,20 @@ def plan_given(
             or is not what its graph gives now.
     """
     if not is_plan(graph):
-        return compose_and_plan(graph, overrides, devices, target, here, device)
+        return compile_graph(graph, overrides, devices, target, here, device)
     if overrides or devices or target:
         raise RunError(f"{graph} {SETTLED}")
-    tree, plan = compile_again(Path(graph), here)
+    plan = compile_again(Path(graph), here)
     count = max(plan.pools.values())
     if inline and count > 1:
         law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"
         remedy = _again(plan.origin and replace(plan.origin, devices=1))
         raise RunError(f"{law}\n  leave out --inline, or {remedy}")
-    return tree, plan
+    return plan
 
 
-def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
-    """Return the graph that a saved plan was made from, composed anew, and its plan, the same as that saved.
+def compile_again(path: Path, here: Here | None = None) -> Plan:
+    """Return a saved plan, once the graph that it was made from has given the same plan again.
 
     Raises:
         GraphError: the file holds no plan.
@@ -141,7 +141,7 @@ def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
     try:
         _same_graph(path, origin)
         made_from = (origin.graph, origin.overrides, origin.devices, origin.target)
-        tree, plan = compose_and_plan(*made_from, here, saved.device)
+        plan = compile_graph(*made_from, here, saved.device)
     except GraphError as error:
         law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
         problems = textwrap.indent(str(error), "  ")
@@ -150,7 +150,7 @@ def compile_again(path: Path, here: Here | None = None) -> tuple[Tree, Plan]:
         maker = f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"
         more = maker if origin.rlgraph != version.VERSION else ""
         raise _refused(path, f"{origin.graph} gives another plan now", changed, origin, more)
-    return tree, saved if saved.open_values else _typed(saved)
+    return saved if saved.open_values else _typed(saved)
 
 
 def _typed(plan: Plan) -> Plan:

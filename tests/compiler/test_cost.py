@@ -333,7 +333,7 @@ def test_a_plan_saved_for_a_cluster_is_read_and_runs_the_same(tmp_path: Path) ->
     assert call("plan", "grpo", "--cluster", "h100-8", "-o", str(path)).exit_code == 0
     saved = parse(path.read_text())
     assert saved == compile_graph("grpo", target=Target("h100-8")) and saved.predicted
-    _, again = compile_again(path)  # which would refuse it, did the two differ
+    again = compile_again(path)  # which would refuse it, did the two differ
     assert [step.node for step in again.steps] == [step.node for step in saved.steps]
 
 

@@ -69,7 +69,7 @@ def test_it_remembers_what_it_was_made_from(own: Path) -> None:
     assert origin is not None
     assert (origin.graph, origin.overrides, origin.devices) == ("own.yaml", ("rollout.temperature=0.5",), 2)
     assert origin.composed["nodes"]["rollout"]["temperature"] == 0.5
-    _, plan = compile_again(own)
+    plan = compile_again(own)
     assert plan == load(own)
 
 
@@ -80,7 +80,7 @@ def test_predictions_read_back_and_are_run_with(own: Path) -> None:
     peak = {"main": Peak(1, 2, "rollout", {"weights": 1})}
     plan = replace(plan, steps=steps, peak=peak, predicted=prediction)
     own.write_text(plan.json())
-    assert load(own) == compile_again(own)[1] == plan
+    assert load(own) == compile_again(own) == plan
     assert VALIDATOR.is_valid(json.loads(plan.json()))
 
 
@@ -217,7 +217,7 @@ def test_a_number_of_the_environment_is_part_of_it_and_a_text_is_not(
     monkeypatch.setenv("COUNT", "4")
     call("plan", "own.yaml", "-o", "plan.json")
     monkeypatch.setenv("WEIGHTS", "b")
-    assert compile_again(own)[1].models["policy"].path == "${env:WEIGHTS}"
+    assert compile_again(own).models["policy"].path == "${env:WEIGHTS}"
     monkeypatch.setenv("COUNT", "8")
     with pytest.raises(RunError, match=r"own.yaml gives another plan now"):
         compile_again(own)
@@ -281,7 +281,7 @@ def test_attributes_come_back_in_the_types_that_their_op_declares(own: Path) -> 
     )
     call("plan", "own.yaml", "--devices", "1", "-o", "plan.json")
     plan = compile_graph("own.yaml", devices=1)
-    _, again = compile_again(own)
+    again = compile_again(own)
     attributes = again.functions["train"]["rewards"].attributes
     assert attributes["sizes"] == (1, 2) and attributes["file"] == Path("a.txt")
     assert type(attributes["way"]).__name__ == "Way" and attributes["most"] == float("inf")
@@ -292,7 +292,7 @@ def test_attributes_come_back_in_the_types_that_their_op_declares(own: Path) -> 
 def test_a_saved_plan_runs_with_the_functions_that_it_was_saved_with(name: str, tmp_path: Path) -> None:
     plan = compile_graph(name, devices=1)
     (tmp_path / "plan.json").write_text(plan.json())
-    assert compile_again(tmp_path / "plan.json")[1] == plan
+    assert compile_again(tmp_path / "plan.json") == plan
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlgraph.cli.main import main
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import compile_graph
 
 GRAPH = """\
 graph: mine
@@ -77,7 +77,7 @@ def said(graph: Path, *overrides: str) -> str:
 
 
 def test_columns_of_tools_and_loops_are_columns_of_the_rollout(graph: Path) -> None:
-    plan = compose_and_plan(str(graph), (), 1)[1]
+    plan = compile_graph(str(graph), (), 1)
     function = plan.functions["train"]["rollout"]
     assert function.ins == {"prompt": "prompt", "answer": "answer", "source": "source"}
     assert {*function.hooks} == {"loop", "parser", "tools.guess", "tools.look"}
@@ -89,7 +89,7 @@ def test_columns_of_tools_and_loops_are_columns_of_the_rollout(graph: Path) -> N
 
 
 def test_a_tool_s_column_may_have_another_name(graph: Path) -> None:
-    plan = compose_and_plan(str(graph), ("rollout.in.answer=question", "rollout.in.hint=answer"), 1)[1]
+    plan = compile_graph(str(graph), ("rollout.in.answer=question", "rollout.in.hint=answer"), 1)
     assert plan.functions["train"]["rollout"].ins["answer"] == "question"
     assert plan.functions["train"]["rollout"].ins["hint"] == "answer"
 
@@ -136,7 +136,7 @@ def test_a_rename_reaches_the_columns_of_tools(graph: Path) -> None:
     graph.with_name("edit.yaml").write_text(
         "graph: edited\nextends: mine.yaml\nedits:\n  - rename: {answer: solution}\n"
     )
-    plan = compose_and_plan(str(graph.with_name("edit.yaml")), (), 1)[1]
+    plan = compile_graph(str(graph.with_name("edit.yaml")), (), 1)
     assert plan.functions["train"]["rollout"].ins["answer"] == "solution"
 
 

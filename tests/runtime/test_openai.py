@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
+from rlgraph.frontend.compose import compose
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.openai.engine import OpenAIEngine
 from rlgraph.runtime.engines.servers import calls
@@ -284,7 +285,8 @@ def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
 @pytest.mark.usefixtures("in_demo")
 def test_fields_that_the_run_gives_are_refused_before_it(tmp_path: Path) -> None:
     serve = '{engine: openai, addresses: ["http://one:8000"], options: {model: judge, seed: 3}}'
-    tree, plan = compose_and_plan(judged(tmp_path, serve))
+    graph = judged(tmp_path, serve)
+    tree, plan = compose(graph), compile_graph(graph)
     with pytest.raises(
         GraphError, match=r"serve.options.seed: it is the run's to give.*\n(.*\n)*.*leave out seed"
     ):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
+from rlgraph.frontend.compose import compose
 from rlgraph.nodes.support import sandbox
 from rlgraph.runtime.preflight import Preflight
 from rlgraph.runtime.run import run_graph
@@ -113,7 +114,8 @@ def test_adapters_of_a_family_with_other_layers_are_refused_by_name() -> None:
     from transformers import Phi3Config
 
     settings = ["models.policy.train.lora={rank: 4}", "models.policy.serve={engine: sglang, lora: adapter}"]
-    tree, plan = compose_and_plan("grpo", [*settings, "models.policy.path=any"], 1)
+    settings = [*settings, "models.policy.path=any"]
+    tree, plan = compose("grpo", settings), compile_graph("grpo", settings, 1)
     check = Preflight(replace(plan, models={"policy": replace(plan.models["policy"], train=None)}), tree)
     check._fits("policy", Phi3Config(sliding_window=None))
     (said,) = [problem.render() for problem in check.problems]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlgraph.compiler import compile_graph, compose_and_plan
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
+from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.rundir import RunDir
@@ -26,7 +27,8 @@ def test_sglang_in_float32_is_refused_on_cuda(
 ) -> None:
     monkeypatch.chdir(demo_files)
     monkeypatch.setattr(f"{PREFLIGHT}.find_spec", lambda name: name)  # as if it were installed
-    tree, plan = compose_and_plan("demo", [MODEL, *settings], target=H100)
+    settings = [MODEL, *settings]
+    tree, plan = compose("demo", settings), compile_graph("demo", settings, target=H100)
     if not refused:
         preflight(plan, tree)
         return
@@ -41,7 +43,7 @@ def test_without_sglang_a_run_on_cuda_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(demo_files)
     monkeypatch.setattr(f"{PREFLIGHT}.find_spec", lambda name: None)
-    tree, plan = compose_and_plan("demo", [MODEL], target=H100)
+    tree, plan = compose("demo", [MODEL]), compile_graph("demo", [MODEL], target=H100)
     with pytest.raises(GraphError, match=r"pip install 'rlgraph-compiler\[sglang\]'.*engine=transformers"):
         preflight(plan, tree)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compose_and_plan
+from rlgraph.compiler import compile_graph
 from rlgraph.engines.sglang_options import OWNED
+from rlgraph.frontend.compose import compose
 from rlgraph.runtime.engines.servers import ports
 from rlgraph.runtime.engines.servers import process as module
 from rlgraph.runtime.engines.servers.ports import OWN, PORTS, ServerPort
@@ -48,7 +49,8 @@ def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Pat
         "    models.policy.serve.engine: sglang\n"
         f"    models.policy.serve.options: {options}\n"
     )
-    tree, plan = compose_and_plan(str(tmp_path / "graph.yaml"))
+    graph = str(tmp_path / "graph.yaml")
+    tree, plan = compose(graph), compile_graph(graph)
     check = Preflight(plan, tree)
     check._engines()
     said = [problem.render() for problem in check.problems]
