@@ -7,15 +7,15 @@ where both plans have them.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
+import networkx as nx
+
 from rlgraph.ir.intervals import words
-from rlgraph.ir.kl_controller import Controller
-from rlgraph.ir.plan import Plan, Step, plain
-from rlgraph.ir.schedules import ValueSchedule
+from rlgraph.ir.plan import Function, ModelPlan, Plan, Step, plain
 from rlgraph.printing.plan_text import sentence
 
 EXPLAINS = ("about", "digest", "origin", "version", "checksum")
@@ -41,7 +41,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
     a, b = old.fields, new.fields
     alike = [name for name in a if name not in (*EXPLAINS, *APART)]
     lines = [line for name in alike for line in _values(name, a[name], b[name])]
-    lines += _models(a["models"], b["models"])
+    lines += _models(old.models, new.models)
     for phase, title in PHASES.items():
         changes = [*_phase(PlanSide.of(old, a, phase), PlanSide.of(new, b, phase))]
         lines += [title, *(f"  {line}" for line in changes)] if changes else []
@@ -63,15 +63,15 @@ def _unpredicted(plan: Plan) -> Plan:
     return replace(plan, steps=steps, peak=None, predicted=None)
 
 
-def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _models(old: Mapping[str, ModelPlan], new: Mapping[str, ModelPlan]) -> Iterator[str]:
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
             yield f"model {name}: removed"
         elif name not in old:
-            yield f"model {name}: added, {new[name]['path']}"
+            yield f"model {name}: added, {new[name].path}"
         else:
             both = (old[name], new[name])
-            pair = ({**model, "rate": model["rate"] and _course(model["rate"])} for model in both)
+            pair = ({**plain(model), "rate": model.rate and str(model.rate)} for model in both)
             yield from (f"model {name}: {line}" for line in _values("", *pair))
 
 
@@ -97,15 +97,16 @@ class PlanSide:
 
     steps: Mapping[str, Step]  # the keys are nodes, in their order
     pools: Mapping[str, int]
-    functions: Mapping[str, Any]
+    functions: Mapping[str, Function]
     columns: Mapping[str, Any]
     domains: Mapping[str, Any]
 
     @staticmethod
     def of(plan: Plan, data: Mapping[str, Any], phase: str) -> PlanSide:
         steps = plan.steps if phase == "train" else plan.eval_steps
-        parts = (data[name].get(phase, {}) for name in ("functions", "columns", "domains"))
-        return PlanSide({step.node: step for step in steps}, plan.pools, *parts)
+        functions = plan.functions.get(phase, {})
+        parts = (data[name].get(phase, {}) for name in ("columns", "domains"))
+        return PlanSide({step.node: step for step in steps}, plan.pools, functions, *parts)
 
     def waits(self, step: Step, known: Container[str]) -> list[str]:
         """Return the known steps that one waits for, by name."""
@@ -136,27 +137,18 @@ def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
 
 
 def _moved(old: list[str], new: list[str]) -> set[str]:
-    """Return the fewest names without which the others are in one order: those off a longest increasing run.
+    """Return the fewest names without which the others are in one order: those off a longest common run.
 
     Example:
         >>> _moved(["a", "b", "c", "d"], ["d", "a", "b", "c"])
         {'d'}
     """
-    places = {name: place for place, name in enumerate(old)}
-    common = [name for name in new if name in places]
-    ends: list[int] = []  # the lowest place that a run of each length ends at
-    length = []
-    for name in common:
-        at = bisect_left(ends, places[name])
-        ends[at : at + 1] = [places[name]]
-        length.append(at + 1)
-    want, moved = len(ends), set()
-    for name, size in zip(reversed(common), reversed(length), strict=True):
-        if size == want:
-            want -= 1
-        else:
-            moved.add(name)
-    return moved
+    common = [name for name in new if name in old]
+    if common == [name for name in old if name in new]:
+        return set()
+    place = {name: at for at, name in enumerate(old)}
+    alike = nx.DiGraph((b, a) for b, a in combinations(common[::-1], 2) if place[a] < place[b])
+    return {*common}.difference(nx.dag_longest_path(alike) or common[-1:])
 
 
 def _place(name: str, names: list[str]) -> str:
@@ -180,7 +172,7 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
             yield from _values(field, a[field], b[field])
     if a["reads"] == b["reads"]:
         yield from _set("waits for", old.waits(before, new.steps), new.waits(now, old.steps))
-    was, call = (_told(side.functions.get(name, {})) for side in (old, new))
+    was, call = (_told(side.functions.get(name)) for side in (old, new))
     for field, shown in FOLLOWS.items():
         if a[shown] != b[shown]:
             was.pop(field, None), call.pop(field, None)
@@ -188,19 +180,14 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
         yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
 
 
-def _told(function: Mapping[str, Any]) -> dict[str, Any]:
+def _told(function: Function | None) -> dict[str, Any]:
     """Return a function with words for the attributes that change over the iterations."""
-    if not function:
+    if function is None:
         return {}
-    courses = {name: _course(course) for name, course in function["courses"].items()}
-    hooks = {path: _told(hook) for path, hook in function["hooks"].items()}
-    return {**function, "attributes": {**function["attributes"], **courses}, "courses": {}, "hooks": hooks}
-
-
-def _course(fields: Mapping[str, Any]) -> str:
-    if "horizon" in fields:
-        return str(Controller(**fields))
-    return str(ValueSchedule(fields["shape"], tuple((at, value) for at, value in fields["points"])))
+    courses = {name: str(course) for name, course in function.courses.items()}
+    hooks = {path: _told(hook) for path, hook in function.hooks.items()}
+    attributes = plain({**function.attributes, **courses})
+    return {**plain(function), "attributes": attributes, "courses": {}, "hooks": hooks}
 
 
 def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
