@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,22 +64,20 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_target
 
 
-def no_code_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --no-code."""
-
-    @click.option(
-        "--no-code",
-        is_flag=True,
-        help="Refuse Python files that the graph names, which run as they are loaded: for a graph of others.",
-    )
-    @functools.wraps(command)
-    def with_or_without_code(*args: Any, no_code: bool, **options: Any) -> Any:
+def _refuse_code(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
         from rlgraph.ops.registry import without_code
 
-        with without_code() if no_code else nullcontext():
-            return command(*args, **options)
+        ctx.with_resource(without_code())
 
-    return with_or_without_code
+
+NO_CODE = click.option(
+    "--no-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_refuse_code,
+    help="Refuse Python files that the graph names, which run as they are loaded: for a graph of others.",
+)
 
 
 def is_saved(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None = None) -> bool:

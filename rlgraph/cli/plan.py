@@ -13,12 +13,12 @@ import click
 from rlgraph.cli.options import (
     DEVICES,
     GRAPH,
+    NO_CODE,
     OUTPUT,
     OVERRIDES,
     TOO_MANY,
     form_option,
     is_saved,
-    no_code_option,
     say,
     target_options,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @OVERRIDES
 @DEVICES
 @form_option("text", "json")
-@no_code_option
+@NO_CODE
 @click.pass_context
 def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
     """Find every error of a graph, without models, data or devices.
@@ -96,7 +96,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     callback=_print_schema,
     help="Show the JSON Schema of a plan and exit.",
 )
-@no_code_option
+@NO_CODE
 @OUTPUT
 @click.pass_context
 def plan(
@@ -189,7 +189,7 @@ def _asked(
 @click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
 @click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
 @DEVICES
-@no_code_option
+@NO_CODE
 def show(
     graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
 ) -> None:
@@ -213,7 +213,7 @@ def show(
 @click.argument("a")
 @click.argument("b")
 @form_option("text", "yaml")
-@no_code_option
+@NO_CODE
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show what turns graph A into graph B, as edits.

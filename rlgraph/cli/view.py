@@ -10,11 +10,11 @@ import click
 
 from rlgraph.cli.options import (
     DEVICES,
+    NO_CODE,
     OVERRIDES,
     TOKENS,
     TOO_MANY,
     form_option,
-    no_code_option,
     say,
     target_options,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
 @click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
-@no_code_option
+@NO_CODE
 def view(
     shown: str,
     overrides: Sequence[str],
