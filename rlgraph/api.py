@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.compiler import plan_composed
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import as_written, setting
@@ -126,7 +126,7 @@ class Algorithm:
         return Planned(self._planned(devices, Target(cluster, **sizes) if cluster else None, local_device()))
 
     def _planned(self, devices: int | None, target: Target | None, device: str = "cpu") -> Plan:
-        return plan_composed(self.tree(), self.graph, self.settings, devices, target, device=device)
+        return compile_graph(self.graph, self.settings, devices, target, device=device, tree=self.tree())
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""

@@ -46,8 +46,9 @@ def compile_graph(
     target: Target | None = None,
     here: Here | None = None,
     device: str = "cpu",
+    tree: Tree | None = None,
 ) -> Plan:
-    """Check a graph and plan it.
+    """Check a graph and return its plan, which remembers what it was made from.
 
     Args:
         graph: a path, or the name of a shipped graph.
@@ -58,23 +59,12 @@ def compile_graph(
         here: what `auto` stands for, both as a cluster and as a number of devices: this machine unless given.
         device: without a target, what the devices are, ``cuda`` or ``cpu``. GPUs are taken to be like those
             of ``here``, on as many hosts as they need, and ``--cluster auto`` is implied where it can be.
+        tree: the composed graph, where it has edits that neither ``graph`` nor ``overrides`` have.
 
     Raises:
         GraphError: with every problem found.
     """
-    return plan_composed(compose(graph, overrides), graph, overrides, devices, target, here, device)
-
-
-def plan_composed(
-    tree: Tree,
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    target: Target | None,
-    here: Here | None = None,
-    device: str = "cpu",
-) -> Plan:
-    """Return the plan of a composed graph, which remembers what that was made from; as ``compile_graph``."""
+    tree = tree or compose(graph, overrides)
     scenario = _scenario(target, here, devices) if target else None
     if scenario:
         count, device = devices or scenario.cluster.total, scenario.cluster.device
