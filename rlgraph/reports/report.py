@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -101,18 +102,31 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
     """
     lines = read_metrics(run_dir)
     timed = counted(lines)
-    plan, unread = _plan(run_dir)
+    plan, changes = None, None
+    why = "the run was planned for no cluster: say with --cluster what it ran on"
+    try:
+        plan = load(run_dir / "plan.json")
+    except GraphError as error:  # measurements can be reported without it
+        why = str(error).splitlines()[0]
     if cluster and timed:
         plan = Priced.of(run_dir, cluster, prompt_tokens).priced(timed)
     rows, outside, whole = _rows(plan, timed)
     seconds = {row.step: row.measured for row in rows}
-    changes, why = _outlook(run_dir, plan, timed, cluster, prompt_tokens)
+    if timed and (cluster or (plan and plan.origin and plan.origin.target)):
+        try:
+            changes = outlook(Priced.of(run_dir, cluster, prompt_tokens), timed)
+        except RlgraphError as error:
+            why = str(error).splitlines()[0]
     of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
     took = busy(plan, of_steps) if plan and whole else {}
     return RunReport(
         run=str(run_dir),
         iterations=sum("time/step" in line for line in lines),
-        evaluations=_evaluations(lines),
+        evaluations={
+            name: [(line["step"], line[name]) for line in lines if name in line]
+            for name in dict.fromkeys(itertools.chain(*lines))
+            if name.startswith("eval/")
+        },
         cluster=plan.predicted.cluster if plan and plan.predicted else None,
         assumed=plan.predicted.assumed if plan and plan.predicted else (),
         response_tokens=response_tokens(timed),
@@ -123,21 +137,8 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         idle={pool: max(1 - work / whole.measured, 0.0) for pool, work in took.items()} if whole else {},
         memory=tuple(_memory(plan, lines)),
         outlook=changes,
-        why_none=unread or why,
+        why_none="" if changes else why,
     )
-
-
-def _plan(run_dir: Path) -> tuple[Plan | None, str]:
-    """Return a run's plan, or why there is none: measurements can be reported without it."""
-    try:
-        return load(run_dir / "plan.json"), ""
-    except GraphError as error:
-        return None, str(error).splitlines()[0]
-
-
-def _evaluations(lines: Sequence[MetricsLine]) -> dict[str, list[tuple[int, float]]]:
-    names = dict.fromkeys(name for line in lines for name in line if name.startswith("eval/"))
-    return {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
 
 
 def _rows(
@@ -176,23 +177,6 @@ def _largest(lines: Sequence[MetricsLine], prefix: str) -> dict[str, float]:
         pool = name.removeprefix(prefix).rpartition("-")[0]
         largest[pool] = max(largest.get(pool, 0.0), value)
     return largest
-
-
-def _outlook(
-    run_dir: Path,
-    plan: Plan | None,
-    timed: Sequence[MetricsLine],
-    cluster: str | None,
-    prompt_tokens: float | None,
-) -> tuple[Outlook | None, str]:
-    """Return changes that would help, or the reason why they are not known."""
-    target = plan.origin.target if plan and plan.origin else None
-    if not timed or not (cluster or target):
-        return None, "the run was planned for no cluster: say with --cluster what it ran on"
-    try:
-        return outlook(Priced.of(run_dir, cluster, prompt_tokens), timed), ""
-    except RlgraphError as error:
-        return None, str(error).splitlines()[0]
 
 
 def report_text(report: RunReport, width: int = 100) -> str:

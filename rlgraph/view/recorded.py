@@ -66,7 +66,8 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         GraphError: its plan can't be read.
     """
     plan, lines = load(run_dir / "plan.json"), metrics_so_far(run_dir)
-    bars = read_timeline(run_dir)
+    bars, environment = read_timeline(run_dir), run_dir / "environment.json"
+    versions = environment.read_text(encoding="utf-8") if environment.is_file() else ""
     shown = _shown(sorted({bar.iteration for bar in bars}))
     return {
         "name": str(run_dir),
@@ -76,7 +77,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "beside": [*_beside(plan, lines)],
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
-        "environment": _environment(run_dir),
+        "environment": _plain(json.loads(versions or "null")),
         "restarts": _objects(run_dir / "restarts.jsonl"),
     }
 
@@ -158,14 +159,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(child) for name, child in value.items()}
     return [_plain(child) for child in value] if isinstance(value, list) else _short(value)
-
-
-def _environment(run_dir: Path) -> dict[str, Any] | None:
-    """Return the environment that the run wrote down, or None."""
-    path = run_dir / "environment.json"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    environment: dict[str, Any] | None = _plain(json.loads(text or "null"))
-    return environment
 
 
 def _facts(run_dir: Path, plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

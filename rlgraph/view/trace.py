@@ -35,7 +35,11 @@ def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping
 
     ``lines``: the metrics of the run, which hold its memory.
     """
-    bars = [*_predicted(plan)]
+    bars = [
+        Measured(event.step.id, "train", event.iteration, pool, device, event.start, event.end)
+        for event in expected(plan)[0]
+        for pool, device in places(plan, event.step)
+    ]
     counts = [*predicted_memory(plan, bars), *predicted_requests(plan, bars)]
     events = [*_Group(plan, 0, bars, counts).events()]
     if measured:
@@ -43,14 +47,6 @@ def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping
         counts = [*measured_memory(plan, bars, lines), *measured_requests(plan, bars)]
         events += _Group(plan, 1, bars, counts).events()
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0) + "\n"
-
-
-def _predicted(plan: Plan) -> Iterator[Measured]:
-    events, _ = expected(plan)
-    for event in events:
-        for pool, device in places(plan, event.step):
-            step = event.step
-            yield Measured(step.id, "train", event.iteration, pool, device, event.start, event.end)
 
 
 def _clipped(bars: Iterable[Measured]) -> list[Measured]:
