@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.dependencies import reached
-from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.graph import Graph
 
 
 def prune(graph: Graph) -> Graph:
@@ -14,20 +14,11 @@ def prune(graph: Graph) -> Graph:
     In an evaluation, keep those that lead to what is reported. A graph with neither keeps everything.
     """
     early = {node.name for node in graph.nodes if node.reads_next or node.inserted}
-    roots = [node.name for node in _roots(graph)]
-    used = reached(graph.needs, roots, waits=lambda node, _: node in early)
-    if not graph.report and not any(node.updates for node in graph.nodes):
-        graph = replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
-    return _without(graph, used)
-
-
-def _roots(graph: Graph) -> list[Node]:
-    if graph.report:
-        return [node for node in graph.nodes if {*node.writes} & {*graph.report.values()}]
-    return [node for node in graph.nodes if node.updates] or list(graph.nodes)
-
-
-def _without(graph: Graph, used: set[str]) -> Graph:
+    reported = {*graph.report.values()}
+    roots = [node for node in graph.nodes if (reported & {*node.writes} if reported else node.updates)]
+    if not roots and not reported:
+        return replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
+    used = reached(graph.needs, [node.name for node in roots], waits=lambda node, _: node in early)
     dead = [node for node in graph.nodes if node.name not in used]
     if not dead:
         return graph

@@ -17,6 +17,7 @@ def verify(graph: Graph, after: str) -> None:
     written = [column for node in graph.nodes for column in node.writes]
     assert len(written) == len(set(written)), f"pass {after}: a column with two writers"
     known, columns = set(names), set(written)
+    before, earlier = set[str](), set[str]()  # nodes that stand before one, and the columns that they write
     for node in graph.nodes:
         unwritten = set(node.reads) - columns
         assert not unwritten, f"pass {after}: {node.name} reads {unwritten}, which nothing writes"
@@ -24,24 +25,12 @@ def verify(graph: Graph, after: str) -> None:
         assert ins <= columns, f"pass {after}: {node.name}: lost edge"
         assert set(node.after) <= known, f"pass {after}: {node.name} waits for a node that is gone"
         assert not node.inserted or node.because, f"pass {after}: {node.name} is inserted without a reason"
-    if after in ("partition", "sync", "order"):
-        _one_layout_a_node(graph, after)
-    if after == "order":
-        _needs_come_first(graph)
-
-
-def _one_layout_a_node(graph: Graph, after: str) -> None:
-    for node in graph.nodes:
-        for column in [graph.columns[name] for name in node.reads if node.kind.facts.in_place]:
-            law = f"pass {after}: {node.name} ({node.layout}) reads {column.name} ({column.layout})"
-            assert lies_so(graph, column, node.layout, node.pool), law
-
-
-def _needs_come_first(graph: Graph) -> None:
-    seen: set[str] = set()
-    columns: set[str] = set()
-    for node in graph.nodes:
-        assert columns.issuperset(node.reads), f"pass order: {node.name} stands before what it reads"
-        assert seen.issuperset(node.after), f"pass order: {node.name} stands before what it waits for"
-        seen.add(node.name)
-        columns.update(node.writes)
+        if after in ("partition", "sync", "order") and node.kind.facts.in_place:
+            for column in map(graph.columns.__getitem__, node.reads):
+                law = f"pass {after}: {node.name} ({node.layout}) reads {column.name} ({column.layout})"
+                assert lies_so(graph, column, node.layout, node.pool), law
+        if after == "order":
+            assert earlier.issuperset(node.reads), f"pass order: {node.name} stands before what it reads"
+            assert before.issuperset(node.after), f"pass order: {node.name} stands before what it waits for"
+        before.add(node.name)
+        earlier.update(node.writes)
