@@ -27,9 +27,6 @@ class TextValue(str):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
 
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
     def __reduce__(self) -> Any:
         return type(self).parse, (str(self),)
 

@@ -16,7 +16,7 @@ from typing import Any
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
 from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
 from rlgraph.frontend.bind_node import bind_node
-from rlgraph.frontend.infer import edge_problems
+from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model
@@ -63,9 +63,9 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     _validated(Eval, tree, "eval", binder)
     if not binder.problems:
         _next_is_written(graph, binder)
-    elif len(nodes) == len(stages) and "bad-name" not in binder.kinds():
+    elif len(nodes) == len(stages) and "bad-name" not in {problem.kind for problem in binder.problems}:
         # every node is known by its ports, so problems between nodes can be reported too
-        binder.problems += edge_problems(graph)
+        binder.problems += Inference(graph).walk().problems
     if binder.problems:
         raise GraphError(dict.fromkeys(binder.problems))
     return graph

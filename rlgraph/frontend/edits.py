@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rlgraph.errors import fail, nearest
 from rlgraph.frontend.edge_edits import insert, rename
-from rlgraph.frontend.tree_paths import SECTIONS, has, put, put_set, resolve
+from rlgraph.frontend.tree_paths import SECTIONS, find, put, put_set, resolve
 from rlgraph.syntax.source import Tree
 
 
@@ -57,7 +57,7 @@ def _set(tree: Tree, name: str, child: Tree) -> Tree:
 
 def _add(tree: Tree, name: str, child: Tree) -> Tree:
     path = tuple(name.split(".")) if name.split(".")[0] in SECTIONS else ("nodes", *name.split("."))
-    if (len(path) == 1 and tree.get(path[0])) or (len(path) > 1 and has(tree, path)):
+    if find(tree, path):
         law = f"`add` names what is there already: `{name}`"
         raise fail("add-existing", law, child.key, remedy="use `replace` or `set`")
     return put(tree, path, child, child.key)

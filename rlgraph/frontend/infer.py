@@ -39,11 +39,6 @@ def infer(graph: Graph) -> Graph:
     return replace(graph, nodes=(*nodes, *work.copies.values()), columns=work.columns, domains=work.domains)
 
 
-def edge_problems(graph: Graph) -> list[Problem]:
-    """Return what is wrong between the nodes of a graph."""
-    return Inference(graph).walk().problems
-
-
 @dataclass
 class Inference:
     """The state of one walk over the nodes, writers before readers."""

@@ -58,7 +58,9 @@ def arguments(name: str, body: Callable[..., Any]) -> type[BaseModel]:
     hints, described = type_hints(name, call), _described(body, call).arguments
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(call).parameters.values():
-        if _of_policy(parameter, call is body) and not is_column(hints.get(parameter.name)):
+        # the policy's are those before the * of a function, and all but self of a method
+        others = parameter.kind is parameter.KEYWORD_ONLY if call is body else parameter.name == "self"
+        if not others and not is_column(hints.get(parameter.name)):
             if parameter.name not in hints or parameter.kind not in POSITIONAL:
                 raise OpError(f"op {name}: parameter {parameter.name} needs a name and an annotation")
             text = described.get(parameter.name)
@@ -99,11 +101,6 @@ def _called(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     if call is None:
         raise OpError(f"op {name}: the class {body.__name__} has no method `execute`")
     return call
-
-
-def _of_policy(parameter: inspect.Parameter, whole: bool) -> bool:
-    """Return whether a parameter is for the policy: in a function before the *, in a method all but self."""
-    return parameter.kind is not parameter.KEYWORD_ONLY if whole else parameter.name != "self"
 
 
 def _described(body: Callable[..., Any], call: Callable[..., Any]) -> Any:

@@ -103,7 +103,6 @@ def find(name: str) -> Op:
     Raises:
         GraphError: there is none, or its file can't be read.
     """
-    known = {each: name for names in GROUPS.values() for each in names}
     if name in OPS:
         return load(OPS[name], name)
     for word, shipped in HOOKS.items():
@@ -111,31 +110,19 @@ def find(name: str) -> Op:
             return load(shipped[name], name, KINDS[word])
     place, colon, _ = name.rpartition(":")
     if not (colon and Path(place).suffix == ".py"):
-        law = f"there is no op or loss `{name}`"
+        law, known = f"there is no op or loss `{name}`", [*itertools.chain(*GROUPS.values())]
         raise fail("unknown-op", law, None, known, nearest(name, known) or "or your own: my_ops.py:name")
     mark = Mark(Source("command line", name), 1, 1)
     try:
         op, _ = find_op(name, mark)
     except GraphError:
-        if hook := _hook(name, mark):
-            return hook
+        for kind in (Loop, Parser, Tool):  # the first whose signature fits
+            with suppress(GraphError):
+                return find_hook(kind, name, mark)[0]
         raise
-    return find_hook(Loss, name, mark)[0] if is_loss(op) else op
-
-
-def _hook(name: str, mark: Mark) -> Op | None:
-    """Return a function in a file as the first kind of hook that its signature fits."""
-    for kind in (Loop, Parser, Tool):
-        with suppress(GraphError):
-            return find_hook(kind, name, mark)[0]
-    return None
-
-
-def is_loss(op: Op) -> bool:
-    """Return whether it is a loss: it reads what ``update.policy`` computes, the log-probs of now."""
-    return op.name in LOSSES or (
-        op.name not in OPS and set(Loss.provides) <= {port.name for port in op.inputs}
-    )
+    # a loss reads what ``update.policy`` computes, the log-probs of now
+    is_loss = {*Loss.provides} <= {port.name for port in op.inputs}
+    return find_hook(Loss, name, mark)[0] if is_loss else op
 
 
 def _written(op: Op, port: Port) -> str:

@@ -38,9 +38,8 @@ def filled(root: Tree) -> tuple[Tree, tuple[Problem, ...]]:
     """Return a tree with its ``${...}`` filled in as far as possible, and the problems with the rest."""
     interpolation = Interpolation(root)
     tree = root.mapped(partial(interpolation.filled, ()))
-    return tree, tuple(
-        dict.fromkeys(interpolation.problems)
-    )  # a reference repeats the problem of what it names
+    # a reference repeats the problem of what it names
+    return tree, tuple(dict.fromkeys(interpolation.problems))
 
 
 class Interpolation:

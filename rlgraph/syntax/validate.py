@@ -38,10 +38,6 @@ class Binder:
             self.problems += error.problems
             return None
 
-    def kinds(self) -> set[str]:
-        """Return the kinds of problems found so far."""
-        return {problem.kind for problem in self.problems}
-
     def problem(
         self, kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
     ) -> None:

@@ -14,7 +14,8 @@ from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PARSERS, TOOLS
-from rlgraph.reference.describe import describe, entry_of, find, is_loss
+from rlgraph.ops.declare import Loss
+from rlgraph.reference.describe import describe, entry_of, find
 from rlgraph.reference.pages import SECTIONS as DOCUMENTED
 from rlgraph.reference.pages import entry_markdown, reference
 from rlgraph.syntax import settings
@@ -193,7 +194,7 @@ def test_the_list_is_in_groups() -> None:
 def test_each_name_is_of_one_kind() -> None:
     names = [*OPS, *(name for known in HOOKS.values() for name in known)]
     assert len(names) == len({*names})
-    assert [name for name in CATALOG if is_loss(find(name))] == [*LOSSES]
+    assert [name for name in CATALOG if find(name).kind is Loss] == [*LOSSES]
 
 
 def test_the_reference_page_is_current(golden: Callable[[str, str], None]) -> None:
