@@ -80,38 +80,42 @@ class _Group:
         yield from self._flows()
         yield from self._iterations()
         for pool, at, name, values in self.counts:
-            event = {"name": name, "ph": "C", "ts": _micro(at), "pid": self._pid(pool)}
-            yield event | {"tid": 0, "args": values}
+            yield self._event("C", name, pool, at, args=values)
+
+    def _event(
+        self, phase: str, name: str, pool: str, at: float = 0, device: int | str = 0, **more: Any
+    ) -> TraceEvent:
+        """Return an event of a device, ``at`` seconds; ``phase`` is the format's letter for what it is."""
+        place = {"pid": self._pid(pool), "tid": self._lane(pool, device)}
+        return {"name": name, "ph": phase, "ts": _micro(at), **place, **more}
 
     def _pid(self, pool: str) -> int:
         return FIRST[self.number] + [*self.plan.pools].index(pool)
-
-    def _names(self) -> Iterator[TraceEvent]:
-        for pool, devices in self.plan.pools.items():
-            pid, group = self._pid(pool), GROUPS[self.number]
-            yield _meta("process_name", pid, name=f"{group}: pool {pool}")
-            yield _meta("process_labels", pid, labels=group)
-            yield _meta("process_sort_index", pid, sort_index=pid)
-            lanes = [*map(str, range(devices))]
-            beside = {str(bar.device) for bar in self.bars if bar.pool == pool}.difference(lanes)
-            for lane in (*lanes, *sorted(beside)):
-                number = self._lane(pool, lane)
-                yield _meta("thread_name", pid, number, name=f"device {lane}")
-                yield _meta("thread_sort_index", pid, number, sort_index=number)
 
     def _lane(self, pool: str, device: int | str) -> int:
         """Return a number for a device, or for what is beside it."""
         number, _, beside = str(device).partition(" ")
         return int(number) + (self.plan.pools[pool] if beside else 0)
 
+    def _names(self) -> Iterator[TraceEvent]:
+        for pool, devices in self.plan.pools.items():
+            group = GROUPS[self.number]
+            yield self._event("M", "process_name", pool, args={"name": f"{group}: pool {pool}"})
+            yield self._event("M", "process_labels", pool, args={"labels": group})
+            yield self._event("M", "process_sort_index", pool, args={"sort_index": self._pid(pool)})
+            lanes = [*map(str, range(devices))]
+            beside = {str(bar.device) for bar in self.bars if bar.pool == pool}.difference(lanes)
+            for lane in (*lanes, *sorted(beside)):
+                order = {"sort_index": self._lane(pool, lane)}
+                yield self._event("M", "thread_name", pool, 0, lane, args={"name": f"device {lane}"})
+                yield self._event("M", "thread_sort_index", pool, 0, lane, args=order)
+
     def _slice(self, bar: Measured) -> TraceEvent:
         step = self.plan.phases[bar.phase][bar.step - 1]
         args = {"step": step.id, "iteration": bar.iteration, "phase": bar.phase, "does": sentence(step)}
-        said = {"because": step.because} if step.because else {}
-        start, end = _micro(bar.start), _micro(bar.end)
-        event: TraceEvent = {"name": title(step), "cat": f"{GROUPS[self.number]},{step.kind}", "ph": "X"}
-        event |= {"ts": start, "dur": round(end - start, 3), "pid": self._pid(bar.pool)}
-        return event | {"tid": self._lane(bar.pool, bar.device), "args": {**args, **said}}
+        args |= {"because": step.because} if step.because else {}
+        took, kind = round(_micro(bar.end) - _micro(bar.start), 3), f"{GROUPS[self.number]},{step.kind}"
+        return self._event("X", title(step), bar.pool, bar.start, bar.device, cat=kind, dur=took, args=args)
 
     def _flows(self) -> Iterator[TraceEvent]:
         """Yield a pair of events for each arrow, on the first device of either step."""
@@ -120,35 +124,26 @@ class _Group:
             first.setdefault((bar.phase, bar.step, bar.iteration), bar)
         offset = min((bar.iteration for bar in self.bars if bar.phase == "train"), default=0)
         last = max((bar.iteration for bar in self.bars), default=0)
-        number = self.number * 1_000_000_000
+        number, kind = self.number * 1_000_000_000, f"{GROUPS[self.number]},flow"
         for arrow in arrows(self.plan, last - offset + 1):
             ends = [("train", step, iteration + offset) for step, iteration in (arrow.source, arrow.target)]
             if all(end in first for end in ends):
                 number += 1
-                yield from self._flow(number, arrow.name, [first[end] for end in ends])
-
-    def _flow(self, number: int, name: str, ends: Sequence[Measured]) -> Iterator[TraceEvent]:
-        for phase, bar in zip("sf", ends, strict=True):
-            # an arrow is bound to the slice around its time: the middle is in no other
-            at = _micro((bar.start + bar.end) / 2)
-            event = {"name": name, "cat": f"{GROUPS[self.number]},flow", "id": number, "ph": phase, "ts": at}
-            event |= {"pid": self._pid(bar.pool), "tid": bar.device}
-            yield event | ({"bp": "e"} if phase == "f" else {})
+                for phase, bar in zip("sf", [first[end] for end in ends], strict=True):
+                    # an arrow is bound to the slice around its time: the middle is in no other
+                    at, bound = (bar.start + bar.end) / 2, {"bp": "e"} if phase == "f" else {}
+                    event = self._event(phase, arrow.name, bar.pool, at, bar.device, cat=kind, id=number)
+                    yield event | bound
 
     def _iterations(self) -> Iterator[TraceEvent]:
         """Yield a span from the first step of an iteration to its last one."""
-        pid = self._pid(next(iter(self.plan.pools)))
+        pool, kind = next(iter(self.plan.pools)), f"{GROUPS[self.number]},iteration"
         train = [bar for bar in self.bars if bar.phase == "train"]
         for iteration in dict.fromkeys(bar.iteration for bar in train):
             mine = [bar for bar in train if bar.iteration == iteration]
-            for phase, at in (("b", min(b.start for b in mine)), ("e", max(b.end for b in mine))):
-                event = {"name": f"iteration {iteration}", "cat": f"{GROUPS[self.number]},iteration"}
-                event |= {"ph": phase, "id": f"{self.number}-{iteration}"}
-                yield event | {"ts": _micro(at), "pid": pid, "tid": 0}
-
-
-def _meta(kind: str, pid: int, tid: int = 0, **args: Any) -> TraceEvent:
-    return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
+            name, id = f"iteration {iteration}", f"{self.number}-{iteration}"
+            yield self._event("b", name, pool, min(bar.start for bar in mine), cat=kind, id=id)
+            yield self._event("e", name, pool, max(bar.end for bar in mine), cat=kind, id=id)
 
 
 def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
