@@ -46,7 +46,7 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     if attributes is None:
         fields = op.attributes.model_fields.items()
         attributes = {n: None if spec.is_required() else spec.get_default() for n, spec in fields}
-    op = _with_columns(name, _with_outputs(op, attributes), attributes, tree, binder)
+    op = _with_outputs(name, op, attributes, tree, binder)
     return Call(op, target, attributes, courses=courses), hooks
 
 
@@ -91,17 +91,12 @@ def _attributes(
     return own | _paths(op, tree), courses
 
 
-def _with_outputs(op: Op, attributes: Mapping[str, Any]) -> Op:
-    """Return an op without the optional columns that its attributes do not ask for."""
-    asked = {name for name, attribute in op.declared.when.items() if attributes.get(attribute)}
-    return replace(op, outputs=tuple(p for p in op.outputs if not p.optional or p.name in asked))
-
-
-def _with_columns(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
-    """Return an op of recorded rows with the columns that its attribute names beside its own."""
-    if not op.declared.recorded:
-        return op
-    own, ports, columns = {port.name for port in op.outputs}, [], attributes.get("columns")
+def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
+    """Return an op with the columns that its attributes ask for, which of recorded rows may name others."""
+    asked = {port for port, attribute in op.declared.when.items() if attributes.get(attribute)}
+    outputs = tuple(port for port in op.outputs if not port.optional or port.name in asked)
+    own, ports = {port.name for port in outputs}, list[Port]()
+    columns = attributes.get("columns") if op.declared.recorded else None
     for column, text in (columns if isinstance(columns, Mapping) else {}).items():
         mark = tree.at(("columns", column)).mark
         try:
@@ -111,7 +106,7 @@ def _with_columns(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
         if column in own:
             law = f"`{name}.columns` names `{column}`, which op {op.name} writes anyway"
             binder.problem("two-writers", law, mark, remedy=f"remove {name}.columns.{column}")
-    return replace(op, outputs=(*op.outputs, *(port for port in ports if port.name not in own)))
+    return replace(op, outputs=(*outputs, *(port for port in ports if port.name not in own)))
 
 
 def _paths(op: Op, tree: Tree) -> dict[str, Any]:

@@ -31,7 +31,9 @@ def partition(graph: Graph) -> Graph:
     columns = dict(graph.columns)
     moved: dict[tuple[str, RowLayout, int], str] = {}  # (column, layout, devices) -> its copy in that layout
     nodes: list[Node] = []
-    steps = _optimizer_steps(graph)
+    # domain -> mini-batches of its updates (of the first, where they differ)
+    updates = [node for node in reversed(graph.nodes) if node.updates]
+    steps = {node.domain: int(node.called.value("minibatches", 1)) for node in updates}
     for node in graph.in_order:
         layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]
         fixed = node.kind.facts.in_place  # others take rows from wherever they are
@@ -54,12 +56,6 @@ def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
     """Return whether a column's rows lie as a node on ``pool`` reads them."""
     alike = layout == ONE or graph.devices[column.pool] == graph.devices[pool]
     return column.layout == layout and alike
-
-
-def _optimizer_steps(graph: Graph) -> dict[str | None, int]:
-    """Return domain -> mini-batches of its updates (of the first, where they differ)."""
-    updates = [node for node in reversed(graph.nodes) if node.updates]
-    return {node.domain: int(node.called.value("minibatches", 1)) for node in updates}
 
 
 def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> RowLayout:

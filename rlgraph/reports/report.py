@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -247,4 +248,4 @@ def _helps(report: RunReport) -> Iterator[str]:
     for number, change in enumerate(told, 1):
         alters = f"; it alters results: {change.alters}" if change.alters else ""
         yield f"  {number}. {seconds_text(middle(change.seconds))}, {change.saves:.0%} less{alters}"
-        yield "     " + " ".join(change.typed)
+        yield "     " + shlex.join(change.edits)

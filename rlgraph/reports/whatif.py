@@ -11,7 +11,6 @@ The graph is planned again for each, from the files that the run was made from.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
@@ -53,11 +52,6 @@ class Improvement:
     seconds: tuple[float, float]
     saves: float
     alters: str
-
-    @property
-    def typed(self) -> list[str]:
-        """Return the edits as a shell takes them."""
-        return [shlex.quote(edit) for edit in self.edits]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlgraph.reports.plan_file import load
 from rlgraph.units import middle
 
 POINTS = 1500  # lines of metrics that a page draws
-ITERATIONS = 8  # iterations whose steps a page draws
+ITERATIONS = 8  # iterations whose steps a page draws: the first and the last
 SAMPLE_BYTES = 3_000_000  # bytes of samples that a page holds
 FILE_BYTES = 750_000  # bytes of one samples file that a page holds
 
@@ -68,7 +68,8 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     plan, lines = load(run_dir / "plan.json"), metrics_so_far(run_dir)
     bars, environment = read_timeline(run_dir), run_dir / "environment.json"
     versions = environment.read_text(encoding="utf-8") if environment.is_file() else ""
-    shown = _shown(sorted({bar.iteration for bar in bars}))
+    iterations = sorted({bar.iteration for bar in bars})
+    shown = [*dict.fromkeys((*iterations[: ITERATIONS // 2], *iterations[-ITERATIONS // 2 :]))]
     return {
         "name": str(run_dir),
         "metrics": _series(_thinned(lines)),
@@ -106,13 +107,6 @@ def _short(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _shown(iterations: Sequence[int]) -> list[int]:
-    """Return the first iterations and the last ones."""
-    if len(iterations) <= ITERATIONS:
-        return [*iterations]
-    return [*iterations[: ITERATIONS // 2], *iterations[-ITERATIONS // 2 :]]
 
 
 def _beside(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
