@@ -108,18 +108,20 @@ def _node_definitions() -> dict[str, Schema]:
         definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
         definitions[word] = _by_name("kind", [*known], f"{word}.", f"custom_{word}", f"{word}_kind")
         definitions[f"custom_{word}"] = {"type": "object", "properties": {"kind": {}}}
-        definitions |= {f"{word}.{name}": _hook(find(name), entry_of(name)) for name in known}
-    definitions |= {f"op.{name}": _op(find(name), entry_of(name)) for name in OPS}
+        definitions |= {f"{word}.{name}": _function("kind", name) for name in known}
+    definitions |= {f"op.{name}": _function("op", name) for name in OPS}
     spliced = [name for name in OPS if find(name).inputs and len(find(name).outputs) == 1]
     definitions["inserted"] = _by_name("op", spliced, "inserted.", "custom", "op")
     return definitions | {f"inserted.{name}": _inserted(name, definitions[f"op.{name}"]) for name in spliced}
 
 
-def _op(op: Op, entry: OpEntry) -> Schema:
-    """Return the schema of a node of one op: every key that may stand in it."""
-    needs_model = op.engine is not None or op.declared.recorded
-    keys = {"op": {}, **_model_keys(op), **_attributes(op, entry), **_edges(op)}
-    return _function(op, entry, keys, ["model"] if needs_model else [])
+def _function(key: str, name: str) -> Schema:
+    """Return the schema of a node of one op, or of a hook: every key that may stand in it."""
+    op, entry = find(name), entry_of(name)
+    keys = {key: {}, **_model_keys(op), **_attributes(op, entry), **({} if op.kind else _edges(op))}
+    needed = [attribute for attribute, field in op.attributes.model_fields.items() if field.is_required()]
+    needed += ["model"] * (op.engine is not None or op.declared.recorded)
+    return {**_document(entry), "properties": keys, "required": needed, "additionalProperties": False}
 
 
 def _inserted(name: str, node: Schema) -> Schema:
@@ -127,16 +129,6 @@ def _inserted(name: str, node: Schema) -> Schema:
     properties = {key: ref(f"op.{name}/properties/{key}") for key in node["properties"]}
     on = {"type": "string", "description": "The column that it is put on: whoever read it reads this node's."}
     return {**node, "properties": {**properties, "on": on}, "required": [*node["required"], "on"]}
-
-
-def _hook(op: Op, entry: OpEntry) -> Schema:
-    return _function(op, entry, {"kind": {}, **_attributes(op, entry)}, [])
-
-
-def _function(op: Op, entry: OpEntry, keys: Mapping[str, Schema], required: list[str]) -> Schema:
-    needed = [name for name, field in op.attributes.model_fields.items() if field.is_required()]
-    about = {**_document(entry), "properties": keys, "required": [*needed, *required]}
-    return {**about, "additionalProperties": False}
 
 
 def _attributes(op: Op, entry: OpEntry) -> dict[str, Schema]:
