@@ -89,11 +89,8 @@ SERVING = {
         "in servers of its own",
         f"{RUNTIME}.sglang.groups:sglang_engine",
         {**SIZES, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
-        | {
-            key: key
-            for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options", "quantization")
-        }
-        | {key: key for key in sglang_options.WITHIN},
+        | {key: key for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options")}
+        | {key: key for key in ("quantization", *sglang_options.WITHIN)},
         offered=("device", "pool", "logs", "keeps", "transport", "adapter"),
         sender=f"{RUNTIME}.sglang.groups:sender",
         module="sglang",

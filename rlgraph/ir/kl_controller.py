@@ -17,7 +17,7 @@ from rlgraph.syntax.source import OPEN, Tree
 
 MOST = 0.2  # the largest relative distance to the target that counts
 EXAMPLE = "{adaptive: 0.1, target: 0.05, horizon: 10000}"
-LIMITS = ("target", "horizon")
+KEYS = ("adaptive", "target", "horizon")
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ def read_controller(
         law = f"`{path}` can't be adaptive: nothing says which metric measures the KL that it weighs"
         raise fail("controller", law, item.key or item.mark, remedy=remedy)
     for name, other in item.items.items():
-        if name not in ("adaptive", *LIMITS):
+        if name not in KEYS:
             raise _wrong(f"`{path}` is adaptive, beside which there is no `{name}`", other)
-    for name in LIMITS:
+    for name in KEYS:
         if name not in item.items:
             raise _wrong(f"`{path}` is adaptive and has no `{name}`", item)
-    leaves = [item.items[name] for name in ("adaptive", *LIMITS)]
+    leaves = [item.items[name] for name in KEYS]
     if any(leaf.value == OPEN for leaf in leaves):
         return None
-    for name, leaf in zip(("adaptive", *LIMITS), leaves, strict=True):
+    for name, leaf in zip(KEYS, leaves, strict=True):
         if not leaf.is_number or not leaf.value > 0:
             raise _wrong(f"`{path}` is adaptive, and its `{name}` is a number above 0", leaf)
     start, target, horizon = (leaf.value for leaf in leaves)

@@ -138,9 +138,8 @@ def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
     if not call.value("routing") or SERVING[serve.engine].routing is not None:
         return None
     able = [name for name, engine in SERVING.items() if engine.routing is not None]
-    law = (
-        f"node `{node.name}` writes `routing`; the engine {serve.engine} does not say which experts it chose"
-    )
+    law = f"node `{node.name}` writes `routing`; "
+    law += f"the engine {serve.engine} does not say which experts it chose"
     remedy = f"set: {{{node.name}.routing: false}}, or models.{node.model}.serve.engine: {' or '.join(able)}"
     return refusal("no-routing", law, graph, node, [], remedy)
 
@@ -149,10 +148,8 @@ def _replayed(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a train engine can replay a choice of experts: its layers are not compiled."""
     if "routing" not in call.ins or not graph.models[str(node.model)].spec.train.compile:
         return None
-    law = (
-        f"node `{node.name}` replays `{call.ins['routing']}`, a choice of experts; layers that are compiled "
-    )
-    law += "choose by themselves"
+    law = f"node `{node.name}` replays `{call.ins['routing']}`, a choice of experts; "
+    law += "layers that are compiled choose by themselves"
     remedy = f"set: {{models.{node.model}.train.compile: false}}"
     return refusal("compiled-routing", law, graph, node, [], remedy)
 

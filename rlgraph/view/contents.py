@@ -173,10 +173,11 @@ def _diff(new: Plan, old: Plan) -> Contents:
 def _status(new: Plan, old: Plan) -> dict[str, str]:
     """Return node -> added, removed or changed; nothing for those that are as they were."""
     now, before = ({step.node: _said(plan, step) for step in plan.steps} for plan in (new, old))
-    status = {name: "added" for name in now if name not in before}
-    status |= {name: "removed" for name in before if name not in now}
-    status |= {name: "changed" for name in now if name in before and now[name] != before[name]}
-    return dict(sorted(status.items()))
+    return {
+        name: "added" if name not in before else "changed" if name in now else "removed"
+        for name in sorted({*now, *before})
+        if now.get(name) != before.get(name)
+    }
 
 
 def _said(plan: Plan, step: Step) -> tuple[Any, ...]:

@@ -113,7 +113,12 @@ def drawing(plan: Plan) -> Iterator[StepGroup | VersionBox | Edge]:
             ends = box(phase, link.source), box(phase, link.target)
             lines = [f"{name}: {plan.columns[phase][name].type}" for name in link.columns]
             yield Edge(*ends, "columns" if lines else "order", lines)
-        yield from _versions(phase, steps)
+        for number, held in enumerate(weights(steps)):
+            version = VersionBox(f"{phase}_weights{number}", held.name)
+            yield version
+            if held.writer:
+                yield Edge(box(phase, held.writer), version.id, "weights")
+            yield from (Edge(version.id, box(phase, reader), "weights") for reader in held.readers)
 
 
 def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -> StepGroup:
@@ -131,12 +136,3 @@ def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -
 def box(phase: str, number: int) -> str:
     """Return the id of a step's box."""
     return f"{phase}_{number}"
-
-
-def _versions(phase: str, steps: Sequence[Step]) -> Iterator[VersionBox | Edge]:
-    for number, held in enumerate(weights(steps)):
-        version = VersionBox(f"{phase}_weights{number}", held.name)
-        yield version
-        if held.writer:
-            yield Edge(box(phase, held.writer), version.id, "weights")
-        yield from (Edge(version.id, box(phase, reader), "weights") for reader in held.readers)
