@@ -71,8 +71,8 @@ def compile_graph(
     else:
         count = devices or (here().total if here else local_devices())
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
-    tree = embedded(tree) if own and device == "cuda" and not is_installed(SERVERS) else tree
-    plan = plan_tree(tree, count, device)
+    bare = own and device == "cuda" and not is_installed(SERVERS)
+    plan = plan_tree(embedded(tree) if bare else tree, count, device)
     rows_shared(plan)
     layers_divided(plan)
     experts_divided(plan)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import WIDTH
-from rlgraph.costs.formulas import MASTER
+from rlgraph.costs.efficiency import MASTER, WIDTH
+
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes

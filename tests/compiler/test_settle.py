@@ -284,6 +284,16 @@ def test_on_gpus_without_sglang_engines_are_embedded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("gpus")
+def test_a_plan_saved_on_gpus_without_sglang_is_that_of_its_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlgraph.compiler.is_installed", lambda name: False)
+    path, plan = tmp_path / "plan.json", compile_graph("grpo", [EIGHT_B], device="cuda")
+    path.write_text(plan.json())
+    assert compile_again(path) == plan
+
+
+@pytest.mark.usefixtures("gpus")
 def test_hidden_gpus_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_device() == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
