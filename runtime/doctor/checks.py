@@ -153,24 +153,8 @@ def _template(model: ProbeFacts) -> Finding:
     return ok(f"{text}, prompts as {model['prompt']!r}")
 
 
-# a check's name -> the probes whose facts it takes, in order, and the function
-CHECKS: dict[str, tuple[tuple[str, ...], Callable[..., Findings]]] = {
-    "python": (("host",), python),
-    "libc": (("host", "gpus"), libc),
-    "packages": (("packages",), packages),
-    "gpus": (("gpus",), gpu_checks.devices),
-    "gpu memory": (("gpus",), gpu_checks.gpu_memory),
-    "driver": (("gpus", "torch"), gpu_checks.driver),
-    "torch": (("gpus", "torch"), gpu_checks.torch),
-    "peers": (("torch",), gpu_checks.peers),
-    "nccl": (("host", "gpus"), gpu_checks.nccl),
-    "variables": (("host", "gpus"), gpu_checks.variables),
-    "shared memory": (("host", "gpus"), shared_memory),
-    "limits": (("host", "gpus"), limits),
-    "machine": (("host", "gpus"), machine),
-    "disk": (("disk",), disk),
-    "checkpoint": (("disk", "model"), checkpoint),
-    "ray": (("ray", "gpus"), ray),
-    "sglang": (("packages", "sglang", "host", "gpus"), sglang),
-    "model": (("model",), model),
+HERE = (shared_memory, limits, machine, disk, checkpoint, ray, sglang, model)
+# in the order of their lines; each takes the facts of the probes that its parameters name
+CHECKS: dict[str, Callable[..., Findings]] = {
+    check.__name__.replace("_", " "): check for check in (python, libc, packages, *gpu_checks.CHECKS, *HERE)
 }

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from inspect import signature
 from itertools import product
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
@@ -71,8 +72,8 @@ def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
         for answer in answers
         if "failed" in answer
     ]
-    for name, (needs, check) in CHECKS.items():
-        for answers in product(*(facts.get(probe, ()) for probe in needs)):
+    for name, check in CHECKS.items():
+        for answers in product(*(facts.get(probe, ()) for probe in signature(check).parameters)):
             if not any("failed" in answer for answer in answers):
                 lines += [(name, line) for line in check(*answers)]
     return Diagnosis(tuple(lines), facts)

@@ -16,7 +16,7 @@ USED = 0.05  # fraction of a GPU's memory: more than that belongs to another pro
 WORKAROUNDS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
 
 
-def devices(gpus: ProbeFacts) -> Findings:
+def gpus(gpus: ProbeFacts) -> Findings:
     names = [gpu["name"] for gpu in gpus["gpus"]]
     if gpus.get("files"):
         remedy = "install the driver's tools, or start the container with --gpus all"
@@ -138,6 +138,9 @@ def variables(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
         yield wrong("CUDA_VISIBLE_DEVICES hides every GPU", "unset it: Ray gives each worker its own GPU")
     if held.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield warn("CUDA_LAUNCH_BLOCKING makes every kernel wait", "unset it after debugging")
+
+
+CHECKS = (gpus, gpu_memory, driver, torch, peers, nccl, variables)
 
 
 def numbers(release: str) -> tuple[int, ...]:

@@ -188,14 +188,7 @@ def model(path: str) -> ProbeFacts:
 
 
 PROBES: dict[str, Callable[..., ProbeFacts]] = {
-    "host": host,
-    "packages": packages,
-    "gpus": gpus,
-    "torch": torch,
-    "sglang": sglang,
-    "ray": ray,
-    "disk": disk,
-    "model": model,
+    probe.__name__: probe for probe in (host, packages, gpus, torch, sglang, ray, disk, model)
 }
 ProbeCall = tuple[str, str | None]  # a probe and its argument
 
