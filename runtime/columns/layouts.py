@@ -1,33 +1,19 @@
 """Layouts: the rows of each device. Row numbers count through the whole batch of an iteration.
 
 A layout is a list with an int64 array of row numbers for each device. These are the layouts that the compiler
-names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``; see ``LAYOUT_MAKERS``.
+names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from rlgraph.ir.steps import RowLayout
-
 SWAPS, MOST_PAIRS = 16, 2**21  # turns of swapping; pairs of rows beyond which it has next to nothing to gain
 Layout = list[Any]  # one int64 array of row numbers per device, in the order of its rows
-
-
-class KnownRows(Protocol):
-    """The inputs of a layout: the rows of an iteration, as far as they are known."""
-
-    pools: Mapping[str, int]
-
-    def count(self, domain: str) -> int: ...
-    def work(self, domain: str) -> Any: ...
-    def even(self, domain: str, name: RowLayout, pool: str) -> Layout: ...
 
 
 def one(rows: int, devices: int) -> Layout:
@@ -134,21 +120,3 @@ def where(layout: Layout, rows: int) -> tuple[Any, Any]:
     for number, held in enumerate(layout):
         device[held], place[held] = number, np.arange(len(held))
     return device, place
-
-
-@dataclass(frozen=True)
-class LayoutMaker:
-    """The maker of a layout of some name; ``by_lengths``: whether it needs the tokens of each row."""
-
-    lay: Callable[[KnownRows, str, RowLayout, str], Layout]
-    by_lengths: bool = False
-
-
-LAYOUT_MAKERS: Mapping[str, LayoutMaker] = {
-    "one": LayoutMaker(lambda rows, domain, name, pool: one(rows.count(domain), rows.pools[pool])),
-    "even": LayoutMaker(lambda rows, domain, name, pool: rows.even(domain, name, pool)),
-    "balanced": LayoutMaker(
-        lambda rows, domain, name, pool: balanced(rows.work(domain), rows.pools[pool], name.minibatches),
-        by_lengths=True,
-    ),
-}

@@ -59,8 +59,7 @@ class Rows:
             return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
         parent, step = self.domains[domain].parent, self.makers.get(domain)
         events = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
-        measured = layout and layouts.LAYOUT_MAKERS[layout.way].by_lengths
-        if step and (parent is None or step.leaves or measured):
+        if step and (parent is None or step.leaves or layout.way == "balanced"):  # which goes by lengths
             events.add(step.id)
         return events
 
@@ -93,10 +92,18 @@ class Rows:
         """Return the rows of each device of a pool; a balanced layout needs the lengths of the rows."""
         key = domain, name, self.pools[pool]
         if key not in self._layouts:
-            self._layouts[key] = layouts.LAYOUT_MAKERS[name.way].lay(self, domain, name, pool)
+            self._layouts[key] = self._laid(domain, name, pool)
         return self._layouts[key]
 
-    def even(self, domain: str, name: RowLayout, pool: str) -> Layout:
+    def _laid(self, domain: str, name: RowLayout, pool: str) -> Layout:
+        if name.way == "balanced":
+            return layouts.balanced(self.work(domain), self.pools[pool], name.minibatches)
+        if name.way == "one":
+            return layouts.one(self.count(domain), self.pools[pool])
+        assert name.way == "even", name
+        return self._even(domain, name, pool)
+
+    def _even(self, domain: str, name: RowLayout, pool: str) -> Layout:
         """Contiguous rows for each device of a pool, those of one row of the parent together."""
         devices = self.pools[pool]
         if domain in self.collects:
