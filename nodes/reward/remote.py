@@ -6,29 +6,23 @@ POST {"samples": [{"question": ..., "response": ..., "answer": ...}, ...]}
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
-import socket
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
-from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler
+from urllib.request import getproxies, proxy_bypass
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, is_reward, settled
-from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.ops import Context, op, samples, text
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, StreamReader
 
 LONGEST = 2**24  # bytes of a reply
 JudgedRow = dict[str, str]
@@ -66,26 +60,30 @@ class Service:
     retries: int  # tries after the first
     backoff: float  # seconds before the first retry; doubles with each
 
-    def ask(self, batch: Sequence[JudgedRow]) -> list[float]:
+    async def ask(self, session: ClientSession, batch: Sequence[JudgedRow]) -> list[float]:
         """Return a reward for each sample.
 
         Raises:
             RemoteError: the service refused, gave something else, or could not be reached in any try.
         """
-        body = json.dumps({"samples": list(batch)}).encode()
+        from aiohttp import ClientError
+
         for tried in range(self.retries + 1):
             if tried:
-                time.sleep(self.backoff * 2 ** (tried - 1))
+                await asyncio.sleep(self.backoff * 2 ** (tried - 1))
+            options = {"json": {"samples": list(batch)}, "allow_redirects": False}
             try:
-                return _rewards(self._post(body), len(batch))
-            except urllib.error.HTTPError as error:
-                with error:  # closes the connection
-                    reason = f"HTTP {error.code} {error.reason}"
-                if error.code in range(300, 400):
-                    reason += ", a redirect, which is not followed; give the URL that it leads to"
-                if error.code != 429 and error.code < 500:
-                    break
-            except (OSError, http.client.HTTPException, ValueError) as error:
+                async with session.post(self.url, proxy=self._proxy(), **options) as reply:
+                    if 200 <= reply.status < 300:
+                        return _rewards(await self._read(reply.content), len(batch))
+                    reason = f"HTTP {reply.status} {reply.reason}"
+                    if reply.status in range(300, 400):
+                        reason += ", a redirect, which is not followed; give the URL that it leads to"
+                    if reply.status != 429 and reply.status < 500:
+                        break
+            except TimeoutError:
+                reason = f"TimeoutError: it took over {self.timeout:g} s"
+            except (ClientError, OSError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
         raise RemoteError(f"{self}: {reason}, in {tried + 1} of {self.retries + 1} tries")
 
@@ -93,70 +91,18 @@ class Service:
         """Return the URL without its query, which may hold a key."""
         return self.url.partition("?")[0].partition("#")[0]
 
-    def _post(self, body: bytes) -> bytes:
-        """Return the reply; raise a ``TimeoutError`` where all of it together takes too long."""
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
-        handler = OneReply(self.timeout)
+    def _proxy(self) -> str | None:
+        """Return the proxy that the environment names for the service, if any."""
+        parts = urlsplit(self.url)
+        proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+        return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+    async def _read(self, content: StreamReader) -> bytes:
         try:
-            with urllib.request.build_opener(handler).open(request, timeout=self.timeout) as reply:
-                read = bytes(reply.read(LONGEST + 1))
-        except urllib.error.HTTPError:
-            raise
-        except (OSError, http.client.HTTPException, ValueError):
-            handler.check()
-            raise
-        finally:
-            handler.timer.cancel()
-        handler.check()  # a reply without a length ends where its connection does
-        if len(read) > LONGEST:
-            raise RemoteError(f"{self}: the reply has over {LONGEST // 2**20} MiB")
-        return read
-
-
-class OneReply(HTTPSHandler, HTTPHandler, HTTPRedirectHandler):
-    """Opens connections that end when their time is up, and follows no redirect.
-
-    urllib's own time limit is for each read, and one byte begins it anew.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        super().__init__()
-        self.timeout, self.end = timeout, time.monotonic() + timeout
-        self.sockets: list[socket.socket] = []
-        self.timer = threading.Timer(timeout, self._disconnect)
-        self.timer.daemon = True
-        self.timer.start()
-
-    def http_open(self, request: Any) -> Any:
-        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
-
-    def https_open(self, request: Any) -> Any:
-        return self.do_open(partial(self._connection, http.client.HTTPSConnection), request)
-
-    def redirect_request(self, *args: Any) -> None:
-        """Follow none: a reply of 3xx is an error then."""
-
-    def check(self) -> None:
-        """Raise a ``TimeoutError`` where the time is up."""
-        if time.monotonic() > self.end:
-            raise TimeoutError(f"it took over {self.timeout:g} s")
-
-    def _connection(self, kind: Any, *args: Any, **options: Any) -> Any:
-        connection = kind(*args, **options)
-        connect = connection.connect
-
-        def watched() -> None:
-            connect()
-            self.sockets.append(connection.sock)
-            self.check()
-
-        connection.connect = watched
-        return connection
-
-    def _disconnect(self) -> None:
-        for one in self.sockets:
-            with suppress(OSError):
-                socket.socket.shutdown(one, socket.SHUT_RDWR)  # TLS too, without its farewell
+            await content.readexactly(LONGEST + 1)
+        except asyncio.IncompleteReadError as whole:
+            return whole.partial
+        raise RemoteError(f"{self}: the reply has over {LONGEST // 2**20} MiB")
 
 
 @op(assumes=("dropped",), beside=True)
@@ -201,8 +147,7 @@ def remote(
     rows = [dict(zip(names, row, strict=True)) for row in zip(question, responses, answer, strict=True)]
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     service = Service(url, timeout, retries, backoff)
-    with ThreadPoolExecutor(parallel) as pool:
-        outcomes = list(pool.map(lambda asked: _outcome(service, asked), batches))
+    outcomes = asyncio.run(_all(service, batches, parallel))
     answers = list(zip(outcomes, batches, strict=True))
     complain([(error, batch[0]) for error, batch in answers if isinstance(error, RemoteError)], on_error)
     filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
@@ -210,11 +155,24 @@ def remote(
     return settled(ctx, rewards, rewards.isnan())
 
 
-def _outcome(service: Service, batch: Sequence[JudgedRow]) -> list[float] | RemoteError:
-    try:
-        return service.ask(batch)
-    except RemoteError as error:
-        return error
+async def _all(
+    service: Service, batches: Sequence[Sequence[JudgedRow]], parallel: int
+) -> list[list[float] | RemoteError]:
+    """Return the rewards of each batch, or why it has none."""
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+    room = asyncio.Semaphore(parallel)
+    connector, timeout = TCPConnector(limit=0, force_close=True), ClientTimeout(total=service.timeout)
+    async with ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def outcome_of(batch: Sequence[JudgedRow]) -> list[float] | RemoteError:
+            async with room:
+                try:
+                    return await service.ask(session, batch)
+                except RemoteError as error:
+                    return error
+
+        return list(await asyncio.gather(*map(outcome_of, batches)))
 
 
 def _rewards(reply: bytes, count: int) -> list[float]:
