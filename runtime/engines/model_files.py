@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from rlgraph.errors import nearest
@@ -51,6 +52,17 @@ class ModelFiles:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trusted)
+
+    def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
+        """Return every end token that the generation config, the tokenizer or a text config names."""
+        from transformers import GenerationConfig
+        from transformers.utils import cached_file
+
+        named = [tokenizer.eos_token_id, config.eos_token_id]
+        if cached_file(self.path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
+            named.append(GenerationConfig.from_pretrained(self.path).eos_token_id)
+        lists = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+        return sorted({*chain.from_iterable(lists)})
 
     def resolved(self) -> dict[str, Any]:
         """Return the changed fields as transformers reads them."""

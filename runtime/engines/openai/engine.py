@@ -23,7 +23,6 @@ from rlgraph.runtime.engines.servers.calls import Ask, Calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.servers.groups import in_turn
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
-from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PATIENCE = 60.0  # seconds in which one of several servers has to be back
@@ -66,7 +65,7 @@ class OpenAIEngine:
         files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
         self.context = context_of(text)
-        self.stops = stop_ids(path, text, self.tokenizer)
+        self.stops = files.stop_ids(text, self.tokenizer)
         servers = Completions.at(addresses)
         self.asked = dict(options or {})
         self.asked["model"] = self.asked.get("model") or model_of(servers[0], path)

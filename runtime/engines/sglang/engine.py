@@ -39,7 +39,6 @@ from rlgraph.runtime.engines.sglang.options import options_of
 from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
-from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 from rlgraph.runtime.engines.weights.transfer import Named, cast, noted
 
@@ -128,7 +127,7 @@ class SglangEngine:
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
         self.context = context_of(text)
         self.tied = bool(getattr(text, "tie_word_embeddings", False))
-        self.stops = stop_ids(path, text, self.tokenizer)
+        self.stops = files.stop_ids(text, self.tokenizer)
         self.version, self.away, self.paused = -1, frozenset[str](), False
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None

@@ -26,7 +26,6 @@ from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storag
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
 from rlgraph.runtime.engines.routing import Routing
-from rlgraph.runtime.engines.stop_tokens import stop_ids
 from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
@@ -86,7 +85,7 @@ class TransformersEngine:
         self.context = context_of(text)
         self.attentions = attention_kinds(text)
         self.window: int = getattr(text, "sliding_window", None) or 0
-        stops = stop_ids(path, text, self.tokenizer)
+        stops = self.files.stop_ids(text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
