@@ -169,7 +169,7 @@ class RayCluster:
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
             self.notes = [*self._open(address, timeout)]
-            self.watch.started({process: place_text(place) for place, process in self.pids.items()})
+            self.watch.started({process: place_text(at) for at, (_, process) in self.processes.items()})
         except BaseException:
             self.close()
             raise
@@ -196,15 +196,13 @@ class RayCluster:
         bundles = [bundle for bundle, (_, size) in enumerate(parts) for _ in range(size)]
         started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
         spots = self._answers([worker.place.remote() for worker in started], timeout)
-        nodes = self._answers([worker.node.remote() for worker in started], timeout)
-        pids = self._answers([worker.pid.remote() for worker in started], timeout)
+        processes = self._answers([worker.process.remote() for worker in started], timeout)
         where = [
             ((numbered(host), numbered(address), node), numbered(device))
-            for (host, address, device), node in zip(spots, nodes, strict=True)
+            for (host, address, device), (node, _) in zip(spots, processes, strict=True)
         ]
         order = seated(parts, where)
-        self.nodes = {place: nodes[worker] for place, worker in zip(self.places, order, strict=True)}
-        self.pids = {place: pids[worker] for place, worker in zip(self.places, order, strict=True)}
+        self.processes = {at: processes[worker] for at, worker in zip(self.places, order, strict=True)}
         return [started[worker] for worker in order]
 
     def _worker(self, group: Any, bundle: int, log: Path) -> Any:
@@ -244,7 +242,7 @@ class RayCluster:
             values = referred(plan)
             self.planned = plan, self.put(with_values(plan, values)), self.put(values)
         # it can read there what its worker shares; on one machine workers have all CPUs that Ray counts
-        here = NodeAffinitySchedulingStrategy(self.nodes[place], soft=False)
+        here = NodeAffinitySchedulingStrategy(self.processes[place][0], soft=False)
         task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
         results = task.remote(*self.planned[1:], place, self.logs, tasks, *parts)
         return [results] if returns == 1 else list(results)
@@ -272,7 +270,7 @@ class RayCluster:
             self.watch.check()
 
     def unresponsive(self) -> dict[Place, str]:
-        return unresponsive(self.ray, {place: (self.nodes[place], self.pids[place]) for place in self.places})
+        return unresponsive(self.ray, self.processes)
 
     def close(self) -> None:
         self.workers: dict[Place, Any] = {}  # no handle outlives its session into that of the next attempt

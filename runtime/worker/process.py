@@ -45,15 +45,11 @@ class Process:
         """Return whether Ray, which started this process, lets only those in who have its token."""
         return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
-    def node(self) -> str:
-        """Return the host, as Ray knows it."""
+    def process(self) -> tuple[str, int]:
+        """Return the host, as Ray knows it, and the number of this process there."""
         import ray
 
-        return str(ray.get_runtime_context().get_node_id())
-
-    def pid(self) -> int:
-        """Return the number of this process on its host."""
-        return os.getpid()
+        return str(ray.get_runtime_context().get_node_id()), os.getpid()
 
     def free_port(self) -> int:
         """Return a port of this host that is free now."""
