@@ -24,7 +24,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.nodes.support.record_file import Recorded, about, read, steps_of
+from rlgraph.nodes.support.record_file import about, read, steps_of
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.auto_settings import as_planned, fixed
 from rlgraph.printing.plan_text import sentence
@@ -180,7 +180,7 @@ def _weights_are_there(plan: Plan, recorded: Sequence[Step], again: Sequence[Ste
 
 def _recorded(
     run_dir: Path, iteration: int, recorded: Sequence[Step], again: Sequence[Step]
-) -> dict[str, Recorded]:
+) -> dict[str, Part]:
     """Return the columns of the steps that do not run."""
     wanted = [column for step in recorded if not step.facts.copies for column in step.writes]
     columns = _recorded_of(run_dir, iteration)
@@ -191,11 +191,12 @@ def _recorded(
     return columns
 
 
-def _recorded_of(run_dir: Path, iteration: int) -> dict[str, Recorded]:
+def _recorded_of(run_dir: Path, iteration: int) -> dict[str, Part]:
     """Return every column that was recorded of an iteration."""
     folder = steps_of(run_dir).get(iteration)
     files = sorted(folder.glob("*.parquet")) if folder else []
-    return {name: column for path in files for name, column in read(path, [*about(path).types]).items()}
+    columns = [column for path in files for column in read(path, [*about(path).types]).items()]
+    return {name: Part(column.values, column.offsets) for name, column in columns}
 
 
 def _restore(
@@ -230,15 +231,13 @@ def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
     return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
 
 
-def _give(execution: Execution, step: Step, columns: Mapping[str, Recorded]) -> None:
+def _give(execution: Execution, step: Step, columns: Mapping[str, Part]) -> None:
     """Count a step as done, with its recorded columns."""
     execution.unsubmitted.discard(step.id)
     if step.facts.copies:
         return
-    parts = [Part(columns[name].values, columns[name].offsets) for name in step.writes]
-    execution.refs |= {
-        name: [ColumnRef(name, Value(part))] for name, part in zip(step.writes, parts, strict=True)
-    }
+    parts = [columns[name] for name in step.writes]
+    execution.refs |= {name: [ColumnRef(name, Value(columns[name]))] for name in step.writes}
     execution.happened |= {step.id, *step.writes}
     if not parts:
         return
@@ -273,11 +272,10 @@ def _text(value: float | None) -> str:
     return "not recorded" if value is None else f"{value:.9g}"
 
 
-def _column(name: str, recorded: Recorded | None, now: Part) -> Compared:
+def _column(name: str, then: Part | None, now: Part) -> Compared:
     """Compare a column with the recorded one: rows, how many values differ, and by how much at most."""
-    if recorded is None:
+    if then is None:
         return Compared(name, "not recorded", f"{len(now)} rows")
-    then = Part(recorded.values, recorded.offsets)
     a, b = (f"{len(part)} rows, {len(part.values)} values" for part in (then, now))
     if a != b or isinstance(now.values, list):
         different = "" if a != b or list(then.values) == list(now.values) else ", others"
