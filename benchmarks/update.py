@@ -4,11 +4,12 @@
 
 Both fine-tune the same model, a Qwen2 of 4 M random weights in float32, in one process, on the same rows in
 the same optimizer steps: fused AdamW, gradients clipped, cross-entropy as a mean over a step's answer tokens.
-They take turns step by step; the ratio is that of the medians over steps, in seconds of the CPU, which on an
-idle machine are those of the clock where there is one thread. Afterwards the distance of the two sets of
-weights is printed beside how far they moved. ``ragged`` rows have exponential lengths, ``equal`` rows one.
-Trainer pads a micro-batch to its longest row, as its users do; of the micro-batch sizes that are tried it
-keeps the fastest. The train engine has its defaults.
+The process keeps freed memory, as a worker of a run does on a CPU; that serves both. They take turns step by
+step. A step's ratio is that of its two times, in seconds of the CPU, so that what else the machine does slows
+both; of the ratios of all steps but the first the median is printed. Afterwards the distance of the two sets
+of weights is printed beside how far they moved. ``ragged`` rows have exponential lengths, ``equal`` rows one.
+Trainer pads a micro-batch to its longest row, as its users do; it runs with micro-batches of several sizes,
+and the one with the lowest ratio counts. The train engine has its defaults.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from operator import truediv
 from typing import Any
 
 import torch
@@ -30,10 +32,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 
 ROWS, PROMPT = 32, 16  # of an optimizer step; of each row
 SETTINGS = {"ragged": 1.5, "equal": 1.0}  # and the least ratio that is wanted
-TRIED = (4, 8, 16)  # rows of the peer's micro-batches
+TRIED = (4, 8, 16, 32)  # rows of the peer's micro-batches
 SAME = 1e-3  # of what weights moved, they may be apart: AdamW divides by the size of small gradients
 IGNORED = -100  # transformers' label of a token without a loss
 OPTIMIZER: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0, "max_grad_norm": 1.0}
@@ -79,9 +82,9 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
 
 
 class Turns(TrainerCallback):  # type: ignore[misc]
-    """Times each step of Trainer, and after it the same step of the engine, if there is one."""
+    """Times each step of Trainer, and after it the same step of the engine."""
 
-    def __init__(self, rows: list[list[int]], engine: FsdpEngine | None) -> None:
+    def __init__(self, rows: list[list[int]], engine: FsdpEngine) -> None:
         self.steps = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
         self.engine, self.peer, self.own = engine, list[float](), list[float]()
 
@@ -90,15 +93,14 @@ class Turns(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         now = time.process_time()
-        if self.engine:
-            columns = columns_of(self.steps[len(self.own)])
-            self.engine.update(columns, objective, torch.arange(ROWS), ROWS)
-            self.own.append(time.process_time() - now)
         self.peer.append(now - self.start)
+        columns = columns_of(self.steps[len(self.own)])
+        self.engine.update(columns, objective, torch.arange(ROWS), ROWS)
         self.start = time.process_time()
+        self.own.append(self.start - now)
 
 
-def trained(model: str, rows: list[list[int]], micro: int, engine: FsdpEngine | None) -> tuple[Turns, Any]:
+def trained(model: str, rows: list[list[int]], micro: int, engine: FsdpEngine) -> tuple[Turns, Any]:
     """Return the times of a run, and Trainer's model after it."""
     arguments = TrainingArguments(
         output_dir=f"{model}/out",
@@ -132,23 +134,22 @@ def distance(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) 
     return math.sqrt(sum(map(float, squares)))
 
 
-def compare(name: str, model: str, steps: int) -> float:
-    """Print one setting, and return its ratio."""
-    rows = rows_of(name, steps)
-    few = rows[: 3 * ROWS]
-    times = {micro: statistics.median(trained(model, few, micro, None)[0].peer[1:]) for micro in TRIED}
-    micro = min(times, key=lambda count: times[count])
+def compare(name: str, model: str, steps: int, micro: int) -> float:
+    """Print one setting with one micro-batch size of Trainer, and return its ratio."""
+    rows, engine = rows_of(name, steps), FsdpEngine(model, optimizer=OPTIMIZER)
     start = dict(Qwen2ForCausalLM.from_pretrained(model).state_dict())
-    engine = FsdpEngine(model, optimizer=OPTIMIZER)
     turns, peer = trained(model, rows, micro, engine)
     own = dict(engine.weights())
     apart, moved = (distance(peer.state_dict(), other) for other in (own, start))
     theirs, ours = (1000 * statistics.median(taken[1:]) for taken in (turns.peer, turns.own))
-    print(f"{name:7} Trainer {theirs:7.1f} ms ({micro} rows), engine {ours:7.1f} ms", end="")
-    print(f": ratio {theirs / ours:.2f} (target {SETTINGS[name]})", end="")
-    print(f"   weights {apart / moved:.1e} apart of what they moved")
+    ratio = statistics.median(map(truediv, turns.peer[1:], turns.own[1:]))
+    print(
+        f"{name:7} Trainer {theirs:7.1f} ms ({micro:2} rows), engine {ours:7.1f} ms: ratio {ratio:.3f}",
+        end="",
+    )
+    print(f"   weights {apart / moved:.1e} apart of what they moved", flush=True)
     assert apart < SAME * moved, "not the same work"
-    return theirs / ours
+    return ratio
 
 
 def main() -> int:
@@ -157,6 +158,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    keep_freed_memory()
+    transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
@@ -164,8 +167,10 @@ def main() -> int:
         Qwen2ForCausalLM(Qwen2Config(**CONFIG)).save_pretrained(f"{folder}/model")
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         print(f"python {platform.python_version()}, {versions}, {given.threads} threads, {ROWS} rows a step")
-        ratios = {name: compare(name, f"{folder}/model", given.steps) for name in SETTINGS}
+        ratios = {n: min(compare(n, f"{folder}/model", given.steps, m) for m in TRIED) for n in SETTINGS}
         dist.destroy_process_group()
+    for name, ratio in ratios.items():
+        print(f"{name:7} {ratio:.2f} at least (target {SETTINGS[name]})")
     return int(any(ratio < SETTINGS[name] for name, ratio in ratios.items()))
 
 
