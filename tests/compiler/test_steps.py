@@ -60,7 +60,7 @@ def naming(*words: str) -> set[str]:
 
 
 def test_a_layout_of_rows_is_named_in_two_files() -> None:
-    assert naming("balanced") == {"rlgraph/passes/partition.py", "runtime/columns/layouts.py"}
+    assert naming("balanced") == {"rlgraph/passes/partition.py", "runtime/driver/rows.py"}
 
 
 def test_versions_types_and_layouts_are_read_once_from_a_plan_file() -> None:
