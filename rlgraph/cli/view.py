@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -66,7 +66,14 @@ def view(
     settled = (overrides, devices, target)
     new, old = subject(shown, *settled), subject(against, (), devices, target) if against else None
     if serve:
-        _serve(lambda: contents(subject(shown, *settled), old), port, follow)
+        from rlgraph.view.serve import server
+
+        with server(lambda: contents(subject(shown, *settled), old), port, follow) as serving:
+            click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
+            try:
+                serving.serve_forever()
+            except KeyboardInterrupt:
+                click.echo()
         return
     if form == "trace":
         folder = new.run_dir
@@ -76,17 +83,6 @@ def view(
     path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
     path.write_text(text, encoding="utf-8")
     say(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
-
-
-def _serve(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> None:
-    from rlgraph.view.serve import server
-
-    with server(make, port, follow) as serving:
-        click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
-        try:
-            serving.serve_forever()
-        except KeyboardInterrupt:
-            click.echo()
 
 
 @click.command()

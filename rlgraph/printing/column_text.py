@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.errors import GraphError, fail, nearest
+from rlgraph.errors import fail, nearest
 from rlgraph.ir.graph import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.printing.plan_text import sentence
@@ -20,7 +20,10 @@ def lineage_text(plan: Plan, column: str) -> str:
     """
     phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
     if not phases:
-        raise _unknown(plan, column)
+        known = [*dict.fromkeys(name for columns in plan.columns.values() for name in columns)]
+        pruned = [note for note in plan.notes if note.startswith(f"pruned `{column}`")]
+        remedy = "; ".join(pruned) or nearest(column, known)
+        raise fail("unknown-column", f"no step writes a column `{column}`", None, known, remedy)
     first = next(iter(phases.values()))
     pairs = zip(first.type.fixed, first.sizes, strict=False)
     sizes = [f"{axis} = {size}" for axis, size in pairs if not axis.isdigit()]
@@ -88,10 +91,3 @@ def _domain(domain: GraphDomain) -> str:
     if domain.filtered:
         return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"
     return f"{domain.name}, {domain.times} row{'s' * (domain.times != 1)} for each of {domain.parent}"
-
-
-def _unknown(plan: Plan, name: str) -> GraphError:
-    known = [*dict.fromkeys(column for columns in plan.columns.values() for column in columns)]
-    law = f"no step writes a column `{name}`"
-    pruned = [note for note in plan.notes if note.startswith(f"pruned `{name}`")]
-    return fail("unknown-column", law, None, known, "; ".join(pruned) or nearest(name, known))
