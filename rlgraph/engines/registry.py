@@ -132,15 +132,10 @@ TRAINING = {
 
 
 class ServeSection(Protocol):
-    """The options of ``models.NAME.serve`` that choose its engine."""
+    """The options of ``models.NAME.serve`` that choose its engine, and where that is."""
 
     @property
     def engine(self) -> str: ...
-
-
-class AdaptedSection(ServeSection, Protocol):
-    """The options of ``models.NAME.serve`` that decide whether its engine can serve adapters."""
-
     @property
     def addresses(self) -> Sequence[str]: ...
 
@@ -152,7 +147,7 @@ class AdapterSection(Protocol):
     def targets(self) -> str | list[str]: ...
 
 
-def no_adapter(serve: AdaptedSection, lora: AdapterSection) -> str:
+def no_adapter(serve: ServeSection, lora: AdapterSection) -> str:
     """Return why an engine can't serve adapters beside its weights, or nothing."""
     engine, groups = serve.engine, serving(serve).adapters
     if not groups:
