@@ -10,7 +10,7 @@ from dataclasses import replace
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
-from rlgraph.errors import GraphError, Problem, fail
+from rlgraph.errors import GraphError, fail
 from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
@@ -32,6 +32,7 @@ from rlgraph.planning.device_groups import (
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.validate import Binder
 from rlgraph.version import VERSION
 
 INDECISIVE = ("about", "eval", "pools", "schedule")
@@ -129,15 +130,11 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
     Raises:
         GraphError: with the problems of all of them together, each once.
     """
-    lowered, problems = list[Graph](), list[Problem]()
-    for graph in graphs:
-        try:
-            lowered.append(lower(graph))
-        except GraphError as error:
-            problems += error.problems
-    if problems:
-        raise GraphError(dict.fromkeys(problems))
-    return lowered
+    binder = Binder()
+    lowered = [binder.attempt(lower, graph) for graph in graphs]
+    if binder.problems:
+        raise GraphError(dict.fromkeys(binder.problems))
+    return [graph for graph in lowered if graph]
 
 
 def digest(tree: Tree, device: str = "cpu") -> str:
