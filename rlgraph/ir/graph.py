@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import networkx as nx
@@ -243,12 +244,8 @@ class Graph:
 
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
     """Return whether a domain is another, or the rows of it that filters kept."""
-    while domain != whole:
-        part = domains[domain]
-        if not part.filtered or not part.parent:
-            return False
-        domain = part.parent
-    return True
+    parts = takewhile(lambda part: part.filtered, ancestors(domains, domain))
+    return whole in (domain, *(part.parent for part in parts))
 
 
 def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:

@@ -117,17 +117,16 @@ def _timeline(plan: Plan) -> Contents:
     count = 1 + max((event.iteration for event in events), default=0)
     return {
         "lanes": [{**vars(lane), "steps": sorted(lane.steps)} for lane in lanes(plan)],
-        "events": [[e.step.id, e.iteration, _short(e.start), _short(e.end)] for e in events],
+        "events": [
+            [e.step.id, e.iteration, *(float(f"{seconds:.7g}") for seconds in (e.start, e.end))]
+            for e in events
+        ],
         "arrows": [[*arrow.source, *arrow.target, arrow.name] for arrow in arrows(plan, count)],
         "period": period,
         "count": count,
         "guessed": plan.predicted is None,
         "depth": depth(plan),
     }
-
-
-def _short(seconds: float) -> float:
-    return float(f"{seconds:.7g}")
 
 
 def _memory(plan: Plan) -> Contents | None:
