@@ -52,14 +52,22 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         help="Factors on the times, as `rlgraph report RUN --calibrate FILE` measured them, for --cluster.",
     )
+    @click.option(
+        "--expert-imbalance",
+        type=TOKENS,
+        metavar="FACTOR",
+        help="Tokens of the busiest of the devices that divide experts, over their mean, for --cluster.",
+    )
     @functools.wraps(command)
     def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
         from rlgraph.ir.plan import Target
 
-        details = [options.pop(name) for name in ("prompt_tokens", "response_tokens", "calibration")]
-        if cluster is None and any(details):
-            raise click.UsageError("--prompt-tokens, --response-tokens and --calibration are for --cluster")
-        return command(*args, target=Target(cluster, *details) if cluster else None, **options)
+        names = ("prompt_tokens", "response_tokens", "calibration", "expert_imbalance")
+        details = {name: options.pop(name) for name in names}
+        if cluster is None and any(details.values()):
+            *others, last = (f"--{name.replace('_', '-')}" for name in names)
+            raise click.UsageError(f"{', '.join(others)} and {last} are for --cluster")
+        return command(*args, target=Target(cluster, **details) if cluster else None, **options)
 
     return with_target
 

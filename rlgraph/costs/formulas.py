@@ -57,6 +57,7 @@ class Tokens:
     tokens: float
     squares: float
     passes: int  # micro-batches
+    uneven: float = 1.0  # tokens that come to its experts, over those of an even share
 
 
 def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
@@ -89,7 +90,8 @@ def update_seconds(
 
 
 def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
-    flops: float = factor * 2 * size.multiplied * row_work(work.tokens, work.squares, size.attention_share)
+    multiplied = size.multiplied * row_work(work.tokens, work.squares, size.attention_share)
+    flops: float = factor * 2 * (multiplied + (work.uneven - 1) * size.chosen * work.tokens)
     layers = factor * work.passes * size.config.num_hidden_layers
     return max(flops / rates.flops(share), rates.launch(layers) / 4)  # a quarter of a decode's kernels
 
@@ -161,7 +163,7 @@ def _exchanges(size: Size, rates: Rates, tokens: float) -> Iterator[tuple[Rates,
 
 def dispatch_bytes(size: Size, rates: Rates, tokens: float) -> float:
     """Return the bytes of the all-to-alls of one pass in which so many tokens go to their experts on other
-    devices, and come back (GShard, arXiv 2006.16668), where all experts are chosen equally often."""
+    devices, and come back (GShard, arXiv 2006.16668)."""
     config = size.config
     mixtures = sum(config.is_sparse(index) for index in range(config.num_hidden_layers))
     numbers = 2 * mixtures * config.num_experts_per_tok * tokens * config.hidden_size

@@ -29,6 +29,7 @@ class Layer:
     masked: bool = False  # rows are packed: keys and values are repeated for every query head
     adapted: frozenset[str] | None = None  # the linear layers that train; None: all weights do
     ranks: int = 1  # that share the tokens of a row
+    uneven: float = 1.0  # tokens that come to a device's experts, over those of an even share
 
     @property
     def kept(self) -> int:
@@ -73,8 +74,8 @@ class Layer:
             return dense * config.intermediate_size
         inputs = config.expert_size * self._trains(f"{EXPERTS}down_proj")
         inputs += config.hidden_size * self._trains(f"{EXPERTS}gate_up_proj")
-        chosen = config.num_experts_per_tok * (3 * config.expert_size + config.hidden_size + inputs)
-        return chosen + dense * config.shared_size
+        chosen = self.chosen * (3 * config.expert_size + config.hidden_size + inputs)
+        return int(chosen) + dense * config.shared_size
 
     @property
     def backward(self) -> int:
@@ -87,7 +88,7 @@ class Layer:
         more = (2 if self._trains("down_proj") else 3) * config.intermediate_size
         if self.sparse:
             most = max(2 * config.expert_size - config.hidden_size, 3 * config.hidden_size)
-            more = config.num_experts_per_tok * most
+            more = int(self.chosen * most)
         return self.kept + self.width * more
 
     @property
@@ -96,7 +97,7 @@ class Layer:
         config = self.size.config
         inner = config.intermediate_size
         if self.sparse:
-            inner = config.num_experts_per_tok * (config.expert_size + config.hidden_size)
+            inner = int(self.chosen * (config.expert_size + config.hidden_size))
         return self.kept + self.width * (2 * inner - self.mlp)
 
     @property
@@ -110,12 +111,17 @@ class Layer:
         hidden, queries = config.hidden_size, config.queries
         inner = 3 * config.intermediate_size
         if self.sparse:
-            inner = config.num_experts_per_tok * max(4 * hidden, hidden + 4 * config.expert_size)
-            inner += config.num_experts_per_tok * hidden * (self.size.divided > 1)  # as they came
+            inner = int(self.chosen * max(4 * hidden, hidden + 4 * config.expert_size))
+            inner += int(self.chosen * hidden) * (self.size.divided > 1)  # as they came
         attention = (4 * queries + 2 * config.keys) * width
         normed = queries * (width + 2 * MASTER) if config.normed else 0
         most = max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
         return max(most, hidden * (3 * width + 2 * MASTER))
+
+    @property
+    def chosen(self) -> float:
+        """Return how many tokens come to a device's experts, for each of its own."""
+        return self.size.config.num_experts_per_tok * self.uneven
 
     @property
     def permutes(self) -> bool:

@@ -189,7 +189,8 @@ class Footprint:
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring
         beside += own * bytes_beside(self.plan, step)
         offloads = model.train.activation_offload and self.cluster.device == "cuda"
-        return Pass(part_of(size, mesh.tensor), model, mesh.shard, own, beside, mesh.replicate, offloads)
+        part, uneven = part_of(size, mesh.tensor), self.work.uneven(mesh.experts)
+        return Pass(part, model, mesh.shard, own, beside, mesh.replicate, offloads, uneven)
 
     def _syncing(self, pool: str, step: Step) -> int:
         """Return the bytes of a weight sync on a device that sends, or on one that only receives."""

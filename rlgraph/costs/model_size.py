@@ -108,6 +108,12 @@ class Size:
         seen = (config.queries + config.outputs) * sum((w or 0) * count for w, count in self.windows.items())
         return self._weighed + seen + 3 * config.state * self.windows[0]
 
+    @cached_property
+    def chosen(self) -> float:
+        """Return the parameters of the experts that one token chooses, in all layers."""
+        chosen, idle = self.config.num_experts_per_tok, sum(self.layers) - sum(self.active_layers)
+        return idle * chosen / (self.config.experts - chosen) if idle else 0.0
+
     def touched(self, rows: float) -> float:
         """Return the parameters that a decode step of ``rows`` tokens reads, with chosen experts alone."""
         config, whole, active = self.config, sum(self.layers), sum(self.active_layers)

@@ -115,7 +115,8 @@ class Pricing(Footprint):
         size = part_of(size, mesh.tensor)
         rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
-        work = self._share(step, size, model.train, minibatches, times)
+        even = self._share(step, size, model.train, minibatches, times)
+        work = replace(even, uneven=self.work.uneven(mesh.experts))
         if step.updates:
             factor = 4 if model.train.recompute else 3
             trained = trained_on_device(size, model, mesh.shard)
@@ -140,8 +141,9 @@ class Pricing(Footprint):
         seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
         moved += formulas.exchange_bytes(size, group, shared)
         group = replace(group, devices=mesh.experts, replicas=mesh.replicate * mesh.shard // mesh.experts)
-        seconds += formulas.dispatch_seconds(size, group, again * work.tokens, again * work.passes)
-        moved += formulas.dispatch_bytes(size, group, again * work.tokens)
+        routed = again * work.tokens * work.uneven
+        seconds += formulas.dispatch_seconds(size, group, routed, again * work.passes)
+        moved += formulas.dispatch_bytes(size, group, routed)
         group = replace(rates, devices=mesh.tensor, replicas=mesh.shard, tensor=1)
         seconds += formulas.reduction_seconds(size, group, work.tokens, factor, work.passes)
         return seconds, moved + formulas.reduction_bytes(size, group, work.tokens, factor)

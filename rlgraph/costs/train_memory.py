@@ -35,6 +35,7 @@ class Pass:
     mask: int = 0  # bytes of the mask of packed rows, if any, and of columns with fixed axes
     replicas: int = 1  # copies of the model, whose gradients are summed
     offloads: bool = False  # what is kept waits on the host
+    uneven: float = 1.0  # tokens that come to its experts, over those of an even share
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
@@ -170,7 +171,7 @@ class Pass:
     def layer(self) -> Layer:
         assert self.model.train
         ranks = self.model.train.sequence_parallel
-        return Layer(self.size, self.width, self.mask > 0, self.adapted, ranks)
+        return Layer(self.size, self.width, self.mask > 0, self.adapted, ranks, self.uneven)
 
     @cached_property
     def root(self) -> int:

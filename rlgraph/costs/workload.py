@@ -67,6 +67,7 @@ class Workload:
     longest_prompt: float
     responses: Lengths
     assumed: tuple[str, ...]
+    imbalance: float = 1.0  # tokens of the busiest of the devices that divide experts, over their mean
 
     @property
     def mean(self) -> float:
@@ -87,6 +88,10 @@ class Workload:
         limit = _number(rollout, "response_limit", self.responses.longest)
         return Lengths(min(self.responses.mean, limit), limit)
 
+    def uneven(self, devices: int) -> float:
+        """Return how many times its even share the busiest of the devices that divide experts has."""
+        return self.imbalance if devices > 1 else 1.0
+
     @property
     def most(self) -> float:
         """Return the most tokens that a sample may have."""
@@ -94,7 +99,10 @@ class Workload:
 
 
 def workload(
-    plan: Plan, prompt_tokens: float | None = None, response_tokens: float | None = None
+    plan: Plan,
+    prompt_tokens: float | None = None,
+    response_tokens: float | None = None,
+    expert_imbalance: float | None = None,
 ) -> Workload:
     """Return the work of one training iteration of a plan.
 
@@ -103,6 +111,8 @@ def workload(
             rollouts the longest response (``rlgraph.ops.declare.Role``).
         prompt_tokens: mean tokens of a prompt; half of the longest, or 256, unless given.
         response_tokens: mean tokens of a response; half of the longest unless given.
+        expert_imbalance: see ``Workload.imbalance``; 1, experts are chosen equally often, unless given. Of
+            single experts it is 1 + MaxVio (arXiv 2408.15664, section 2.2); a device has several.
     """
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
@@ -125,7 +135,11 @@ def workload(
     for name, region in plan.regions.items():
         if region.expected < 1:
             assumed[-1] += f", but {name} {region.expected:.0%} (refill.expected), and one round is enough"
-    return Workload(rows, prompt, max(longest, 2 * prompt), Lengths(mean, limit), tuple(assumed))
+    imbalance = expert_imbalance or 1.0
+    if any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
+        share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
+        assumed.append(f"the busiest device that divides experts has {share} (--expert-imbalance)")
+    return Workload(rows, prompt, max(longest, 2 * prompt), Lengths(mean, limit), tuple(assumed), imbalance)
 
 
 def _named(functions: Mapping[str, Function], role: Role) -> str:

@@ -185,8 +185,7 @@ class ModelPlan:
     train: TrainPlan | None  # None: no step trains or scores with it
     serve: ServePlan | None  # None: no step generates with it
     rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
-    # the model whose train engine it is too: frozen alike, or trained by an adapter, which is off then
-    shares: str = ""
+    shares: str = ""  # whose train engine it is too: frozen alike, or trained by an adapter, off then
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of its config.json that are others here
     trust_remote_code: bool = False  # whether Python files that come with it run
 
@@ -199,6 +198,7 @@ class Target:
     prompt_tokens: float | None = None  # the mean of a prompt
     response_tokens: float | None = None
     calibration: str | None = None  # the file of factors that a run was measured to have
+    expert_imbalance: float | None = None  # as ``Workload.imbalance``
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Scenario:
     prompt_tokens: float | None = None
     response_tokens: float | None = None
     calibration: Calibration | None = None
+    expert_imbalance: float | None = None
 
     @staticmethod
     def of(target: Target, here: Here | None = None) -> Scenario:
@@ -44,7 +45,12 @@ class Scenario:
         """
         factors = load_calibration(target.calibration) if target.calibration else None
         cluster = load_cluster(target.cluster, here)
-        return Scenario(cluster, target.prompt_tokens, target.response_tokens, factors)
+        tokens = target.prompt_tokens, target.response_tokens
+        return Scenario(cluster, *tokens, factors, target.expert_imbalance)
+
+    def work(self, plan: Plan) -> Workload:
+        """Return the work of a plan, with these lengths."""
+        return workload(plan, self.prompt_tokens, self.response_tokens, self.expert_imbalance)
 
 
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
@@ -79,7 +85,7 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
     if sum(plan.pools.values()) > cluster.total:
         large = [f"pool `{name}` has {count} devices" for name, count in plan.pools.items()]
         raise fail("pool-size", f"{', '.join(large)}; {cluster.cluster} has {cluster.total}", None)
-    work = workload(plan, scenario.prompt_tokens, scenario.response_tokens)
+    work = scenario.work(plan)
     pricing = Pricing(plan, cluster, work, sizes_of(plan), scenario.calibration)
     _holds_a_sample(plan, work)
 

@@ -26,7 +26,6 @@ from typing import Any
 
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.muon import may_step_on_host
-from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
@@ -289,7 +288,7 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         return predict(planned(settings), scenario, must_fit=False)
 
     plan = planned({})
-    row = workload(plan, scenario.prompt_tokens, scenario.response_tokens).mean
+    row = scenario.work(plan).mean
     candidates = search(plan, cluster.total, cluster.devices, attempt, row)
     # this refuses the graph as it is, if nothing fits
     return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)

@@ -107,7 +107,8 @@ class Priced:
         target = self.plan.origin.target if self.plan.origin else None
         planned = target.response_tokens if target else None
         prompt = prompt_tokens(lines) or self.prompt_tokens
-        return workload(self.plan, prompt, response_tokens(lines) or planned)
+        uneven = target.expert_imbalance if target else None
+        return workload(self.plan, prompt, response_tokens(lines) or planned, uneven)
 
     @cached_property
     def sizes(self) -> dict[str, Size]:

@@ -260,7 +260,11 @@ def _where(origin: Origin) -> list[str]:
     target = origin.target
     if target is None:
         return ["--devices", str(origin.devices)]
-    tokens = (("--prompt-tokens", target.prompt_tokens), ("--response-tokens", target.response_tokens))
-    counts = [word for name, count in tokens if count for word in (name, f"{count:g}")]
+    counted = {
+        "--prompt-tokens": target.prompt_tokens,
+        "--response-tokens": target.response_tokens,
+        "--expert-imbalance": target.expert_imbalance,
+    }
+    counts = [word for name, count in counted.items() if count for word in (name, f"{count:g}")]
     factors = ["--calibration", target.calibration] if target.calibration else []
     return ["--cluster", target.cluster, *counts, *factors]

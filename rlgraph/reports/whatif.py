@@ -105,8 +105,9 @@ def _planned(
         raise fail("changed", f"{origin.graph} has changed since the run", None)
     if origin.target is None:
         plan = fixed(plan)  # a run without a cluster would have this plan again
+    uneven = origin.target.expert_imbalance if origin.target else None
     tokens = prompt_tokens(lines) or priced.prompt_tokens, response_tokens(lines)
-    planned = predict(plan, Scenario(priced.cluster, *tokens, factors), must_fit=False)
+    planned = predict(plan, Scenario(priced.cluster, *tokens, factors, uneven), must_fit=False)
     assert planned.peak and planned.predicted
     if not all(pool.fits for pool in planned.peak.values()):
         raise fail("does-not-fit", f"{plan.graph} does not fit on {priced.cluster.cluster}", None)

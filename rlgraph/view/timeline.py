@@ -119,7 +119,8 @@ def footprint(plan: Plan) -> Footprint | None:
         return None
     if cluster.cluster != plan.predicted.cluster:
         return None
-    return Footprint(plan, cluster, workload(plan, target.prompt_tokens, target.response_tokens), sizes)
+    tokens = target.prompt_tokens, target.response_tokens
+    return Footprint(plan, cluster, workload(plan, *tokens, target.expert_imbalance), sizes)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,31 @@ def test_steps_and_memory_show_what_they_take() -> None:
         passing = Footprint(plan, CLUSTER, workload(plan), sizes_of(plan)).passing(update)
         peaks.append(passing["last layer"]["gathered weights"])
     assert peaks[1] < peaks[0] / 2
+
+
+def test_an_uneven_choice_of_experts_takes_time_bytes_and_memory_and_is_said() -> None:
+    def aimed(uneven: float | None, ranks: int) -> Plan:
+        settings = [f"models.policy.path={MIXTURE}", f"models.policy.train.expert_parallel={ranks}"]
+        settings += ["models.policy.train.optimizer_offload=true", "models.policy.serve.tensor_parallel=8"]
+        target = Target("h100-8", expert_imbalance=uneven)
+        return compile_graph("dr_grpo", settings, target=target)
+
+    even, uneven = aimed(None, 8), aimed(1.5, 8)
+    first, second = (step for plan in (even, uneven) for step in plan.steps if step.updates)
+    assert first.seconds and second.seconds and first.bytes and second.bytes
+    assert second.seconds[0] > 1.05 * first.seconds[0] and second.bytes > 1.2 * first.bytes
+    assert uneven.peak and even.peak and uneven.peak["main"].bytes > even.peak["main"].bytes
+    said = "the busiest device that divides experts has"
+    assert f"{said} as many tokens as the others (--expert-imbalance)" in plan_text(even)
+    assert f"{said} 1.5 x the mean of those (--expert-imbalance)" in plan_text(uneven)
+    assert uneven.origin and parse(uneven.json(), "plan.json").origin == uneven.origin
+    # whoever has all experts has all of their tokens
+    alone = [replace(plan, origin=None).json() for plan in (aimed(None, 1), aimed(1.5, 1))]
+    assert alone[0] == alone[1] and said not in alone[0]
+
+
+def test_the_experts_that_a_token_chooses_are_counted() -> None:
+    assert size_of(MIXTURE).chosen == LAYERS * CHOSEN * 3 * HIDDEN * INNER and size_of(DENSE).chosen == 0
 
 
 def test_a_search_divides_experts_where_that_is_faster() -> None:
