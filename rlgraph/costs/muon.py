@@ -51,7 +51,7 @@ def newton_schulz_flops(shape: MatrixShape) -> int:
 @lru_cache(maxsize=1024)  # a search asks it of every plan
 def matrices_on_device(size: Size, devices: int) -> int:
     """Return the numbers of the decoder layers' matrices on each of so many devices: whole rows of each."""
-    matrices = (tensor for layer in _layers(size) for tensor in layer.tensors.elements() if tensor[1] > 1)
+    matrices = (tensor for layer in _layers(size) for tensor in layer.tensors.elements() if min(tensor) > 1)
     return padded(matrices, devices) // devices
 
 
@@ -110,7 +110,7 @@ def batch_of_experts(shape: MatrixShape) -> int:
 def exchanged(size: Size) -> list[MatrixShape]:
     """Return the shapes of the matrices that travel to be orthogonalised, the largest work first."""
     shapes = (shape for layer in _layers(size) for shape in (layer.weights & layer.tensors).elements())
-    return sorted((shape for shape in shapes if shape[1] > 1), key=newton_schulz_flops, reverse=True)
+    return sorted((shape for shape in shapes if min(shape) > 1), key=newton_schulz_flops, reverse=True)
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +121,7 @@ def experts_on_device(size: Size, devices: int) -> list[tuple[MatrixShape, int]]
 
 
 class _Matrices(NamedTuple):
-    """The tensors of a decoder layer, as they are sharded and as a checkpoint has them; see ``Config``."""
+    """The tensors of a decoder layer that have matrices, as they are sharded, and these; see ``Config``."""
 
     tensors: Counter[MatrixShape]
     weights: Counter[MatrixShape]
@@ -129,6 +129,9 @@ class _Matrices(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _layers(size: Size) -> list[_Matrices]:
-    config = size.config
-    layers = range(config.num_hidden_layers)
-    return [_Matrices(Counter(config.tensors(index)), Counter(config.weights(index))) for index in layers]
+    config, layers = size.config, []
+    for index in range(config.num_hidden_layers):
+        others = Counter(config.no_matrices(index))
+        both = (Counter(shapes) - others for shapes in (config.tensors(index), config.unfused(index)))
+        layers.append(_Matrices(*both))
+    return layers

@@ -158,7 +158,7 @@ def test_an_optimizer_step_holds_what_is_predicted(setting: Setting) -> None:
         assert size == pytest.approx(held[part], rel=1e-3), part
 
 
-@pytest.mark.parametrize(("family", "world"), [("qwen2", 8), ("qwen2", 1), ("qwen3_moe", 8)])
+@pytest.mark.parametrize(("family", "world"), [("qwen2", 8), ("qwen2", 1), ("qwen3_moe", 8), ("gpt_oss", 8)])
 def test_a_step_of_muon_receives_what_is_predicted(tmp_path: Path, family: str, world: int) -> None:
     setting = Setting(small(tmp_path, 4, 64_000, family), world=world, optimizer="muon", recompute=False)
     counted, received = memory_fake.predicted_bytes(setting), fake_engine.collected(setting, whole=True)

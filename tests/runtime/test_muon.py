@@ -6,8 +6,9 @@ This file as a script is two or four ranks.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -19,10 +20,16 @@ from test_fsdp import ROWS, batch_columns, close, part_of, sft_objective, write_
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.costs import limits
+from rlgraph.costs.model_size import Size
+from rlgraph.costs.models.config import Config
+from rlgraph.costs.models.fields import Family
+from rlgraph.costs.muon import exchanged, experts_on_device, matrices_on_device
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.demo import make, questions
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, orthogonal
+from rlgraph.runtime.engines.fsdp.load import decoder_layers
+from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, body_matrices, orthogonal
+from rlgraph.runtime.engines.weights.naming import pieces_of
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 RATE, DECAY, MOMENTUM = 1e-2, 0.1, 0.9
@@ -74,6 +81,32 @@ def main(rank: int, root: Path, *_: str) -> None:
                 engine.load(str(root / f"{case}-{source}"))
                 found[source, name, case] = stepped(engine)
     torch.save(found, root / f"rank-{rank}-of-{ranks}.pt")
+
+
+SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 128, "pad_token_id": 0, "head_dim": 16}
+SHAPE |= {"intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"moe_intermediate_size": 48, "n_group": 1, "topk_group": 1}
+
+
+@pytest.mark.parametrize("kind", get_args(Family))
+def test_the_matrices_that_are_priced_are_those_of_the_model(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    known = AutoConfig.for_model(kind).to_dict()
+    config = AutoConfig.for_model(kind, **SHAPE, **{k: v for k, v in EXPERTS.items() if k in known})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    held = Counter[tuple[int, int]]()
+    shapes = body_matrices(model, decoder_layers(model), pieces_of(model, ()))
+    for parameter, (rows, columns) in shapes.items():
+        held[rows, columns] += parameter.numel() // (rows * columns)
+    size = Size(Config.model_validate({k: v for k, v in config.to_dict().items() if v is not None}))
+    priced = Counter(exchanged(size))
+    for shape, count in experts_on_device(size, 1):
+        priced[shape] += count
+    assert priced == held
+    assert matrices_on_device(size, 1) == sum(rows * columns * n for (rows, columns), n in held.items())
 
 
 @pytest.fixture(scope="module")

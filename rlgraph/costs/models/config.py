@@ -166,6 +166,20 @@ class Config(Fields):
         fused = self.model_type == "gpt_oss"
         return [(one.rows, one.numbers) for one in self._layer(index, self._experts if fused else apart)]
 
+    def unfused(self, index: int) -> list[tuple[int, int]]:
+        """Return ``weights``, but of experts that are fused there too each matrix by itself."""
+        if self.model_type != "gpt_oss":
+            return self.weights(index)
+        apart = [Tensor(self.hidden_size, 2 * self.expert_size), Tensor(self.expert_size, self.hidden_size)]
+        experts = [*apart * self.experts, *self._expert_biases]
+        return [(one.rows, one.numbers) for one in self._layer(index, experts)]
+
+    def no_matrices(self, index: int) -> list[tuple[int, int]]:
+        """Return the tensors of a layer that have several numbers per row and are no matrices: biases of
+        experts, and convolutions."""
+        convolution = [Tensor(self.convolved, self.linear_conv_kernel_dim)] * (self.window(index) == 0)
+        return [(one.rows, one.numbers) for one in [*self._expert_biases, *convolution]]
+
     def linear(self, index: int) -> dict[str, tuple[int, int]]:
         """Return outputs and inputs of a layer's linear layers that can have adapters, by name; in a mixture
         of experts, those of softmax attention alone."""
@@ -248,9 +262,14 @@ class Config(Fields):
         """Return the tensors into which a layer's experts are fused."""
         count, hidden, size = self.experts, self.hidden_size, self.expert_size
         up, down = Tensor(count, 2 * size * hidden), Tensor(count, size * hidden)
-        if self.model_type == "gpt_oss":
-            return [up, Tensor(count, 2 * size), down, Tensor(count, hidden)]
+        if biases := self._expert_biases:
+            return [up, biases[0], down, biases[1]]
         return [up, down]
+
+    @property
+    def _expert_biases(self) -> list[Tensor]:
+        biased = self.model_type == "gpt_oss"
+        return [Tensor(self.experts, width) for width in (2 * self.expert_size, self.hidden_size)] * biased
 
     def _dense(self, inner: int) -> Iterator[Tensor]:
         hidden, biased = self.hidden_size, self.mlp_bias

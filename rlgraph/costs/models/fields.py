@@ -30,7 +30,13 @@ UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where conf
     "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096},
     "glm4": {"head_dim": 128, "attention_bias": True},
     "olmo3": {"sliding_window": 4096},
-    "gpt_oss": {"head_dim": 64, "attention_bias": True, "sliding_window": 128, "num_experts_per_tok": 4},
+    "gpt_oss": {
+        "head_dim": 64,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+    },
     "qwen3_next": {
         "head_dim": 256,
         "num_experts_per_tok": 10,

@@ -37,14 +37,17 @@ def body_matrices(
 ) -> dict[Parameter, MatrixShape]:
     """Return the parameters of the decoder layers that hold matrices, with the shape of each matrix.
 
-    A fused parameter of experts has as many matrices as weights in the checkpoint: gate and up are two.
+    A fused parameter of experts has as many matrices as weights in the checkpoint: gate and up are two, but
+    where they are one there too. Biases of experts, a row for each, are no matrix.
     """
     inside = {id(p) for layer in layers for p in layer.parameters()}
     shapes = {}
     for name, p in model.named_parameters():
         if p.requires_grad and id(p) in inside and p.dim() in (2, 3) and min(p.shape[-2:]) > 1:
+            if name.endswith("bias"):
+                continue
             rows, columns = p.shape[-2:]
-            stored = {piece.shape for piece in pieces.get(name, ())}
+            stored = {piece.shape for piece in pieces.get(name, ()) if len(piece.shape) == 2}
             if p.dim() == 3 and len(stored) == 1 and (shape := stored.pop())[-1] == columns:
                 rows = shape[0]
             shapes[p] = (rows, columns)
