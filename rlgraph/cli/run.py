@@ -113,8 +113,9 @@ def doctor(
     ctx.exit(0 if report.fit else 1)
 
 
-def _models(examined: str | None, overrides: Sequence[str]) -> list[str]:
-    """Return folders or names of models: that of the command line, or those that a graph names."""
+def _models(examined: str | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return folders or names of models: that of the command line, or those that a graph names, with what it
+    says of their files, as JSON."""
     from rlgraph.compiler import compile_graph
     from rlgraph.frontend.shipped import shipped_graphs
     from rlgraph.syntax.source import OPEN
@@ -125,6 +126,8 @@ def _models(examined: str | None, overrides: Sequence[str]) -> list[str]:
     if examined not in shipped_graphs() and not examined.endswith((".yaml", ".yml")):
         if overrides:
             raise click.UsageError(f"`{examined}` is no graph: KEY=VALUE is for graphs")
-        return [examined]
-    paths = [with_values(model.path) for model in compile_graph(examined, overrides).models.values()]
-    return [path for path in dict.fromkeys(paths) if path != OPEN]
+        return [(examined,)]
+    models = [model for model in compile_graph(examined, overrides).models.values() if model.path != OPEN]
+    said = [(dict(model.config), model.trust_remote_code) for model in models]
+    words = [(with_values(m.path), *map(json.dumps, both)) for m, both in zip(models, said, strict=True)]
+    return [*dict.fromkeys(words)]

@@ -79,13 +79,14 @@ def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
     return Diagnosis(tuple(lines), facts)
 
 
-def examine(models: Sequence[str], run_dir: str, address: str | None, timeout: float) -> Diagnosis:
-    """Gather the facts of this machine, of folders or names of models, and of a Ray cluster; judge them.
+def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, timeout: float) -> Diagnosis:
+    """Gather the facts of this machine, of models, and of a Ray cluster; judge them.
 
-    All probes together may take ``timeout`` seconds.
+    ``models`` are the arguments of ``probes.model``. All probes together may take ``timeout`` seconds.
     """
-    asked: list[ProbeCall] = [(name, None) for name in ("host", "packages", "gpus", "torch", "sglang")]
-    asked += [("ray", address), ("disk", run_dir), *(("model", path) for path in models)]
+    asked: list[ProbeCall] = [(name,) for name in ("host", "packages", "gpus", "torch", "sglang")]
+    asked += [("ray", address) if address else ("ray",), ("disk", run_dir)]
+    asked += [("model", *words) for words in models]
     return judge(gather(asked, timeout))
 
 
@@ -98,10 +99,10 @@ def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFa
     """Run probes beside one another, for at most ``timeout`` seconds in all.
 
     Return for each probe its facts, one per time that it was asked, in order. Facts of a probe that gave none
-    are ``{"failed": reason, "argument": ...}``.
+    are ``{"failed": reason, "argument": ...}``, with its first argument.
     """
     ends = time.monotonic() + timeout
-    started = [(name, argument, _start(name, argument)) for name, argument in asked]
+    started = [(name, next(iter(arguments), None), _start(name, *arguments)) for name, *arguments in asked]
     facts: dict[str, list[ProbeFacts]] = {}
     for name, argument, process in started:
         result = answer(process, max(ends - time.monotonic(), 0.1), timeout)
@@ -109,9 +110,9 @@ def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFa
     return facts
 
 
-def _start(name: str, argument: str | None) -> Popen[str]:
+def _start(*words: str) -> Popen[str]:
     """Start the process of a probe."""
-    command = [sys.executable, "-m", "rlgraph.runtime.doctor.probes", name, *([argument] if argument else [])]
+    command = [sys.executable, "-m", "rlgraph.runtime.doctor.probes", *words]
     return Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
 
 

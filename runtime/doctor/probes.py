@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.detect import memory
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.rundir.environment import PACKAGES, installed_version
 from rlgraph.version import VERSION
 
@@ -154,15 +155,19 @@ def disk(path: str) -> ProbeFacts:
     return {"path": path, "free": usage.free, "total": usage.total, "writable": os.access(folder, os.W_OK)}
 
 
-def model(path: str) -> ProbeFacts:
+def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
     """Probe which parts of a model can be loaded: configuration, weights, tokenizer, chat template.
+
+    Args:
+        path: a folder, or a name of a hub.
+        changed, trusted: what a graph says of it, ``config`` and ``trust_remote_code``, as JSON.
 
     Raises:
         OSError: the configuration can't be loaded, as a folder or from a hub.
+        ConfigError: a changed field is without effect, or can't have its value.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    files = ModelFiles(path, json.loads(changed), json.loads(trusted))
+    config = files.config()
     folder = Path(path)
     weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     facts: ProbeFacts = {
@@ -173,7 +178,7 @@ def model(path: str) -> ProbeFacts:
         "bytes_per_weight": getattr(config.dtype, "itemsize", 4),
     }
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = files.tokenizer()
     except (OSError, ValueError) as error:
         return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
     facts |= {"tokenizer": len(tokenizer), "end": tokenizer.eos_token}
@@ -190,7 +195,7 @@ def model(path: str) -> ProbeFacts:
 PROBES: dict[str, Callable[..., ProbeFacts]] = {
     probe.__name__: probe for probe in (host, packages, gpus, torch, sglang, ray, disk, model)
 }
-ProbeCall = tuple[str, str | None]  # a probe and its argument
+ProbeCall = tuple[str, *tuple[str, ...]]  # a probe and its arguments
 
 
 def _unmet(name: str, extra: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
+from rlgraph.cli.run import _models
 from rlgraph.runtime.doctor.checks import CHECKS
 from rlgraph.runtime.doctor.doctor import ABOUT, answer, gather, judge
 from rlgraph.runtime.doctor.probes import PROBES, cores
@@ -270,7 +272,7 @@ def test_a_quota_of_a_control_group_limits_cores(tmp_path: Path, limit: str, exp
 
 def test_gpus_as_nvidia_smi_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", smi(tmp_path, LISTING))
-    (facts,) = gather([("gpus", None)], 60)["gpus"]
+    (facts,) = gather([("gpus",)], 60)["gpus"]
     assert [(gpu["index"], gpu["memory"], gpu["used"]) for gpu in facts["gpus"]] == [
         (0, 81559 * 2**20, 600 * 2**20),
         (1, None, 0),
@@ -284,7 +286,7 @@ def test_gpus_as_nvidia_smi_lists_them(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_nvidia_smi_that_fails_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", smi(tmp_path, "echo 'Driver/library version mismatch'; exit 18"))
-    ((name, line),) = judge(gather([("gpus", None)], 60)).lines
+    ((name, line),) = judge(gather([("gpus",)], 60)).lines
     assert (name, line.level) == ("gpus", "wrong") and "version mismatch" in line.text
 
 
@@ -314,6 +316,27 @@ def test_the_models_of_a_graph_are_looked_at(tmp_path: Path) -> None:
     assert result.exit_code == 1
     (line,) = [line for line in data["lines"] if line["check"] == "model"]
     assert line["level"] == "wrong" and f"{tmp_path}/empty: " in line["text"] and line["remedy"]
+
+
+def test_models_are_looked_at_as_the_graph_says(tool_files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(tool_files / "demo_tool_files" / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    code = "from transformers import Qwen2Config\nclass OwnConfig(Qwen2Config): model_type = 'own'\n"
+    (folder / "own.py").write_text(code)
+    names = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (folder / "config.json").write_text(json.dumps(config | names))
+    paths = [f"models.{name}.path={folder}" for name in ("policy", "ref")]
+    trusted = [f"models.{name}.trust_remote_code=true" for name in ("policy", "ref")]
+    rope = [f"models.{name}.config={{rope_scaling: {{rope_type: no_such}}}}" for name in ("policy", "ref")]
+    facts = []
+    for more in ([], trusted, [*trusted, *rope]):
+        models = _models("grpo", [*paths, *more])
+        assert len(models) == 1
+        facts += gather([("model", *models[0])], 120)["model"]
+    assert [facts[n]["argument"] for n in (0, 2)] == [str(folder)] * 2
+    assert facts[1]["type"] == "own" and "failed" not in facts[1]
+    assert "there is no rope_type no_such" in facts[2]["failed"]
 
 
 def test_a_ray_cluster_that_is_not_there_is_bounded() -> None:
