@@ -181,7 +181,8 @@ def host_step_seconds(numbers: int, rates: Rates) -> float:
     """Return the seconds of an optimizer step on the host (ZeRO-Offload, arXiv 2101.06840): gradients come,
     masters are stepped, weights go back. At best two of these hide behind the longest."""
     come, go = (host_seconds(numbers * width, rates) for width in (MASTER, rates.width))
-    parts = come, numbers / rates.efficiency.host_step[rates.grade], go
+    rate = rates.cluster.host_step or rates.efficiency.host_step[rates.grade]
+    parts = come, numbers / rate, go
     return max(parts) if rates.grade == BEST else sum(parts)
 
 

@@ -28,6 +28,10 @@ class Cluster(BaseModel):
     intra_link: Positive = Field(description="bytes per second between two devices of a host.")
     inter_link: Positive = Field(description="bytes per second of one device to another host.")
     host_link: Positive = Field(default=32e9, description="bytes per second between device and host memory.")
+    host_step: Positive | None = Field(
+        default=None,
+        description="numbers per second that a worker's optimizer steps on its host; null: a range.",
+    )
     host_memory: Positive | None = Field(
         default=None, description="bytes of a host that offloaded states may take; null: enough."
     )

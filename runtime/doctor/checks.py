@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlgraph.costs.efficiency import ASSUMED, WORST
 from rlgraph.runtime.doctor import gpu_checks
 from rlgraph.runtime.doctor.probes import ProbeFacts
 from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Findings, ok, warn, wrong
@@ -128,6 +129,17 @@ def sglang(packages: ProbeFacts, sglang: ProbeFacts, host: ProbeFacts, gpus: Pro
         yield warn(text, f"install the CUDA toolkit and set CUDA_HOME: {GUIDE}#install")
 
 
+def host_step(host_optimizer: ProbeFacts) -> Findings:
+    workers, rate = host_optimizer["workers"], host_optimizer["rate"]
+    each = f"each of {workers} workers steps" if workers > 1 else "a worker steps"
+    text = f"with train.optimizer_offload {each} {rate:.2g} numbers per second"
+    if rate < ASSUMED.host_step[WORST]:
+        remedy = f"write host_step: {rate:.2e} in the cluster's file, for plans to count with it"
+        yield warn(f"{text}, fewer than plans assume", remedy)
+    else:
+        yield ok(f"{text} (host_step: {rate:.2e} in a cluster's file)")
+
+
 def model(model: ProbeFacts) -> Findings:
     name, tokens = model["path"], model["tokenizer"]
     if model["weights"] == 0:
@@ -153,7 +165,7 @@ def _template(model: ProbeFacts) -> Finding:
     return ok(f"{text}, prompts as {model['prompt']!r}")
 
 
-HERE = (shared_memory, limits, machine, disk, checkpoint, ray, sglang, model)
+HERE = (shared_memory, limits, machine, host_step, disk, checkpoint, ray, sglang, model)
 # in the order of their lines; each takes the facts of the probes that its parameters name
 CHECKS: dict[str, Callable[..., Findings]] = {
     check.__name__.replace("_", " "): check for check in (python, libc, packages, *gpu_checks.CHECKS, *HERE)

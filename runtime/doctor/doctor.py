@@ -29,6 +29,7 @@ ABOUT = {
     "packages": ("installed packages", f"install them anew: {GUIDE}#install"),
     "gpus": ("nvidia-smi", f"is the driver loaded, and of one version with its tools? {GUIDE}#driver"),
     "torch": ("torch and CUDA", f"does nvidia-smi answer? then install torch anew: {GUIDE}#install"),
+    "host_optimizer": ("an optimizer's step on the host", "is torch installed, and is there memory?"),
     "sglang": ("SGLang's import", f"install it from requirements/: {GUIDE}#install; no GPU: docs/sglang.md"),
     "ray": ("Ray", "is it running there (ray status), in reach of this host, and with its RAY_AUTH_TOKEN?"),
     "disk": ("the file system of", "is it mounted, and its server up?"),
@@ -84,7 +85,8 @@ def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, 
 
     ``models`` are the arguments of ``probes.model``. All probes together may take ``timeout`` seconds.
     """
-    asked: list[ProbeCall] = [(name,) for name in ("host", "packages", "gpus", "torch", "sglang")]
+    about_machine = ("host", "packages", "gpus", "torch", "host_optimizer", "sglang")
+    asked: list[ProbeCall] = [(name,) for name in about_machine]
     asked += [("ray", address) if address else ("ray",), ("disk", run_dir)]
     asked += [("model", *words) for words in models]
     return judge(gather(asked, timeout))

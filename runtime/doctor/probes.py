@@ -16,7 +16,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_HOME")
 GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "driver_version")
 PROCESS_FIELDS = ("pid", "process_name", "used_memory")
 MEBI = 2**20
+NUMBERS, STEPS = 2**23, 5  # an optimizer steps so many, and so often
 
 
 def host() -> ProbeFacts:
@@ -115,6 +118,30 @@ def torch() -> ProbeFacts:
     }
 
 
+def host_optimizer() -> ProbeFacts:
+    """Probe how many numbers per second a worker's optimizer steps on the host (``train.optimizer_offload``),
+    while the workers of all devices do: in the best of a few steps."""
+    import torch as found
+
+    from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
+
+    def best(_worker: int) -> float:
+        found.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+        weight = found.nn.Parameter(found.zeros(NUMBERS, dtype=found.bfloat16))
+        weight.grad_dtype = found.float32
+        weight.grad = found.ones(NUMBERS)
+        optimizer, seconds = HostAdamW([weight], lr=1e-3), []
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            optimizer.step()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    workers = found.cuda.device_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        return {"workers": workers, "rate": NUMBERS / max(pool.map(best, range(workers)))}
+
+
 def sglang() -> ProbeFacts:
     """Probe whether SGLang and what rlgraph uses beside it can be imported."""
     if installed_version("sglang") is None:
@@ -193,7 +220,7 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
 
 
 PROBES: dict[str, Callable[..., ProbeFacts]] = {
-    probe.__name__: probe for probe in (host, packages, gpus, torch, sglang, ray, disk, model)
+    probe.__name__: probe for probe in (host, packages, gpus, torch, host_optimizer, sglang, ray, disk, model)
 }
 ProbeCall = tuple[str, *tuple[str, ...]]  # a probe and its arguments
 

@@ -62,6 +62,10 @@ def test_a_step_takes_the_longest_of_three_or_all_of_them() -> None:
     come, stepped, go = 4e9 / 64e9, 1e9, 2e9 / 64e9
     assert host_step_seconds(numbers, best) == max(come / 0.8, stepped / 5e8, go / 0.8)
     assert host_step_seconds(numbers, worst) == pytest.approx(come / 0.4 + stepped / 1e8 + go / 0.4)
+    measured = cluster.model_copy(update={"host_step": 2e8})
+    best, worst = (Rates(measured, 8, "bfloat16", grade) for grade in (BEST, WORST))
+    assert host_step_seconds(numbers, best) == 1e9 / 2e8
+    assert host_step_seconds(numbers, worst) == pytest.approx(come / 0.4 + 1e9 / 2e8 + go / 0.4)
     device, host = update(planned(AGAIN)), update(planned(AGAIN, ON_HOST))
     assert device.seconds and host.seconds
     shard, steps = size_of(EIGHT).on_device(8), 4

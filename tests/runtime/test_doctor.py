@@ -63,6 +63,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
             "without_peer_access": [],
         }
     ],
+    "host_optimizer": [{"workers": 8, "rate": 2.4e8}],
     "sglang": [{"version": "0.5.23"}],
     "ray": [
         {
@@ -144,6 +145,7 @@ FAULTS: list[tuple[dict[str, dict[str, Any]], str, str, str]] = [
     ({"packages": {"sglang": ["sglang<0.6 (installed: 0.6)"]}}, "sglang", "wrong", "installed: 0.6"),
     ({"packages": {"unmet_by_sglang": ["torch==2.14.1 (no)"]}}, "sglang", "warn", "torch==2.14.1"),
     ({"host": {"nvcc": False}}, "sglang", "warn", "CUDA_HOME"),
+    ({"host_optimizer": {"rate": 5e7}}, "host step", "warn", "5e+07 numbers per second, fewer than"),
     ({"model": {"weights": 0}}, "model", "wrong", "no weights"),
     ({"model": {"tokenizer": None, "reason": "no vocabulary"}}, "model", "wrong", "no vocabulary"),
     ({"model": {"vocabulary": 32000}}, "model", "wrong", "different models"),
@@ -304,6 +306,9 @@ def test_this_machine(tool_files: Path, tmp_path: Path) -> None:
     assert facts["torch"]["version"] == version("torch") or version("torch") in facts["torch"]["version"]
     assert facts["packages"]["installed"]["ray"] == facts["ray"]["version"] == version("ray")
     assert facts["packages"]["unmet"] == []
+    rate = f"{facts['host_optimizer']['rate']:.2e}"
+    (said,) = [str(line) for line in data["lines"] if line["check"] == "host step"]
+    assert f"host_step: {rate} in" in said and 1e5 < float(rate) < 1e12
     assert facts["model"]["weights"] > 0 and facts["model"]["prompt"]
     assert data["fit"] == all(line["level"] != "wrong" for line in data["lines"])
     assert result.exit_code == (0 if data["fit"] else 1)
