@@ -12,23 +12,39 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
 from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
-
-if TYPE_CHECKING:
-    from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 # What is known of each running sample, as rows of one int64 tensor [5, rows]: its newest token and where that
 # stands, its random stream, where its last token may stand, and what added to a position gives its place in
 # the output.
 TOKEN, POSITION, STREAM, END, OUTPUT = range(5)
+
+
+class Decoder(Protocol):
+    """The model's two forwards and their limits, which a batch uses."""
+
+    device: torch.device
+    max_rows: int
+    max_cached_tokens: int
+    prefill_tokens: int
+    attentions: Sequence[str]
+    version: int
+    routing: Routing | None
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
+        """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache."""
+
+    def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
+        """Return the logits ``[live, vocabulary]`` after one more token per live row."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class BatchRun:
 
     def __init__(
         self,
-        engine: TransformersEngine,
+        engine: Decoder,
         requests: Sequence[Request],
         sampling: Sampling,
         limits: Sequence[Sequence[int]],
