@@ -16,10 +16,8 @@ from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, ppo_clip, ratio
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.splitmix import WEYL, mix
 from rlgraph.ops import Context, boolean, float32, op, samples, tokens
-
-WORD = 2**64
-GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - WORD, 0xBF58476D1CE4E5B9 - WORD, 0x94D049BB133111EB - WORD
 
 TokenShare = Annotated[float, Field(gt=0, le=1)]
 
@@ -183,16 +181,4 @@ def _chosen(
 def _draws(ctx: Context, loss_mask: Ragged) -> torch.Tensor:
     """Draw an int64 for each written token ``[written]`` from its row and its place in it alone."""
     rows = torch.tensor([seed(ctx.seed, ctx.iteration, ctx.node, row) for row in ctx.rows], dtype=torch.int64)
-    return _mixed(loss_mask.spread(rows).values + (loss_mask.place_of + 1) * GOLDEN)[loss_mask.values]
-
-
-def _mixed(counter: torch.Tensor) -> torch.Tensor:
-    """Return SplitMix64's int64 for each counter (Steele et al. 2014, doi 10.1145/2660193.2660195)."""
-    counter = (counter ^ _shifted(counter, 30)) * FIRST
-    counter = (counter ^ _shifted(counter, 27)) * SECOND
-    return counter ^ _shifted(counter, 31)
-
-
-def _shifted(word: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right with zeros from the left; int64's own shift carries the sign."""
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
+    return mix(loss_mask.spread(rows).values + (loss_mask.place_of + 1) * WEYL)[loss_mask.values]

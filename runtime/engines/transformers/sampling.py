@@ -14,22 +14,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlgraph.nodes.support.splitmix import WEYL, mix, shift, signed
 from rlgraph.ops.interfaces import Sampling
-
-WEYL = 0x9E3779B97F4A7C15
 
 
 def streams(seeds: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Return one stream per seed, int64 ``[rows]``; seeds are any integers, taken modulo 2**64."""
-    return _mix(torch.tensor([_signed(seed + WEYL) for seed in seeds], dtype=torch.int64, device=device))
+    return mix(torch.tensor([signed(seed + WEYL) for seed in seeds], dtype=torch.int64, device=device))
 
 
 def uniform(stream: Tensor, position: Tensor) -> Tensor:
     """Return numbers in [0, 1), float64 ``[rows]``, for streams and positions int64 ``[rows]``.
 
-    SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2714064.2660195) at counter ``position``.
+    SplitMix64 at counter ``position``.
     """
-    return _shift(_mix(stream + (position + 1) * _signed(WEYL)), 11).to(torch.float64) * 2.0**-53
+    return shift(mix(stream + (position + 1) * WEYL), 11).to(torch.float64) * 2.0**-53
 
 
 def draw(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -69,19 +68,3 @@ def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
         kept = kept.where(before < top_p * kept.sum(-1, keepdim=True, dtype=torch.float64), 0.0)
         kept[:, 0] = probs.gather(-1, tokens[:, :1])[:, 0]
     return torch.zeros_like(probs).scatter(-1, tokens, kept)
-
-
-def _mix(state: Tensor) -> Tensor:
-    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
-    return state ^ _shift(state, 31)
-
-
-def _shift(state: Tensor, bits: int) -> Tensor:
-    """Shift right, filling with zeros; torch's own shift fills with the sign."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    """Return the int64 with the same low 64 bits."""
-    return (number + 2**63) % 2**64 - 2**63
