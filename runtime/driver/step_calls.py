@@ -40,30 +40,23 @@ def _each(step: Step, method: str, inputs: Callable[[int], Arguments]) -> list[W
 def _run(execution: Execution, step: Step) -> list[WorkerCall]:
     domain = execution.columns[step.reads[0]].domain if step.reads else ""
     rows = execution.rows.layout(domain, step.layout, step.pool) if domain else None
-    total = execution.rows.count(domain) if domain else 0
-    position, versions, now = (
-        execution.position(step.node),
-        execution.versions(step),
-        adapted(execution, step),
+    scope = Scope(
+        phase=execution.phase,
+        iteration=execution.entry.iteration,
+        total_rows=execution.rows.count(domain) if domain else 0,
+        position=execution.position(step.node),
+        versions=execution.versions(step),
+        adapted=adapted(execution, step),
+        asks=None if domain else execution.asks,
+        resumes=execution.asks is not None,
     )
 
     def inputs(device: int) -> Arguments:
         held = () if rows is None else rows[device]
         begun, left = execution.taken_up(step, held)
-        scope = Scope(
-            phase=execution.phase,
-            iteration=execution.entry.iteration,
-            rows=() if rows is None else execution.numbers(domain)[held],
-            total_rows=total,
-            position=position,
-            versions=versions,
-            adapted=now,
-            asks=execution.asks if rows is None else None,
-            resumes=execution.asks is not None,
-            begun=begun,
-        )
+        numbers = () if rows is None else execution.numbers(domain)[held]
         parts = [execution.part(column, device) for column in step.reads]
-        return (step.node, scope), (*parts, *left)
+        return (step.node, replace(scope, rows=numbers, begun=begun)), (*parts, *left)
 
     leaves = 0 if execution.asks is None else step.leaves
     return [replace(call, leaves=leaves) for call in _each(step, "run", inputs)]
