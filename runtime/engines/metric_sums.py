@@ -38,7 +38,7 @@ class MetricSums:
 
     def means(self, group: dist.ProcessGroup) -> dict[str, float]:
         """Return the metrics over all ranks, alike on each: a collective. The host waits for the device."""
-        ranks = _of_ranks(self._on_host(), group)
+        ranks = of_ranks(self._on_host(), group)
         names = sorted({name for _, metrics, _ in ranks for name in metrics})
         sums = {name: [metrics.get(name, (0.0, 0.0)) for _, metrics, _ in ranks] for name in names}
         peaks = sorted({name for *_, most in ranks for name in most})
@@ -61,10 +61,10 @@ class MetricSums:
 
 def over_ranks(counts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return every rank's counts, which are on the host: ``[ranks, ...]``. A collective."""
-    return torch.tensor(_of_ranks(counts.tolist(), group))
+    return torch.tensor(of_ranks(counts.tolist(), group))
 
 
-def _of_ranks(item: Any, group: dist.ProcessGroup) -> list[Any]:
+def of_ranks(item: Any, group: dist.ProcessGroup) -> list[Any]:
     """Return the items of all ranks. A collective."""
     ranks: list[Any] = [item] * group.size()
     if len(ranks) > 1:

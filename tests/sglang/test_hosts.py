@@ -149,7 +149,7 @@ def test_each_host_has_its_devices_and_what_a_server_shares_out(
     led = Starts(2, 0, "127.0.0.1")
     answers = iter([members, [("127.0.0.1", led.port), None, None, None], ["a client", None, None, None]] * 4)
     for name, stands in {
-        "gathered": lambda item, pool: next(answers),
+        "of_ranks": lambda item, pool: next(answers),
         "interface": lambda hosts: "127.0.0.1",
         "SglangEngine": lambda path, **options: made.append(options) or engine,
         "_ranks": lambda *_: None,

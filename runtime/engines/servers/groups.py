@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,13 +55,6 @@ def own_device(device: str, index: int) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     current = torch.cuda.current_device()
     return visible[current] if current < len(visible) and visible[current] else str(current)
-
-
-def gathered(item: Any, pool: dist.ProcessGroup) -> list[Any]:
-    """Return the items of all members of a process group. Collective."""
-    items = [None] * pool.size()
-    dist.all_gather_object(items, item, group=pool)
-    return items
 
 
 def meet(pool: dist.ProcessGroup | None) -> None:

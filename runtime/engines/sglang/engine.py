@@ -25,9 +25,10 @@ from rlgraph.costs.model_size import size_of
 from rlgraph.engines.registry import SERVERS, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.memory.allocator import release
+from rlgraph.runtime.engines.metric_sums import of_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.servers.calls import Calls
-from rlgraph.runtime.engines.servers.groups import gathered, meet
+from rlgraph.runtime.engines.servers.groups import meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
@@ -264,7 +265,7 @@ class SglangEngine:
             self.ranks.hand_over(self.content.buckets(parameters))
         else:
             deque(parameters, maxlen=0)  # another one sends; here they are only gathered
-        arrived = all(gathered(arrived, self.pool)) if self.pool else arrived
+        arrived = all(of_ranks(arrived, self.pool)) if self.pool else arrived
         is_adapter = isinstance(self.content, Adapter)
         self.named = adapter_name(version) if is_adapter else ""
         check_names(self.path, frozenset() if is_adapter else self.stored, sent)

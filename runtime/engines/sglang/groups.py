@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from rlgraph.runtime.engines.memory.allocator import release
-from rlgraph.runtime.engines.servers.groups import check_groups, gathered, in_turn, interface, own_device
+from rlgraph.runtime.engines.metric_sums import of_ranks
+from rlgraph.runtime.engines.servers.groups import check_groups, in_turn, interface, own_device
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.hosts import Starts
@@ -54,7 +55,7 @@ def sglang_engine(
         options["options"] = {**options.get("options", {}), **shared}
         options["max_cached_tokens"] //= attention_replicas
     release(device)  # the server that starts beside this worker, once all have met, needs it
-    members = gathered((socket.gethostname(), own_device(device, index)), pool)
+    members = of_ranks((socket.gethostname(), own_device(device, index)), pool)
     part = group // hosts
     check_groups(members, part, device)
     first, own = index - index % group, index - index % part
@@ -63,11 +64,11 @@ def sglang_engine(
     options |= {"logs": logs, "host": host}
     if hosts > 1:
         led = Starts(hosts, 0, host) if index == first else None
-        at = gathered(led and (led.address, led.port), pool)[first]
+        at = of_ranks(led and (led.address, led.port), pool)[first]
         follows = index == own != first
         options |= {"starts": Starts(hosts, (own - first) // part, *at) if follows else led, "keeps": False}
     engine = SglangEngine(path, **options, leads=index == first, ranks=_ranks(pool, first, group))
-    led = gathered(engine.supervisor.client if index == first else None, pool)
+    led = of_ranks(engine.supervisor.client if index == first else None, pool)
     engine.reach(in_turn(index // group, [client for client in led if client]))
     return engine
 
