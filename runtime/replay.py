@@ -115,7 +115,7 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         driver.finish(execution)
         if export:
             export.mkdir(parents=True, exist_ok=True)
-            calls.all("export", str(export.resolve()))
+            calls.all("export", str(export.resolve()), engines=True)
         return Replayed(_title(run_dir, iteration, node), _compared(execution, again, run_dir, iteration))
     finally:
         cluster.close()
@@ -209,7 +209,7 @@ def _restore(
         if problem := calls.damage(folder.resolve()):
             raise RunError(f"the checkpoint {folder} is damaged: {problem}\n  choose another iteration")
         state = read_json(folder / "state.json")
-        calls.all("load", str(folder.resolve()), state["versions"])
+        calls.all("load", str(folder.resolve()), state["versions"], engines=True)
         return state["versions"], state["positions"]
     if iteration > 1 and any(changing & step.models.keys() for step in again):
         known = ", ".join(str(1 + number) for number in checkpoints) or "none"

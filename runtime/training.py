@@ -134,7 +134,7 @@ class TrainingRun:
         if again:  # what was lost may be ending still
             wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
         self._note(self.calls.all("setup", with_values(self.plan, values), meeting, place=True))
-        self.folder.check_room(sum(self.calls.all("checkpoint_bytes")))
+        self.folder.check_room(sum(self.calls.all("checkpoint_bytes", engines=True)))
 
     def _note(self, reports: Iterable[Report]) -> None:
         """Tell the user once what workers noticed."""
@@ -210,7 +210,7 @@ class TrainingRun:
         self.progress.say("saving a checkpoint")
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin("checkpoints")
-        self.calls.all("begin_save", str(folder))
+        self.calls.all("begin_save", str(folder), engines=True)
         first, sums = self.cluster.places[0], {}
         for name, waiting in self.state.waiting.items():
             for kind, buffered in waiting.parts().items():
@@ -225,7 +225,7 @@ class TrainingRun:
         if self.saving:
             (folder, state, sums, lasting), self.saving = self.saving, None
             self.calls.when = after(state.iteration)
-            for digests in self.calls.all("finish_save"):
+            for digests in self.calls.all("finish_save", engines=True):
                 sums |= digests
             self.folder.commit_checkpoint(folder, state, sums, self.plan.schedule.keep, lasting)
 
@@ -236,7 +236,7 @@ class TrainingRun:
             waiting = record.pop("waiting", {})
             self.state = State(**record)
             self.calls.when = after(self.state.iteration)
-            self.calls.all("load", str(folder), self.state.versions)
+            self.calls.all("load", str(folder), self.state.versions, engines=True)
             for name, kinds in waiting.items():
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)
@@ -271,5 +271,5 @@ class TrainingRun:
         self.progress.say("writing the models")
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin()
-        self.calls.all("export", str(folder))
+        self.calls.all("export", str(folder), engines=True)
         self.folder.commit_models(folder)

@@ -22,18 +22,20 @@ class ControlCalls:
         self.plan, self.cluster = plan, cluster
         self.when = "before the first iteration"  # errors say it
 
-    def all(self, method: str, *args: Any, place: bool = False) -> list[Any]:
+    def all(self, method: str, *args: Any, place: bool = False, engines: bool = False) -> list[Any]:
         """Call a method on every worker, with its pool and device after ``args`` if ``place``.
 
-        What is the same for all, such as the plan, is sent to the cluster once.
+        It is one of ``EngineHost`` if ``engines``. What is the same for all, such as the plan, is sent to the
+        cluster once.
 
         Raises:
             RunError: of the first that failed, or of those that took too long.
         """
         # a put waits for as long as the object store does not answer
         shared, calls = [arg if isinstance(arg, str) else self.cluster.put(arg) for arg in args], {}
+        called = ("of_engines", method) if engines else (method,)
         for at in self.cluster.places:
-            calls[self.cluster.call(at, method, *shared, *(at if place else ()))[0]] = at
+            calls[self.cluster.call(at, *called, *shared, *(at if place else ()))[0]] = at
         return self._results(method, calls)
 
     def one(self, place: Place, method: str, *args: Any) -> Any:

@@ -183,7 +183,7 @@ class Worker(Process):
     def engine(self, method: str, *args: Any) -> Report:
         """Sync a model's weights, or move parts of its engines: a method of ``EngineHost``."""
         start = time.time()
-        getattr(self.engines, method)(*args)
+        self.of_engines(method, *args)
         return Report(start, time.time())
 
     def stay(self, *sync: Any) -> Report:
@@ -235,31 +235,15 @@ class Worker(Process):
         """Write the columns of one domain, with the rows that ``repartition`` would return."""
         write_recorded(Path(path), about, dict(zip(about.types, gathered(picks, counts, parts), strict=True)))
 
-    def checkpoint_bytes(self) -> int:
-        """Return how many bytes this rank writes of a checkpoint."""
-        return self.engines.checkpoint_bytes()
-
-    def begin_save(self, folder: str) -> None:
-        """Copy this rank's shards of every trained model, and write them in the background."""
-        self.engines.begin_save(folder)
-
-    def finish_save(self) -> dict[str, str]:
-        """Wait until they are written; return the digests of this rank's files, by name in the folder."""
-        return self.engines.finish_save()
+    def of_engines(self, method: str, *args: Any) -> Any:
+        """Return what a method of ``EngineHost`` returns."""
+        return getattr(self.engines, method)(*args)
 
     def damaged(
         self, folder: str, shares: Mapping[Place, Sequence[str]], pool: str, device: int
     ) -> list[str]:
         """Return those of this worker's share of a checkpoint's files that are not what was written."""
         return damaged(Path(folder), read_sums(Path(folder)), shares[pool, device])
-
-    def load(self, folder: str, versions: Mapping[str, int]) -> None:
-        """Read what ``save`` wrote, on any number of ranks."""
-        self.engines.load(folder, versions)
-
-    def export(self, folder: str) -> None:
-        """Write every trained model as a Hugging Face directory."""
-        self.engines.export(folder)
 
     def begin_profile(self, pool: str, device: int) -> None:
         """Record what is computed from now on."""

@@ -165,7 +165,7 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     assert not Path("a/models").exists()
 
 
-@pytest.mark.parametrize("where", ["Worker.repartition", "Worker.finish_save"])
+@pytest.mark.parametrize("where", ["Worker.repartition", "EngineHost.finish_save"])
 def test_a_worker_that_stops_is_named_and_replaced(
     run_on_devices: Callable[..., str], workers: str, where: str
 ) -> None:
