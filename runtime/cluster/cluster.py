@@ -236,14 +236,11 @@ class RayCluster:
         return [results] if returns == 1 else list(results)
 
     def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         if self.planned is None or self.planned[0] is not plan:
             values = referred(plan)
             self.planned = plan, self.put(with_values(plan, values)), self.put(values)
         # it can read there what its worker shares; on one machine workers have all CPUs that Ray counts
-        here = NodeAffinitySchedulingStrategy(self.processes[place][0], soft=False)
-        task = self.task.options(num_cpus=0, num_returns=returns, scheduling_strategy=here)
+        task = ray_start.on_node(self.task, self.processes[place][0], num_cpus=0, num_returns=returns)
         results = task.remote(*self.planned[1:], place, self.logs, tasks, *parts)
         return [results] if returns == 1 else list(results)
 

@@ -94,11 +94,8 @@ def _answer() -> Answer:
 
 def _asked(ray: Any, nodes: Sequence[str]) -> list[Answer]:
     """Return the answer of each node that answers in time; a ``RunError`` where rlgraph is not installed."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     ask = ray.remote(num_cpus=0)(_answer)
-    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    pending = [ask.options(scheduling_strategy=strategy).remote() for strategy in there]
+    pending = [ray_start.on_node(ask, node).remote() for node in nodes]
     ready, _ = ray.wait(pending, num_returns=len(pending), timeout=ASKING)
     try:
         return list(ray.get(ready))

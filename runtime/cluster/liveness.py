@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.runtime.cluster.failures import LostError
+from rlgraph.runtime.cluster.ray_start import on_node
 from rlgraph.runtime.cluster.sweeper import children, processes_of, status
 from rlgraph.runtime.messages.tasks import Place
 
@@ -104,13 +105,8 @@ def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Pla
         ray: the module, joined to their cluster.
         workers: the node of each worker as Ray names it, and its process there.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     ask = ray.remote(num_cpus=0, max_retries=0)(state)
-    asked = {}
-    for place, (node, process) in workers.items():
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        asked[ask.options(scheduling_strategy=there).remote(process)] = place
+    asked = {on_node(ask, node).remote(process): place for place, (node, process) in workers.items()}
     ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ASKING_S)
     found = {asked[reference]: f"its host did not answer in {ASKING_S} s" for reference in late}
     for reference in ready:

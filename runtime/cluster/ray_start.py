@@ -64,6 +64,13 @@ def join(**options: Any) -> Any:
     return ray
 
 
+def on_node(task: Any, node: str, **options: Any) -> Any:
+    """Return a remote function that runs on one host, as Ray names it, or not at all."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options)
+
+
 def _make_token() -> None:
     """Make sure that there is a token, in a file for this user alone; all could read one that Ray makes."""
     if any(map(os.environ.get, TOKENS)):
