@@ -38,7 +38,6 @@ class Client(Endpoint):
         return answer
 
     def version(self) -> str | None:
-        """Return the version of its weights, as it was told with them; None where it does not answer."""
         info = self.look("model_info")
         return str(info["weight_version"]) if info else None
 
@@ -54,7 +53,6 @@ class Client(Endpoint):
         return [card["id"] for card in listed["data"] if card.get("parent")]
 
     def own_weights(self, answer: dict[str, Any]) -> str | None:
-        """Return the weights that a sample is of, where the server started with these; else None."""
         refused = "meta_info" not in answer
         return FIRST if refused or answer["meta_info"]["weight_version"] == FIRST else None
 

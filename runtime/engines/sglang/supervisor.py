@@ -77,19 +77,7 @@ class SglangSupervisor(Moves, Supervisor):
         ranks: ServerRanks | None,
         starts: Starts | None = None,
     ) -> None:
-        """Start it and wait until it answers.
-
-        Args:
-            launch: how it runs, as ``logs``, ``devices`` and ``host``: see ``Server``.
-            restarts: how often one that is lost is started anew.
-            keeps: whether a copy of its weights stays on the host for that; else they come by the next sync.
-            start: seconds in which it has to be up.
-            ranks: the workers whose devices it spans; this one leads them.
-            starts: those of all its hosts, where it spans several.
-
-        Raises:
-            RunError: it does not come up: with its last lines.
-        """
+        """Start it as ``Supervisor`` does; other arguments are as of ``Server`` and ``SglangEngine``."""
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
         self.keeps, self.ranks, self.starts = keeps, ranks or ServerRanks(), starts
         self.content = launch.content
@@ -98,7 +86,6 @@ class SglangSupervisor(Moves, Supervisor):
         super().__init__(restarts, start)
 
     def begin(self, before: Server | None = None) -> Server:
-        """Start a server, at the place of one that is lost where there is one."""
         place = self.launch, self.logs, self.devices, self.host, before
         return FirstServer(*place, self.starts) if self.starts else Server(*place)
 
