@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 GUIDE = "docs/gpu.md"  # remedies point to its sections
@@ -21,13 +22,4 @@ class Finding:
 Findings = Iterator[Finding]
 
 
-def ok(text: str) -> Finding:
-    return Finding("ok", text)
-
-
-def warn(text: str, remedy: str) -> Finding:
-    return Finding("warn", text, remedy)
-
-
-def wrong(text: str, remedy: str) -> Finding:
-    return Finding("wrong", text, remedy)
+ok, warn, wrong = (partial(Finding, level) for level in ("ok", "warn", "wrong"))
