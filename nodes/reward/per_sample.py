@@ -150,11 +150,9 @@ async def _outcome(
         call = asyncio.get_running_loop().run_in_executor(threads, lambda: score(**row))
     try:
         reward = await asyncio.wait_for(call, timeout)
-        return (
-            float(reward)
-            if is_reward(reward)
-            else f"it gave {reward!r}, which is no finite number of float32"
-        )
+        if is_reward(reward):
+            return float(reward)
+        return f"it gave {reward!r}, which is no finite number of float32"
     except TimeoutError:
         return f"it took over {timeout:g} s"
     except Exception as error:  # `on_error` decides about any error of a user's function
