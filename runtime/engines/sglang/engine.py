@@ -137,7 +137,8 @@ class SglangEngine:
         self.quantization = quantization
         if quantization and self.device == "cuda":
             check_device(torch.cuda.get_device_capability())
-        own = overridden(options_of(files)) if quantization else options_of(files)
+        settings = {**(options or {}), **options_of(files)}
+        settings = overridden(settings) if quantization else settings
         self.follower: Follower | None = None
         keeps = keeps and restarts > 0
         self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
@@ -145,14 +146,7 @@ class SglangEngine:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
         elif leads or starts:
             launch = Launch(
-                path,
-                self.device,
-                dtype,
-                group,
-                max_cached_tokens,
-                max_rows,
-                {**(options or {}), **own},
-                self.content,
+                path, self.device, dtype, group, max_cached_tokens, max_rows, settings, self.content
             )
             if starts and not leads:
                 self.follower = Follower(launch, logs, devices, host, starts)
