@@ -131,9 +131,7 @@ def rope_limit(config: Any) -> int | None:
     """Return up to how many tokens in a row position embeddings are the same, where that has an end."""
     config = config.get_text_config()
     rope = getattr(config, ROPE, None) or {}
-    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [
-        rope
-    ]  # one for each kind of layer
+    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]  # for each kind of layer
     ends = {"dynamic": getattr(config, "max_position_embeddings", None)}
     found = ({"longrope": kind.get(ORIGINAL), **ends}.get(str(kind.get("rope_type"))) for kind in kinds)
     return min(filter(None, found), default=None)
