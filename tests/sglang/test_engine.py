@@ -326,6 +326,14 @@ def test_a_server_that_answers_has_no_file_in_shared_memory(awake: SglangEngine)
     assert shared and all(name.endswith(" (deleted)") for name in shared)
 
 
+def test_a_servers_temporary_files_are_in_a_folder_that_goes_with_it(awake: SglangEngine) -> None:
+    server = awake.supervisor.server
+    sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "/tmp" in line]
+    assert any(name.startswith(str(server.folder)) for name in sockets)
+    held = [Path(f"/proc/{p}/environ").read_bytes() for p in members(server.process.pid)]
+    assert held and all(f"TMPDIR={server.folder}".encode() in given.split(b"\0") for given in held)
+
+
 def named(process: int) -> bytes:
     """What a process calls itself."""
     return Path("/proc", str(process), "cmdline").read_bytes()

@@ -158,4 +158,4 @@ def test_a_key_is_in_a_file_of_this_user_while_the_server_starts(
     assert stat.S_IMODE(server.configuration.stat().st_mode) == 0o600
     assert server.client.key in server.configuration.read_text()
     server.close()
-    assert not server.configuration.exists()
+    assert not server.folder.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,13 +23,14 @@ from rlgraph.runtime.engines.servers.ports import ServerPort
 LAST = 30  # lines of a log that an error shows
 END = 60.0  # seconds that a killed server's processes have to be gone, and their memory with them
 PR_SET_PDEATHSIG = 1
-SHARED = "/dev/shm/sglang_loads_"  # files in which SGLang's processes tell each other of their load
+COMPILED = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"  # what torch compiles outlives a server
 
 
 class Program(Protocol):
     """The settings of a server's process: the model's path, a file, the command line, the environment."""
 
     name: str  # its logs have this name
+    shared: str  # the paths of files that its processes share begin with this
     path: str
     kind: type[Endpoint]
 
@@ -63,11 +65,16 @@ class Server:
         self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)
-        self.configuration = _private(launch.configuration(host, self.port.number, self.client.key))
+        # what it writes to its folder for temporary files, as SGLang its sockets, goes with it
+        self.folder = Path(tempfile.mkdtemp(prefix="rlgraph-"))
+        self.configuration = self.folder / "server.yaml"  # SGLang takes no other suffix
+        self.configuration.touch(mode=0o600)
+        self.configuration.write_text(launch.configuration(host, self.port.number, self.client.key))
+        given = {"TORCHINDUCTOR_CACHE_DIR": COMPILED, **os.environ, "TMPDIR": str(self.folder)}
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, *launch.arguments(self.configuration)],
-                env=launch.environment(os.environ, devices),
+                env=launch.environment(given, devices),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -87,20 +94,20 @@ class Server:
                 self.close()
                 raise RunError(f"{self.obituary()}{self.last_lines()}")
             if self.client.is_healthy():
-                self.configuration.unlink(missing_ok=True)
-                self._unlink_shared()
+                self.unlink_files()
                 return
             time.sleep(0.2)
         self.close()
         law = f"the {self.client.title} of {self.launch.path} did not answer within {timeout:.0f} s"
         raise RunError(f"{law}{self.last_lines()}")
 
-    def _unlink_shared(self) -> None:
-        """Unlink the files that its processes share: they have them open, and would leave them behind."""
+    def unlink_files(self) -> None:
+        """Unlink what it has read as it started, and shared files: open to its processes, they would stay."""
+        self.configuration.unlink(missing_ok=True)
         for process in _running(self.process.pid):
             for handle in Path("/proc").glob(f"{process}/fd/*"):
                 with suppress(OSError):  # closed meanwhile, or unlinked
-                    if (opened := os.readlink(handle)).startswith(SHARED):
+                    if (opened := os.readlink(handle)).startswith(self.launch.shared):
                         os.unlink(opened)
 
     def is_alive(self) -> bool:
@@ -119,7 +126,6 @@ class Server:
 
     def close(self) -> None:
         """End it and all that it started, and wait until that is gone: until then it holds its memory."""
-        self.configuration.unlink(missing_ok=True)
         if not self.closed:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -128,6 +134,7 @@ class Server:
         end = time.monotonic() + END
         while _running(self.process.pid) and time.monotonic() < end:
             time.sleep(0.05)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def obituary(self) -> str:
         """Return how it ended, or that it runs and does not answer."""
@@ -137,14 +144,6 @@ class Server:
         except subprocess.TimeoutExpired:
             return f"{law} does not answer any more"
         return f"{law} ended ({f'exit code {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'})"
-
-
-def _private(content: str) -> Path:
-    """Return a new file that this user alone can read."""
-    descriptor, name = tempfile.mkstemp(prefix="rlgraph-", suffix=".yaml")  # SGLang takes no other suffix
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(content)
-    return Path(name)
 
 
 def _die_with_parent() -> None:

@@ -161,4 +161,4 @@ class Follower:
             server.close()
             self.starts.lose(number, f"{server.obituary()} on {self.place[-1]}{server.last_lines()}")
         elif server.configuration.exists() and server.client.is_healthy():
-            server.configuration.unlink()
+            server.unlink_files()

@@ -51,6 +51,7 @@ class Launch:
     node: int = 0  # which of them this process is on
     meeting: str = ""  # the address where processes of several hosts meet
     name, kind = "sglang", Client  # its logs' name, and what speaks to it
+    shared = "/dev/shm/sglang_loads_"  # files in which its processes tell each other of their load
 
     def settings(self) -> dict[str, object]:
         """Return SGLang's settings by its own names; true is a flag, false a flag that is left out."""
