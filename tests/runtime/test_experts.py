@@ -11,13 +11,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import test_meshes
 import test_planned_sync
 import torch
 import torch.distributed as dist
 from families import FAMILIES, SHAPE, VOCABULARY, build, plain
 from ranks import at_night, cases_asked, forked, launch
 from test_fsdp import ADAM, ROWS, close, hugging_face_logprobs
-from test_meshes import equal, scores_of, trained
+from test_meshes import assert_as_one, assert_goes_on, assert_once, copied, loaded, scores_of, trained
 from test_sequence import batch_columns, cut, measured, rows_of_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -83,21 +84,7 @@ def engine_of(root: Path, case: str, where: dict[str, Any], **options: Any) -> F
 def saved(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:
     """What is trained, saved, exported, and goes on."""
     engine = engine_of(root, "by layer", where)
-    found: dict[str, Any] = {"trained": trained(engine)}
-    engine.begin_save(str(root / f"saved-{name}"))
-    found["files"], found["bytes"] = sorted(engine.finish_save()), engine.checkpoint_bytes()
-    engine.export(str(root / f"exported-{name}"))
-    engine.offload(["parameters", "optimizer"])
-    engine.reload(["parameters", "optimizer"])
-    return {**found, "next": trained(engine, minibatches=1, epochs=1)}
-
-
-def loaded(root: Path, source: str, where: dict[str, Any]) -> dict[str, Any]:
-    """What goes on from a checkpoint, and its weights before."""
-    engine = engine_of(root, "by layer", where)
-    engine.load(str(root / f"saved-{source}"))
-    before = {name: weight.clone() for name, weight in engine.weights()}
-    return {"before": before, "next": trained(engine, minibatches=1, epochs=1)}
+    return {"trained": trained(engine), **test_meshes.saved(engine, root, name)}
 
 
 def replayed(root: Path, where: dict[str, Any]) -> dict[str, Any]:
@@ -109,15 +96,6 @@ def replayed(root: Path, where: dict[str, Any]) -> dict[str, Any]:
     choice = Ragged(given.view(-1, 2, 2).to(torch.int16), tokens.offsets)
     both = [engine.logprobs(tokens, columns["loss_mask"], routing=routing) for routing in (choice, None)]
     return {"rows": rows, "routing": choice.values, "scores": [column.tolist() for column in both]}
-
-
-def copied(root: Path, where: dict[str, Any], other: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """A reference on one mesh that has a quarter of the weights of a policy on another."""
-    reference = engine_of(root, "whole", where, frozen=True, optimizer=None)
-    policy = engine_of(root, "whole", other)
-    trained(policy)
-    reference.copy(policy, 0.25)
-    return dict(reference.weights())
 
 
 def synced(root: Path, whole: DeviceMesh) -> dict[str, Any]:
@@ -152,11 +130,15 @@ def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
         names = sorted({source for source, _ in LOADED} - {"1"})
         found["saved"] = {name: saved(root, name, places[name]) for name in names}
         dist.barrier()
-        found["loaded"] = {pair: loaded(root, pair[0], places[pair[1]]) for pair in LOADED}
-        found["copied"] = (
-            copied(root, places["2 of 4"], places["plain"]),
-            copied(root, places["plain"], places["2 of 4"]),
-        )
+        found["loaded"] = {
+            (source, name): loaded(engine_of(root, "by layer", places[name]), root / f"saved-{source}")
+            for source, name in LOADED
+        }
+        frozen = {"frozen": True, "optimizer": None}
+        found["copied"] = [
+            copied(engine_of(root, "whole", places[one], **frozen), engine_of(root, "whole", places[other]))
+            for one, other in (("2 of 4", "plain"), ("plain", "2 of 4"))
+        ]
         found["synced"] = synced(root, whole)
         found["replayed"] = replayed(root, places["2 of 4"])
     torch.save(found, root / f"rank-{ranks}-{rank}.pt")
@@ -213,26 +195,13 @@ def test_ranks_that_divide_experts_do_what_one_does(
     one: dict[str, Any], several: dict[str, list[dict[Any, Any]]], ranks: str, mesh: str, case: str
 ) -> None:
     found, alone = [rank[mesh, case] for rank in several[ranks]], one[case]
-    near, later = (0.1, 0.1) if case == "rounded" else (1e-5, 1e-4)
-    for kind, scores in enumerate(alone["scores"]):
-        together = {row: own for rank in found for row, own in rank["scores"][kind].items()}
-        close(dict(sorted(together.items())), scores, near)
     experts = [name for name in alone["gradients"] if ".experts." in name]
     assert experts and all(alone["gradients"][name].abs().max() > 1e-4 for name in experts)
-    close(found[0]["gradients"], alone["gradients"], near)
-    close(found[0]["metrics"], alone["metrics"], later)
-    close(found[0]["weights"], alone["weights"], later)
-    for rank in found:
-        assert rank["metrics"] == found[0]["metrics"] and equal(rank["weights"], found[0]["weights"])
+    assert_as_one(found, alone, case == "rounded")
 
 
 def test_a_checkpoint_has_each_number_once(several: dict[str, list[dict[Any, Any]]]) -> None:
-    found = [rank["saved"] for rank in several["4"]]
-    names = [[f"shard-0000{rank}-of-00004.safetensors", *["state.json"] * (rank == 0)] for rank in range(4)]
-    for mesh in ("2 of 4", "4"):
-        assert [rank[mesh]["files"] for rank in found] == names
-    written = {sum(rank[mesh]["bytes"] for rank in found) for mesh in ("2 of 4", "4", "plain")}
-    assert len(written) == 1
+    assert_once([rank["saved"] for rank in several["4"]], ["2 of 4", "4"], ["plain"])
 
 
 @pytest.mark.parametrize(("source", "mesh"), LOADED)
@@ -241,18 +210,15 @@ def test_a_checkpoint_goes_on_on_another_mesh(
 ) -> None:
     of = alone if source == "1" else several["4"][0]["saved"][source]
     for rank in several["4"]:
-        found = rank["loaded"][source, mesh]
-        assert equal(found["before"], of["trained"]["weights"])
-        close(found["next"]["metrics"], of["next"]["metrics"], 1e-4)
-        close(found["next"]["weights"], of["next"]["weights"], 1e-4)
+        assert_goes_on(rank["loaded"][source, mesh], of["trained"], of["next"])
 
 
 def test_a_checkpoint_of_some_experts_goes_on_on_one_rank(
     root: Path, several: dict[str, list[dict[Any, Any]]]
 ) -> None:
-    found, of = loaded(root, "2 of 4", {}), several["4"][0]["saved"]["2 of 4"]
-    assert equal(found["before"], of["trained"]["weights"])
-    close(found["next"]["weights"], of["next"]["weights"], 1e-4)
+    found = loaded(engine_of(root, "by layer", {}), root / "saved-2 of 4")
+    of = several["4"][0]["saved"]["2 of 4"]
+    assert_goes_on(found, of["trained"], of["next"])
 
 
 def test_an_export_is_that_of_all_experts(root: Path, several: dict[str, list[dict[Any, Any]]]) -> None:

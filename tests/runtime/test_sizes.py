@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import families
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,14 +30,12 @@ from rlgraph.syntax.source import read
 
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"vocab_size": 97, "tie_word_embeddings": False, "pad_token_id": 0}
-LATENT = {
-    "q_lora_rank": 12,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
+LATENT = families.LATENT | {
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
 }
-LATENT |= {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
 STATE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 STATE |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
 KEPT = ("keys", "values", "conv_states", "recurrent_states")
