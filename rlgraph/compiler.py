@@ -31,6 +31,7 @@ from rlgraph.planning.device_groups import (
 )
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
+from rlgraph.planning.shared_weights import share_weights
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 from rlgraph.version import VERSION
@@ -121,7 +122,8 @@ def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
     evaluation = bind_evaluation(tree, devices, device)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
     every, made_of = evaluation_every(tree), digest(tree, device)
-    return pipeline(with_axis_sizes(make_plan(lowered, rest[0] if rest else None, every, made_of, device)))
+    plan = share_weights(make_plan(lowered, rest[0] if rest else None, every, made_of, device))
+    return pipeline(with_axis_sizes(plan))
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:

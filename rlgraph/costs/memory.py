@@ -111,7 +111,7 @@ class Footprint:
         sizes: dict[Item, int] = {}
         for name, model in self.plan.models.items():
             size, serve = self.sizes.get(name), model.serve
-            own = model.train and model.train.pool == pool and not model.shares and self._trains(name)
+            own = model.train and model.train.pool == pool and self._trains(name)
             if size and model.train and own:
                 mesh = mesh_of(self.plan, name)
                 part, devices = part_of(size, mesh.tensor), mesh.shard
@@ -121,7 +121,8 @@ class Footprint:
                 if on_host:  # a CPU's own memory is the host's: masters stay beside the weights
                     on_host = self.cluster.device == "cuda"
                     width = WIDTH[model.train.dtype] + (0 if on_host else MASTER)
-                sizes[Item(name, "train", "parameters")] = shard * width + added
+                if held := (0 if model.shares else shard * width) + added:
+                    sizes[Item(name, "train", "parameters")] = held
                 if not model.frozen and not on_host:
                     averages = averages_on_device(part, model, devices)
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
@@ -132,7 +133,7 @@ class Footprint:
         return sizes
 
     def _trains(self, model: str) -> bool:
-        """Return whether a step works on the train engine of a model."""
+        """Return whether a step works on the train engine of a model, or of one on its weights."""
         readers = {model, *(name for name, other in self.plan.models.items() if other.shares == model)}
         steps = (*self.plan.steps, *self.plan.eval_steps)
         return any("train" in step.engines and readers & step.models.keys() for step in steps)
@@ -150,7 +151,7 @@ class Footprint:
                 parts = ("weights", "kv") if step.generates else ("weights",)
                 items |= {Item(name, "serve", part) for part in parts}
             if (step.facts.syncs and pool == (step.source or step.pool)) or step.engine == "train":
-                items.add(Item(self.plan.models[name].shares or name, "train", "parameters"))
+                items |= {Item(n, "train", "parameters") for n in (name, self.plan.models[name].shares)}
             if step.updated == name:
                 items.add(Item(name, "train", "optimizer"))
         return items & self.items(pool).keys()

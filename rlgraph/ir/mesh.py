@@ -50,8 +50,8 @@ class Mesh:
 
 
 def mesh_of(plan: Plan, name: str) -> Mesh:
-    """Return the mesh of a model's train engine; of one that shares another's weights, that of the other."""
-    model = plan.models[plan.models[name].shares or name]
+    """Return the mesh of a model's train engine."""
+    model = plan.models[name]
     assert model.train
     devices = plan.pools[model.train.pool] // model.train.tensor_parallel
     shard = model.train.shard or devices

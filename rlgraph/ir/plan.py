@@ -185,7 +185,7 @@ class ModelPlan:
     train: TrainPlan | None  # None: no step trains or scores with it
     serve: ServePlan | None  # None: no step generates with it
     rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
-    shares: str = ""  # whose train engine it is too: frozen alike, or trained by an adapter, off then
+    shares: str = ""  # the model that holds its frozen weights too, on the same devices
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of its config.json that are others here
     trust_remote_code: bool = False  # whether Python files that come with it run
 

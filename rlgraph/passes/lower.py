@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from rlgraph.engines.registry import SERVING, no_adapter
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
-from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
@@ -17,10 +16,6 @@ from rlgraph.passes.refill import collects, members
 from rlgraph.syntax.model_settings import Optimizer, Serve, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
-# what an adapted model and a frozen one have to agree on to share an engine
-SAME = ("engine", "pool", "dtype", "head_dtype")
-# what a train engine does alike for all models that it holds
-OF_ENGINE = (*ON_ONE_DEVICE, "micro_tokens", "packing")
 
 
 def make_plan(
@@ -189,42 +184,7 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
                 serve = serve.model_copy(update={"lora": chosen})
             held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
             models[name] = ModelPlan(*held, config=spec.config, trust_remote_code=spec.trust_remote_code)
-    apart = {m for n in nodes if n.call and (n.op.copies or n.of) for m in (n.model, n.of)}
-    owners = {name: _shared(name, models, apart) for name in models}
-    return {name: _as_owned(model, owners[name], models) for name, model in models.items()}
-
-
-def _as_owned(model: ModelPlan, owner: str, models: Mapping[str, ModelPlan]) -> ModelPlan:
-    """Return a model with the settings of the engine that holds its weights, which is another's."""
-    if not owner or not model.train:
-        return replace(model, shares=owner)
-    held = models[owner].train
-    assert held
-    own = model.train.model_copy(update={key: getattr(held, key) for key in OF_ENGINE})
-    return replace(model, shares=owner, train=own)
-
-
-def _shared(name: str, models: Mapping[str, ModelPlan], apart: set[str | None]) -> str:
-    """Return the model that holds the weights of a frozen one already; "" where none does."""
-    model, names = models[name], list(models)
-    if not model.train or not model.frozen or name in apart:
-        return ""
-    for other in names:
-        held = models[other].train
-        if not held or _weights(models[other]) != _weights(model):
-            continue
-        alike = models[other].frozen and held == model.train and other not in apart
-        if alike and names.index(other) < names.index(name):
-            return other
-        same = all(getattr(held, key) == getattr(model.train, key) for key in SAME)
-        if same and held.lora and not models[other].frozen and model.head == "lm" and not model.train.lora:
-            return other
-    return ""
-
-
-def _weights(model: ModelPlan) -> tuple[object, ...]:
-    """Return what two models have alike whose weights and forward pass are the same."""
-    return model.path, model.head, model.config, model.trust_remote_code
+    return models
 
 
 def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:

@@ -52,11 +52,11 @@ def part(serve: ServePlan) -> int:
 
 
 def sharing(plan: Plan) -> list[str]:
-    """Return the models whose rows devices may share; one that shares weights has the other's."""
+    """Return the models whose rows devices may share; a frozen one on another's weights does as that one."""
     return [
         name
         for name, model in plan.models.items()
-        if model.train and model.train.tensor_parallel == 1 and not model.shares
+        if model.train and model.train.tensor_parallel == 1 and not _follows(model)
         if (config := _config(model)) and config.model_type not in UNSHARED
     ]
 
@@ -71,11 +71,11 @@ def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
 
 def dividing(plan: Plan, setting: str, ranks: int) -> list[str]:
     """Return the models whose layers (``tensor_parallel``) or experts (``expert_parallel``) so many devices
-    may divide, with all else as it is; one that shares weights has the other's."""
+    may divide, with all else as it is; a frozen one on other weights follows."""
     fit = []
     for name, model in plan.models.items():
         config, train = _config(model), model.train
-        if not config or not train or model.shares or train.lora or train.compile:
+        if not config or not train or _follows(model) or train.lora or train.compile:
             continue
         if setting == "expert_parallel":
             able = config.experts > 0 == config.experts % ranks and train.tensor_parallel == 1
@@ -102,6 +102,11 @@ def _divided(config: Config) -> dict[str, int]:
         "key heads": config.key_heads,
         "columns of the MLP": config.intermediate_size,
     }
+
+
+def _follows(model: ModelPlan) -> bool:
+    """Return whether a model's layout is that of another, which holds its weights."""
+    return bool(model.shares) and model.frozen
 
 
 def _config(model: ModelPlan) -> Config | None:

@@ -38,11 +38,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
         mesh = mesh_of(plan, name) if model.train else None
         by = " and ".join(_engine(e, mesh, model) for e in (model.train, model.serve) if e) or "no engine"
-        if model.shares:
-            by = f"{model.shares}" + (" too" if plan.models[model.shares].frozen else " with its adapter off")
         rate = f", lr {model.rate}" if model.rate else ""
         state += " by muon" if model.optimizer and model.optimizer.kind == "muon" else ""
         yield f"  model {name}: {state}, head {model.head}, held by {by}{rate}"
+        if model.shares:
+            yield f"    on the weights of {model.shares}, held once: they are the same, and frozen"
         if model.trust_remote_code:
             yield f"    runs the Python files of {model.path}"
         if model.config:

@@ -14,7 +14,6 @@ from rlgraph.costs.lora_size import served_alone
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
-from rlgraph.runtime.engines.fsdp.lora import unadapted
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
@@ -38,24 +37,22 @@ class EngineHost:
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
         self.versions: dict[str, int] = {}  # those of train engines
-        for name, model in plan.models.items():
-            self._load_trainer(name, model)
+        self._load_trainers()
         room = self._make_room()
         for name, model in plan.models.items():
             self._load_server(name, model)
         for name, parts in room.items():
             self.move(Kind.LOAD, name, parts)
 
-        for name, model in plan.models.items():
-            if model.shares in self.train:
-                held = self.train[model.shares]
-                self.train[name] = held if plan.models[model.shares].frozen else unadapted(held)
-
-    def _load_trainer(self, name: str, model: ModelPlan) -> None:
-        if model.train and model.train.pool == self.pool:
-            self.versions[name] = 0
-            if not model.shares:
-                self.train[name] = self._trainer(name, model, model.train)
+    def _load_trainers(self) -> None:
+        """Load those that hold weights, each with those that share them, which need them there for it."""
+        here = {n: m.shares for n, m in self.plan.models.items() if m.train and m.train.pool == self.pool}
+        for owner in [name for name, shares in here.items() if not shares]:
+            together = [owner, *(name for name, shares in here.items() if shares == owner)]
+            for name in together:
+                model = self.plan.models[name]
+                self.versions[name], self.train[name] = 0, self._trainer(name, model, model.train)
+            for name in together:
                 self._put_away(Kind.OFFLOAD, name)
 
     def _make_room(self) -> dict[str, tuple[str, ...]]:
@@ -95,6 +92,7 @@ class EngineHost:
             experts=self.groups.experts[name],
             config=model.config,
             trust_remote_code=model.trust_remote_code,
+            base=self.train.get(model.shares),
             **spec.model_dump(include={*engine.options}),
         )
 

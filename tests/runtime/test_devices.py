@@ -305,7 +305,9 @@ def lived(engine: FsdpEngine, path: Path) -> dict[str, Any]:
             found[f"values {when}"] = engine.values(**columns)
             return
         found[f"logprobs {when}"] = engine.logprobs(**columns, temperature=0.7)
-        found[f"unadapted {when}"] = engine.logprobs(**columns, adapter=False)
+        if engine.lora:
+            beside = FsdpEngine(engine.path, frozen=True, base=engine, device=str(engine.device))
+            found[f"unadapted {when}"] = beside.logprobs(**columns, temperature=0.7)
         found[f"logprobs too {when}"], found[f"squares {when}"] = engine.squares(**columns)
 
     scored("before")

@@ -27,6 +27,7 @@ from rlgraph.runtime.engines.fsdp import shards
 from rlgraph.runtime.engines.fsdp.batching import micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import decoder_layers, quiet
+from rlgraph.runtime.engines.fsdp.lora import adapted
 from rlgraph.runtime.engines.fsdp.packing import attention_share
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
@@ -220,7 +221,12 @@ def test_adapters_of_attention_are_merged_on_the_way_out(root: Path, tmp_path: P
     from peft import PeftModel
 
     engine = FsdpEngine(str(root / family), optimizer=ADAM, lora=LORA)
-    assert {name.rpartition(".")[2] for name in engine.adapted} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {name.rpartition(".")[2] for name in adapted(engine.model)} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
     engine.update(scored(), objective, torch.arange(3), 3)
     assert dict(engine.weights()).keys() == load_file(root / family / "model.safetensors").keys()
     engine.export(str(tmp_path))

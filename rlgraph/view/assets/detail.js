@@ -142,7 +142,8 @@ function modelDetail(contents, phase, name, pick) {
   const named = (step) => el("li", null, go(step.title, () => pick("step", step)), ` ${step.models[name] && `${name}@${step.models[name]}`}${step.updates ? ", writes the next version" : ""}`);
   return [
     el("h2", null, `model ${name}`),
-    facts([["path", model.path], ["head", model.head], ["state", model.frozen ? "frozen" : model.optimizer ? "trained" : "tokenizer only"]]),
+    facts([["path", model.path], ["head", model.head], ["state", model.frozen ? "frozen" : model.optimizer ? "trained" : "tokenizer only"],
+      ...(model.shares ? [["on the weights of", model.shares]] : [])]),
     el("h3", null, "steps"), el("ul", { class: "plain" }, ...steps.filter((step) => name in step.models).map(named)),
     ...part("train engine", model.train), ...part("serve engine", model.serve), ...part("optimizer", model.optimizer),
   ];

@@ -37,6 +37,7 @@ from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, pack
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.shards import (
     apart,
+    frozen_weights,
     gather_full,
     gathered,
     hold_in,
@@ -45,7 +46,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
 )
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
-from rlgraph.runtime.engines.memory.offload import Residency, optimizer_tensors
+from rlgraph.runtime.engines.memory.offload import SHARED, Residency, optimizer_tensors
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
@@ -93,6 +94,8 @@ class FsdpEngine:
         router_aux_loss_coef, router_bias_update_rate: of a mixture of experts that is not compiled, as
             ``models.NAME.train``; by default its routers train by the objective alone.
         config, trust_remote_code: as ``models.NAME``.
+        base: an engine of the same files, mesh and ``dtype``, nothing of it offloaded. This one has in its
+            memory the weights that both hold and neither trains: they have to be there when this one works.
 
     Raises:
         ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
@@ -128,6 +131,7 @@ class FsdpEngine:
         router_bias_update_rate: float = 0.0,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        base: FsdpEngine | None = None,
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
         self.path, self.head = path, head
@@ -145,7 +149,9 @@ class FsdpEngine:
         self.rows = tensor if tensor.group else sequence  # the ranks that have the same rows in a call
         wide = head_dtype is not None and compute != torch.float32
         settings = (reshard, recompute, self.lora, compile, sequence, tensor, activation_offload, wide)
-        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings, experts or ExpertGroup())
+        held = frozen_weights(base.model, base.pieces) if base else {}
+        settings = (*settings, experts or ExpertGroup(), held)
+        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
         self.model, self.shards, self.reshard, self.pieces, self.parts = load_sharded(how)
         layers = decoder_layers(self.model)
         share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None
@@ -156,7 +162,6 @@ class FsdpEngine:
         if balanced:
             self.balance = Balance(self.model, router_aux_loss_coef, router_bias_update_rate, self.device)
         self.routing: Routing | None = None  # made when choices of experts are given
-        self.adapted = adapters.adapted(self.model) if self.lora else {}
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.parameters = [*trained.values()]
         self.shares = self.parts.shares(trained)
@@ -170,11 +175,14 @@ class FsdpEngine:
                 hold_in(self.model, self.shards, compute)
         # beside a GPU an optimizer on the host has nothing that could leave; a CPU's memory is the host's
         on_device = not optimizer_offload or self.device.type == "cpu"
+        frozen_here = frozen_weights(self.model, self.pieces)
+        theirs = {id(frozen_here[key]) for key in frozen_here.keys() & held.keys()}
+        own = [p for p in self.model.parameters() if id(p) not in theirs]
         parts = {
-            "parameters": lambda: [*self.model.parameters(), *(self._exact().values() if on_device else ())],
+            SHARED: lambda: [*own, *(exact(self.optimizer, p) for p in own if on_device)],
             "optimizer": lambda: optimizer_tensors(self.optimizer if on_device else None),
         }
-        self.residency = Residency(path, self.device, parts)
+        self.residency = Residency(path, self.device, parts, base.residency if base else None)
         self.saves = checkpoint.Saves(self.copy_group, self.in_first, self.parts)
         self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
 
@@ -211,31 +219,28 @@ class FsdpEngine:
         tokens: Ragged,
         loss_mask: Ragged,
         temperature: float = 1.0,
-        adapter: bool = True,
         routing: Ragged | None = None,
     ) -> Ragged:
         """Return the log-prob of each token: float32 ``[samples, tokens]``, 0 where ``loss_mask`` is false.
 
-        Without its ``adapter``, a model that trains one is the model it started from. ``routing``: see
-        ``TrainEngine``.
+        ``routing``: see ``TrainEngine``.
 
         Raises:
             ValueError: ``routing`` does not fit the model's routers, or it has none.
         """
         assert self.head == "lm", "a value head has no log-probs"
-        return self._score("logprobs", tokens, loss_mask, temperature, adapter, routing)[0]
+        return self._score("logprobs", tokens, loss_mask, temperature, routing)[0]
 
     def squares(
         self,
         tokens: Ragged,
         loss_mask: Ragged,
         temperature: float = 1.0,
-        adapter: bool = True,
         routing: Ragged | None = None,
     ) -> tuple[Ragged, Ragged]:
         """Return, from one pass, ``logprobs`` and each token's sum of squared probabilities."""
         assert self.head == "lm", "a value head has no probabilities"
-        scores, squares = self._score("squares", tokens, loss_mask, temperature, adapter, routing)
+        scores, squares = self._score("squares", tokens, loss_mask, temperature, routing)
         return scores, squares
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
@@ -440,12 +445,11 @@ class FsdpEngine:
         tokens: Ragged,
         loss_mask: Ragged,
         temperature: float = 1.0,
-        adapter: bool = True,
         routing: Ragged | None = None,
     ) -> list[Ragged]:
         """Return the columns ``[samples, tokens]`` that a method of this name returns."""
         self.residency.need(["parameters"], what)
-        squares, off = what == "squares", [] if adapter else self.adapted.values()
+        squares = what == "squares"
         given = {"tokens": tokens, "loss_mask": loss_mask, "routing": routing}
         present = {name: column for name, column in given.items() if column is not None}
         columns, own = self.rows.pooled(present)
@@ -454,7 +458,7 @@ class FsdpEngine:
         columns["place"] = columns["tokens"].like(torch.arange(count))
         batches = micro_batches(columns, self.budget, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
-        with torch.no_grad(), expandable_segments(self.device), gathered(self.shards), adapters.without(off):
+        with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
             scores = [self._stacked(batch, temperature, squares) for batch in batches]
             for _ in range(passes - len(batches)):
                 self._stacked(placeholder(self.budget, self.device), temperature, squares)

@@ -18,6 +18,7 @@ from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines import experts
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
+from rlgraph.runtime.engines.fsdp.shards import Held, borrow
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup, LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
@@ -49,6 +50,7 @@ class Loading:
     offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
     wide_head: bool = False  # a language-model head computes in float32
     experts: ExpertGroup = field(default_factory=ExpertGroup)  # the ranks that each have some experts
+    held: Held = field(default_factory=dict)  # weights that another model holds on the same ranks
 
     @property
     def new(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool,
     shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute, place=place)
     if how.head == "lm":
         scoring.prepare(model, how.wide_head)
+    if how.held:
+        borrow(model, pieces, how.held)
     if files is not None:
         pretrained.fill(model, pieces, files, device, parts.cut)
     if alone:

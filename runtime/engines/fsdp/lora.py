@@ -10,10 +10,8 @@ The experts of a mixture each have a pair of their own, which peft keeps as two 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,21 +55,6 @@ def adapted(model: torch.nn.Module) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-
-
-@contextmanager
-def without(layers: Iterable[Any]) -> Iterator[None]:
-    """Use the layers without their adapters inside the block.
-
-    peft's own switch would turn off the adapters' ``requires_grad`` too, which FSDP2 reads as it gathers.
-    """
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
 
 
 def is_adapter(name: str) -> bool:
@@ -123,12 +106,6 @@ def add(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
     for own, (b, a) in zip(weight if weight.dim() == 3 else [weight], pairs, strict=True):
         product = scale * (b.float() @ a.float())
         own.copy_(own.float() + (product.T if transposed else product))
-
-
-def unadapted(engine: Any) -> SimpleNamespace:
-    """Return what scores with the model that an engine adapts, without its adapter: it takes no memory."""
-    methods = {name: partial(getattr(engine, name), adapter=False) for name in ("logprobs", "squares")}
-    return SimpleNamespace(**methods)
 
 
 def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:

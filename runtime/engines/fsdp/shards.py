@@ -1,4 +1,4 @@
-"""Shards of a model: a rank's part, parameters in full, and when modules gather and reduce."""
+"""Shards of a model: a rank's part, what models share of it, parameters in full, and when modules gather."""
 
 from __future__ import annotations
 
@@ -12,12 +12,60 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.costs.limits import buckets
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
+from rlgraph.runtime.engines.weights.naming import Piece, Pieces, base_name
 from rlgraph.runtime.engines.weights.transfer import Named
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+Held = Mapping[tuple[Piece, ...], torch.Tensor]  # frozen parameters, by the weights of the checkpoint in them
+
+
+def frozen_weights(model: torch.nn.Module, pieces: Pieces) -> Held:
+    """Return the parameters that do not train, by what they hold of the checkpoint.
+
+    That is the same for a language model and for one with a value head, and beside any adapter.
+    """
+    frozen = [(base_name(name), p) for name, p in model.named_parameters() if not p.requires_grad]
+    return {tuple(pieces[name]): parameter for name, parameter in frozen if pieces.get(name)}
+
+
+def borrow(model: torch.nn.Module, pieces: Pieces, held: Held) -> None:
+    """Put a model's frozen parameters into the memory of those that another model holds on this rank.
+
+    Both read the same weights on the same ranks; either may be sharded, or alone and plain.
+    """
+    lent: dict[int, torch.nn.Parameter] = {}
+    shards: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    frozen = frozen_weights(model, pieces)
+    for own, other in ((frozen[key], held[key]) for key in frozen.keys() & held.keys()):
+        rows = local(other)
+        assert (rows.dtype, rows.shape) == (own.dtype, local(own).shape), "of another mesh or data type"
+        if isinstance(own, DTensor):
+            layout = own.device_mesh, own.placements
+            padded = _with_padding(other)
+            rows = DTensor.from_local(padded, *layout, shape=own.shape, stride=own.stride())
+        lent[id(own)] = torch.nn.Parameter(rows, requires_grad=False)
+        if isinstance(own, DTensor):
+            shards.append((lent[id(own)], local(other)))
+    state = model.state_dict(keep_vars=True)
+    ready = {name: lent[id(tensor)] for name, tensor in state.items() if id(tensor) in lent}
+    model.load_state_dict(ready, strict=False, assign=True)
+    for parameter, rows in shards:  # FSDP2 gathers what pads the rows too, but a shard ends before it
+        parameter._local_tensor = rows
+
+
+def _with_padding(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's rows on this rank with those that FSDP2 pads them by, which stand behind them."""
+    rows = local(tensor)
+    if not isinstance(tensor, DTensor):
+        return rows
+    width = max(1, rows.shape[1:].numel())
+    count = rows.untyped_storage().nbytes() // rows.itemsize // width
+    return rows.as_strided((count, *rows.shape[1:]), rows.stride())
 
 
 def gather_full(

@@ -11,7 +11,7 @@ import ctypes
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import UntypedStorage
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 
+SHARED = "parameters"  # the part of which another engine may hold some
 CHUNK = 2**26  # bytes of one pinned allocation: torch rounds each up to a power of two
 
 
@@ -83,13 +84,18 @@ class FileCopy:
 class Residency:
     """The parts of an engine that are on its device, and host copies of those that are away.
 
-    ``parts`` gives the tensors of each part as they are now; ``owner`` names it in messages.
+    ``parts`` gives the tensors of each part as they are now; ``owner`` names it in messages. Parameters that
+    are there only together with those of another engine are of no part; ``base`` is the residency of these.
     """
 
     def __init__(
-        self, owner: str, device: torch.device, parts: Mapping[str, Callable[[], Iterable[torch.Tensor]]]
+        self,
+        owner: str,
+        device: torch.device,
+        parts: Mapping[str, Callable[[], Iterable[torch.Tensor]]],
+        base: Residency | None = None,
     ) -> None:
-        self.owner, self.parts, self.away = owner, parts, frozenset[str]()
+        self.owner, self.parts, self.away, self.base = owner, parts, frozenset[str](), base
         self._room: Callable[[], PinnedCopy | FileCopy] = PinnedCopy if device.type == "cuda" else FileCopy
         self._memory = {part: SavedMemory(device) for part in parts}
         self._copies: dict[str, PinnedCopy | FileCopy] = {}
@@ -128,6 +134,8 @@ class Residency:
             names = " and ".join(missing)
             law = f"{self.owner}: {what} needs its {names}, offloaded now"
             raise RuntimeError(f"{law}; call reload({missing}) first")
+        if self.base:
+            self.base.need([part for part in parts if part == SHARED], what)
 
     def changed(self, parts: Iterable[str]) -> None:
         """Say that parts, on the device, are about to change: their host copies are right no longer."""
@@ -139,11 +147,12 @@ class Residency:
     def back(self) -> Iterator[None]:
         """Bring back all that is away, and put it away again at the end."""
         away = sorted(self.away)
-        self.reload(away)
-        try:
-            yield
-        finally:
-            self.offload(away)
+        with self.base.back() if self.base else nullcontext():
+            self.reload(away)
+            try:
+                yield
+            finally:
+                self.offload(away)
 
     def _copy(self, part: str) -> None:
         """Bring the host copy of a part up to date, if it is not."""

@@ -177,14 +177,14 @@ def fill(
 ) -> None:
     """Give a model memory for its parameters, or for this rank's shards, and read them from the files.
 
-    Tied parameters stay one. What has memory already, such as a new head, is left as it is. ``cut_of`` says
-    of which parameters, by name, the model has only a part.
+    Tied parameters stay one. A parameter that has memory already, such as a new head's, is left as it is.
+    ``cut_of`` says of which parameters, by name, the model has only a part.
     """
     held: dict[int, torch.Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         parts = pieces.get(base_name(name), [])
-        if _stored(parts, files):
+        if _stored(parts, files) and (tensor.is_meta or not isinstance(tensor, torch.nn.Parameter)):
             held[id(tensor)] = _read(tensor, parts, files, device, cut_of(name))
     model.load_state_dict({name: held.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
 
