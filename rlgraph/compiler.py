@@ -21,14 +21,8 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
-from rlgraph.planning.device_groups import (
-    aligned,
-    balanced,
-    experts_divided,
-    layers_divided,
-    rows_shared,
-    served_in_parts,
-)
+from rlgraph.planning.device_groups import aligned
+from rlgraph.planning.model_limits import suit_models
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.planning.shared_weights import share_weights
@@ -75,11 +69,7 @@ def compile_graph(
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     bare = own and device == "cuda" and not is_installed(SERVERS)
     plan = plan_tree(embedded(tree) if bare else tree, count, device)
-    rows_shared(plan)
-    layers_divided(plan)
-    experts_divided(plan)
-    balanced(plan)
-    served_in_parts(plan)
+    suit_models(plan)
     if scenario:
         plan = predict(plan, scenario)
     elif device == "cuda":

@@ -16,8 +16,9 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
-from rlgraph.planning.device_groups import GROUPS, dividing, has_groups, sharing, sharing_sizes
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing_sizes
 from rlgraph.planning.host_memory import fits
+from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
 from rlgraph.syntax.source import flow

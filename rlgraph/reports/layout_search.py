@@ -29,7 +29,8 @@ from rlgraph.costs.muon import may_step_on_host
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.device_groups import GROUPS, dividing, has_groups, sharing, sharing_sizes
+from rlgraph.planning.device_groups import GROUPS, has_groups, sharing_sizes
+from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import flow

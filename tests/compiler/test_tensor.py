@@ -22,7 +22,7 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
-from rlgraph.planning.device_groups import dividing
+from rlgraph.planning.model_limits import dividing
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.layout_search import PoolLayout, autoplace, divisions
