@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,9 +132,10 @@ def test_a_step_needs_the_weights_and_its_own_parameters() -> None:
     assert footprint.needs("main", steps["ref_logprobs"]) == {Item("policy", "train", "parameters")}
 
 
-def test_the_plan_says_so_in_text_and_json() -> None:
+def test_the_plan_says_so_in_text_and_json(golden: Callable[[str, str], None]) -> None:
     plan = planned(*BOTH)
     text = plan_text(plan)
+    golden("plan/ppo-adapters.txt", text)
     line = "    on the weights of policy, held once: they are the same, and frozen\n"
     assert f"  model critic: trained, head value, held by fsdp (float32)\n{line}" in text
     assert f"  model ref: frozen, head lm, held by fsdp (float32)\n{line}" in text
