@@ -136,7 +136,7 @@ class Preflight:
         found = {}
         if model.serve and (unfit := serving(model.serve).unfit):
             found["serve"] = resolve_name(unfit)(config)
-        if model.serve and model.serve.lora == "adapter":
+        if model.serve and model.serve.lora == "adapter" and serving(model.serve).unfit_adapters:
             found["adapters"] = resolve_name(serving(model.serve).unfit_adapters)(config)
         if model.train:
             found["train"] = resolve_name(TRAINING[model.train.engine].unfit)(config, model.head)

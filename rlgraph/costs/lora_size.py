@@ -9,6 +9,7 @@ from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes
+from rlgraph.engines.registry import serving
 from rlgraph.ir.plan import ModelPlan
 from rlgraph.syntax.model_settings import Lora
 
@@ -44,14 +45,29 @@ def adapter_sizes(size: Size, lora: Lora) -> list[int]:
 def served_parts(size: Size, model: ModelPlan) -> Iterator[tuple[str, int]]:
     """Yield the parts of a serve engine that have weights, with their bytes on each of its devices.
 
-    They are ``weights``, which syncs bring; or the ``base``, which none does, and room for ``adapters``.
+    They are ``weights``, which syncs bring; or the ``base``, which none does, and room for ``adapters``: for
+    slots of them or, where the engine merges them, for what they change without them.
     """
     assert model.serve
     width, lora = WIDTH[model.serve.dtype], served_alone(model)
     held = served_bytes(size, model.serve, width)
     yield "base" if lora else "weights", -(-held // model.serve.tensor_parallel)
     if lora:
-        yield "adapters", SLOTS * sum(adapter_sizes(size, lora)) * width
+        merges = serving(model.serve).merges_adapters
+        room = _adapted_numbers(size, lora) if merges else SLOTS * sum(adapter_sizes(size, lora))
+        yield "adapters", room * width
+
+
+def syncing_alone(size: Size, model: ModelPlan) -> int:
+    """Return the bytes of a sync that brings an adapter alone: gathered, laid into a buffer and, where the
+    engine does so, merged; 0 of other syncs."""
+    assert model.serve
+    lora = served_alone(model)
+    if not lora:
+        return 0
+    merges = serving(model.serve).merges_adapters
+    merge = 3 * MASTER * _largest_adapted(size, lora) if merges else 0
+    return 2 * sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype] + merge
 
 
 def adapter_tensors(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:
@@ -106,8 +122,7 @@ def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
     A merge in float32, of a linear layer or an expert, takes two products and a sum beside its weight and the
     one before, the embedding at first. The weights of a layer's experts wait for all their adapters.
     """
-    layers = _linear_layers(size) | _expert_layers(size)
-    largest = max((layers[name][0] * layers[name][1] for name in adapted_layers(size, lora)), default=0)
+    largest = _largest_adapted(size, lora)
     embedding, first, *_ = size.numbers
     needed = [
         one * (width + 3 * MASTER) + before * width for one, before in ((first, embedding), (largest,) * 2)
@@ -125,6 +140,24 @@ def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
     if wanted == "all-linear":
         return frozenset(layers)
     return frozenset(wanted) & (layers.keys() | _expert_layers(size).keys())
+
+
+def _largest_adapted(size: Size, lora: Lora) -> int:
+    """Return the parameters of the largest linear layer, or expert, that has an adapter."""
+    layers = _linear_layers(size) | _expert_layers(size)
+    return max((layers[name][0] * layers[name][1] for name in adapted_layers(size, lora)), default=0)
+
+
+def _adapted_numbers(size: Size, lora: Lora) -> int:
+    """Return the parameters of all weights that have adapters."""
+    config, chosen = size.config, adapted_layers(size, lora)
+    of_layer = {
+        at: sum(rows * inputs for name, (rows, inputs) in config.linear(at).items() if name in chosen)
+        + config.experts
+        * sum(rows * inputs for name, (rows, inputs) in config.expert_linear(at).items() if name in chosen)
+        for at in size.unlike
+    }
+    return sum(count * of_layer[at] for at, count in size.unlike.items())
 
 
 def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:

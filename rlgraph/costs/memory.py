@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from rlgraph.costs import limits
+from rlgraph.costs import limits, lora_size
 from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.limits import PREFILL
-from rlgraph.costs.lora_size import merging, served_parts, trained_on_device, unadapted_runs
+from rlgraph.costs.lora_size import served_parts, trained_on_device
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.plan_size import cache_on_device, part_of
@@ -198,17 +198,17 @@ class Footprint:
         model, size = self.model_of(step)
         assert model.train and model.serve
         width, lora = gathered_width(model), model.train.lora
-        if adapter := dict(served_parts(size, model)).get("adapters"):  # gathered, and laid into a buffer
-            return adapter
+        if alone := lora_size.syncing_alone(size, model):
+            return alone
         served = WIDTH[model.serve.dtype]
         sent = min(size.parameters * served, max(limits.BUCKET, max(size.numbers) * served))
         if pool != (step.source or step.pool):
             return sent
         # a bucket is of one data type: where weights are narrower, adapters in float32 end it
-        apart = unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
+        apart = lora_size.unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
         mesh = mesh_of(self.plan, next(iter(step.models)))
         gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.parts) for t in apart)
-        merged = merging(size, lora, width, mesh.shard) if lora else 0
+        merged = lora_size.merging(size, lora, width, mesh.shard) if lora else 0
         # a bucket as it was gathered, cast where it was not before, and laid into one buffer
         handed = 0 if step.path == "memory" else sent * (2 if width == served else 2 + width // served)
         return max(gathered, merged, handed)

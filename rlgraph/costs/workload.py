@@ -112,7 +112,7 @@ def workload(
         prompt_tokens: mean tokens of a prompt; half of the longest, or 256, unless given.
         response_tokens: mean tokens of a response; half of the longest unless given.
         expert_imbalance: see ``Workload.imbalance``; 1, experts are chosen equally often, unless given. Of
-            single experts it is 1 + MaxVio (arXiv 2408.15664, section 2.2); a device has several.
+            single experts it is 1 + MaxVio (arXiv 2408.15664); a device has several.
     """
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]

@@ -60,6 +60,7 @@ class Serving:
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
     without_adapters: frozenset[str] = frozenset()  # settings of ``serve`` with which it loads none
+    merges_adapters: bool = False  # it has weights of its own, into which it merges those of any layers
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ SERVING = {
         cuda_graphs=False,
         cached=2**19,
         routing={},
+        offered=("device", "adapter"),
+        merges_adapters=True,
     ),
     SERVERS: Serving(
         "in servers of its own",
@@ -150,6 +153,8 @@ class AdapterSection(Protocol):
 def no_adapter(serve: ServeSection, lora: AdapterSection) -> str:
     """Return why an engine can't serve adapters beside its weights, or nothing."""
     engine, groups = serve.engine, serving(serve).adapters
+    if serving(serve).merges_adapters:
+        return ""
     if not groups:
         return f"the engine {engine} has no adapters"
     if serve.addresses:

@@ -179,7 +179,8 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             if serve and asks and (extra := SERVING[serve.engine].routing):
                 serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
             if serve and train and train.lora and not spec.frozen:
-                fits = train.pool != serve.pool and not no_adapter(serve, train.lora)
+                beside = SERVING[serve.engine].adapters and not no_adapter(serve, train.lora)
+                fits = train.pool != serve.pool and beside
                 chosen = serve.lora or ("adapter" if fits else "merged")
                 serve = serve.model_copy(update={"lora": chosen})
             held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)

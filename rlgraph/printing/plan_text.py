@@ -10,6 +10,7 @@ from contextlib import suppress
 from rlgraph.costs.limits import ring_ranks
 from rlgraph.costs.lora_size import SLOTS, served_alone
 from rlgraph.costs.plan_size import planned_size
+from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, visible
 from rlgraph.ir.intervals import words
 from rlgraph.ir.mesh import Mesh, mesh_of
@@ -96,6 +97,8 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) ->
         span = f"servers of {spec.tensor_parallel} devices over {spec.hosts} hosts"
         words += [span] * (spec.hosts > 1)
         beside = f"adapter in one of {SLOTS} slots beside the weights of its files"
+        if serving(spec).merges_adapters:
+            beside = "adapter merged into the weights of its files"
         words += [beside] * (spec.lora == "adapter")
     return f"{spec.engine} ({', '.join(words)})"
 

@@ -79,7 +79,8 @@ class Serve(Section):
         None,
         "how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an "
         "adapter beside weights that it reads from the model's files. null: an adapter where it is on "
-        "another pool and its engine can, else merged.",
+        "another pool and its engine computes with both (sglang), else merged. The embedded engine merges an "
+        "adapter itself, and holds what it changes twice.",
     )
     restarts: Natural = option(
         3,

@@ -6,7 +6,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.lora_size import SLOTS, adapters_on_device
+from rlgraph.costs.lora_size import SLOTS, adapters_on_device, served_parts
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of, sync_buckets, sync_least
@@ -18,8 +18,9 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
 from rlgraph.syntax.model_settings import Lora
 
-EIGHT = "Qwen/Qwen3-8B"
+EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 POOLS = ("pools={train: {devices: 4}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
+EMBEDDED = "models.policy.serve.engine=transformers"
 REPLICAS = ("models.policy.serve.tensor_parallel=2", "models.policy.serve.attention_replicas=2")
 ADAPTER = 2 * adapters_on_device(size_of(EIGHT), Lora(rank=32), 1)  # bytes in bfloat16
 
@@ -46,7 +47,8 @@ def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
     assert way(planned(devices=8)) == "merged"
     assert way(planned("models.policy.serve.lora=adapter", devices=8)) == "adapter"
     assert way(planned(*POOLS, "models.policy.serve.lora=merged")) == "merged"
-    assert way(planned(*POOLS, "models.policy.serve.engine=transformers")) == "merged"
+    assert way(planned(*POOLS, EMBEDDED)) == "merged"
+    assert way(planned(*POOLS, EMBEDDED, "models.policy.serve.lora=adapter")) == "adapter"
     assert way(planned(*POOLS, "models.policy.serve.addresses=[http://a:1]")) == "merged"
     assert way(planned(*POOLS, *REPLICAS)) == "merged"
     assert way(planned(*POOLS, "models.policy.serve.options={attention_backend: fa3}")) == "adapter"
@@ -133,8 +135,23 @@ def test_what_can_not_be_served_is_refused(settings: list[str], law: str) -> Non
         compile_graph("grpo", ["models.policy.serve.engine=sglang", *settings], 8)
 
 
+def test_the_embedded_engine_merges_what_is_sent_alone() -> None:
+    embedded = (EMBEDDED, "models.policy.serve.lora=adapter", "models.policy.serve.dtype=bfloat16")
+    plan, size = planned(*POOLS, *embedded), size_of(EIGHT)
+    assert sync(plan).bytes == ADAPTER and "adapter merged into the weights of its files" in plan_text(plan)
+    items = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan)).items("gen")
+    norms = 36 * (2 * 4096 + 2 * 128) + 4096
+    kept = 2 * (size.parameters - 2 * size.embedding - norms)  # every linear layer, in bfloat16
+    assert items[Item("policy", "serve", "adapters")] == kept == plan.peak["gen"].parts["adapters"]
+    assert items[Item("policy", "serve", "base")] == 2 * size.parameters
+    named = "models.policy.train.lora={rank: 8, targets: [experts.down_proj]}"
+    mixture = [f"models.{name}.path={MIXTURE}" for name in ("policy", "ref")]
+    policy = compile_graph("grpo", [*mixture, *POOLS, *embedded, named]).models["policy"]
+    assert dict(served_parts(size_of(MIXTURE), policy))["adapters"] == 2 * 48 * 128 * 2048 * 768
+
+
 def test_adapters_of_experts_are_planned() -> None:
-    mixture = [f"models.{name}.path=Qwen/Qwen3-30B-A3B" for name in ("policy", "ref")]
+    mixture = [f"models.{name}.path={MIXTURE}" for name in ("policy", "ref")]
     names = "experts.gate_up_proj, experts.down_proj"
     attention, both, every = (
         planned(*POOLS, *mixture, lora=f"{{rank: 8, targets: {targets}}}")
@@ -144,6 +161,6 @@ def test_adapters_of_experts_are_planned() -> None:
     assert way(both) == "merged" and way(every) == "adapter"
     for plan, numbers in ((attention, 0), (both, added)):
         lora = plan.models["policy"].train.lora  # type: ignore[union-attr]
-        assert lora and adapters_on_device(size_of("Qwen/Qwen3-30B-A3B"), lora, 1) == numbers + 48 * 8 * 6144
+        assert lora and adapters_on_device(size_of(MIXTURE), lora, 1) == numbers + 48 * 8 * 6144
     adam = [p.peak["train"].parts["optimizer"] for p in (both, attention)]
     assert adam[0] - adam[1] == 2 * 4 * added // 4  # two averages in float32, over four devices

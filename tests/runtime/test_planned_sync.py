@@ -181,13 +181,19 @@ def test_another_pool_receives_the_bytes_of_the_plan(
     assert (count, CASES[case][1]) == sync_buckets(plan, step) and count > 5
 
 
-ALONE = ("models.policy.serve.engine=sglang", "models.policy.serve.lora=adapter")
+ALONE = {
+    engine: (f"models.policy.serve.engine={engine}", "models.policy.serve.lora=adapter")
+    for engine in ("sglang", "transformers")
+}
 
 
-def test_of_an_adapter_alone_little_is_gathered(root: Path, small_buckets: None) -> None:
+@pytest.mark.parametrize(("engine", "way"), [("sglang", "ipc"), ("transformers", "memory")])
+def test_of_an_adapter_alone_little_is_gathered(
+    root: Path, engine: str, way: str, small_buckets: None
+) -> None:
     (cast, nbytes, count), (whole, more, _) = torch.load(root / "rank-1.pt")["alone"]
-    plan, step = planned(root, "adapted", *ALONE)
-    assert step.path == "ipc" and nbytes == step.bytes and more == 2 * nbytes
+    plan, step = planned(root, "adapted", *ALONE[engine])
+    assert step.path == way and nbytes == step.bytes and more == 2 * nbytes
     assert (count, "bfloat16") == sync_buckets(plan, step) and count > 1
     assert all(tensor.equal(whole[name].bfloat16()) for name, tensor in cast.items())
     ends = {(name.split(".")[0], *name.split(".")[-3:]) for name in cast}
@@ -196,10 +202,13 @@ def test_of_an_adapter_alone_little_is_gathered(root: Path, small_buckets: None)
     assert nbytes < merged / 2  # of a model as small as this
 
 
+@pytest.mark.parametrize("engine", ALONE)
 @pytest.mark.parametrize("path", ["broadcast", "disk"])
-def test_of_an_adapter_alone_another_pool_receives_little(root: Path, path: str, small_buckets: None) -> None:
+def test_of_an_adapter_alone_another_pool_receives_little(
+    root: Path, path: str, engine: str, small_buckets: None
+) -> None:
     folder = (f"models.policy.serve.sync_folder={root}",) if path == "disk" else ()
-    plan, step = planned(root, "adapted", *POOLS, *ALONE, *folder, devices=None)
+    plan, step = planned(root, "adapted", *POOLS, *ALONE[engine], *folder, devices=None)
     received, count = torch.load(root / "sent-1.pt")[path, "alone"]
     assert step.path == path and received == step.bytes
     assert (count, "bfloat16") == sync_buckets(plan, step)

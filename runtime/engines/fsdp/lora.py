@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rlgraph.runtime.engines.experts import mixtures_of
+from rlgraph.runtime.engines.weights.adapters import FILES, add
 from rlgraph.runtime.engines.weights.naming import base_name
 from rlgraph.runtime.engines.weights.transfer import Named
 from rlgraph.syntax.model_settings import EXPERTS, Lora
@@ -68,7 +69,7 @@ def in_files(name: str) -> str:
         >>> in_files("model.layers.0.mlp.up_proj.lora_A.default.weight")
         'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
     """
-    return f"base_model.model.{name.replace(f'.{NAME}.', '.')}"
+    return f"{FILES}{name.replace(f'.{NAME}.', '.')}"
 
 
 def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) -> Iterator[Named]:
@@ -90,22 +91,6 @@ def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) ->
             _merge(held, scale, layers)
             yield from ((base_name(name), tensor) for name, tensor in held.items() if not is_adapter(name))
             held = {}
-
-
-@torch.no_grad()
-def add(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float, transposed: bool) -> None:
-    """Add ``scale B A`` to a weight, in place: the sum is one of float32, of experts each by itself.
-
-    Args:
-        weight: ``[outputs, inputs]``, or of experts ``[experts, outputs, inputs]``; where they are
-            ``transposed``, ``[experts, inputs, outputs]``.
-        down, up: A and B.
-    """
-    count = len(weight) if weight.dim() == 3 else 1
-    pairs = zip(up.unflatten(1, (-1, count)).unbind(2), down.unflatten(0, (count, -1)), strict=True)
-    for own, (b, a) in zip(weight if weight.dim() == 3 else [weight], pairs, strict=True):
-        product = scale * (b.float() @ a.float())
-        own.copy_(own.float() + (product.T if transposed else product))
 
 
 def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:

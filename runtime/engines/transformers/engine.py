@@ -30,6 +30,7 @@ from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
+from rlgraph.runtime.engines.weights.adapters import MergedAdapter
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 
@@ -53,6 +54,8 @@ class TransformersEngine:
             always does.
         prefill_tokens: padded prompt tokens in one forward; a longer prompt goes alone.
         config, trust_remote_code: as ``models.NAME``.
+        adapter: as ``models.NAME.train.lora``, where syncs bring the adapter alone: weights are those of
+            ``path``, into which it is merged here, and never sleep.
 
     Raises:
         ValueError: the model has layers that this engine does not run.
@@ -71,6 +74,7 @@ class TransformersEngine:
         prefill_tokens: int = PREFILL,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        adapter: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.device = path, torch.device(device)
         self.max_rows, self.max_cached_tokens = max_rows, max_cached_tokens
@@ -92,15 +96,21 @@ class TransformersEngine:
         self._memory = SavedMemory(self.device)
         self._last: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+        self.adapter = MergedAdapter(self.model, adapter) if adapter else None
+        if adapter:
+            self._load_files()
 
     def sleep(self, parts: Iterable[str]) -> None:
         """Free the memory of ``weights``, the only part: keys and values live no longer than ``generate``.
 
         Raises:
-            RuntimeError: they sleep already.
+            RuntimeError: they sleep already, or syncs bring an adapter alone.
             ValueError: a part that there is not.
         """
-        if chosen_parts(self.path, "sleep", parts, PARTS, self.away, "wake"):
+        if chosen := chosen_parts(self.path, "sleep", parts, PARTS, self.away, "wake"):
+            if self.adapter:
+                law = f"{', '.join(chosen)} can't sleep: a sync brings an adapter alone (serve.lora)"
+                raise RuntimeError(f"{self.path}: {law}")
             self._memory.give(distinct_storages(self.weights.values()))
             self.version, self.away = -1, PARTS
 
@@ -116,7 +126,8 @@ class TransformersEngine:
             self.away = frozenset()
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take every weight by its name in the checkpoint, a tied one once, and persistent buffers.
+        """Take every weight by its name in the checkpoint, a tied one once, and persistent buffers; or of an
+        adapter that is served all its tensors, by their names in peft's files.
 
         Tensors may come one at a time, on any device and in any dtype. After an error the engine has no
         usable weights, and ``version`` is -1.
@@ -126,7 +137,12 @@ class TransformersEngine:
             ValueError: an unknown name, a wrong shape, or weights that were not given.
         """
         self._need("load_weights")
-        self.version, waiting = -1, dict(in_pieces(self.weights.items(), self.pieces))
+        self.version = -1
+        (self.adapter.load if self.adapter else self._load)(named)
+        self.version = version
+
+    def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        waiting = dict(in_pieces(self.weights.items(), self.pieces))
         known = frozenset(waiting)
         for name, tensor in named:
             if name not in waiting:
@@ -136,17 +152,19 @@ class TransformersEngine:
         if waiting:
             names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
             raise ValueError(f"{len(waiting)} of {len(known)} weights were not given: {names}")
-        self.version = version
 
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0."""
         self._need("load_pretrained")
+        self._load_files()
+        self.version = 0
+
+    def _load_files(self) -> None:
         dtype = next(self.model.parameters()).dtype
         model = AutoModelForCausalLM.from_pretrained(
             self.path, config=self.files.config(), dtype=dtype, trust_remote_code=self.files.trusted
         )
-        held = named_weights(model)
-        self.load_weights(in_pieces(held.items(), self.pieces), 0)
+        self._load(in_pieces(named_weights(model).items(), self.pieces))
 
     def close(self) -> None:
         """Nothing runs beside this process."""
