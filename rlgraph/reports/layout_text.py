@@ -22,7 +22,7 @@ CHOICES: Mapping[str, Callable[[PoolLayout], str]] = {
     "shard": lambda it: f"{it.shard}-way shards" if it.shard else "shards over all devices",
     "host": lambda it: it.host.removeprefix(", ") or "nothing on the host",
     "sequence": lambda it: f"rows over {it.sequence} devices" if it.sequence else "rows on one device",
-    "divided": lambda it: f"{_divided(it)} devices" if _divided(it) else "whole layers",
+    "divided": lambda it: f"{_divided(it)} devices" if _divided(it) else "all of a layer on each device",
 }
 # what else may be another where two layouts differ in a choice: devices that share rows have larger batches,
 # and those that divide layers share no rows

@@ -166,7 +166,7 @@ def test_a_search_divides_experts_where_that_is_faster() -> None:
     assert found[0].rank == min(fastest)
     _, ranks = found[0].layout.divided or ("", 1)
     assert mesh_of(best, "policy").experts == ranks
-    others = "whole layers" if ranks > 1 else r"experts over \d devices"
+    others = "all of a layer on each device" if ranks > 1 else r"experts over \d devices"
     assert re.search(rf"the same with {others}: (\d.\d\d x the time|main needs)", contest_text(found))
     layout = PoolLayout(0, frozenset(), 8, 2048, True)
     again = {one.divided for one in divisions(planned(2), layout, "expert_parallel", 8)}
