@@ -111,7 +111,9 @@ class Layer:
         hidden, queries = config.hidden_size, config.queries
         inner = 3 * config.intermediate_size
         if self.sparse:
-            inner = int(self.chosen * max(4 * hidden, hidden + 4 * config.expert_size))
+            adapted = any(name.startswith(EXPERTS) for name in self.adapted or ())  # by the engine itself
+            most = 2 * hidden + config.expert_size if adapted else 4 * hidden
+            inner = int(self.chosen * max(most, hidden + 4 * config.expert_size))
             inner += int(self.chosen * hidden) * (self.size.divided > 1)  # as they came
         attention = (4 * queries + 2 * config.keys) * width
         normed = queries * (width + 2 * MASTER) if config.normed else 0

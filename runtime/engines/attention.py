@@ -143,7 +143,10 @@ def attend_from(
 def _to_the_end(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    """Attend causally from the last tokens of rows: ``[rows, width, heads, size]``, of a wide query's."""
+    """Attend causally from the last tokens of rows: ``[rows, width, heads, size]``, of a wide query's.
+
+    torch.compile knows no ``CausalBias``, and runs this as it is between two graphs (torch 2.13).
+    """
     grouped = query.device.type == "cpu" or query.dtype != torch.float32
     if not grouped:
         key, value = _for_each_head(query, key, value)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -43,25 +45,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adapters": ("qwen3", {"lora": {"rank": 4, "alpha": 8.0}}),
     "again": ("qwen3", {"recompute": True, "packing": False}),
     "compiled": ("qwen3", {"compile": True, "recompute": True, "packing": False}),
+    "compiled ring": ("llama", {"compile": True, "reshard": True, "recompute": True, "micro_tokens": 40}),
 }
 # ranks -> ways to share: name, sequence_parallel; of replicas each two ranks share the shards of a copy
 WAYS = {"2": [("2", 2)], "4": [("4", 4), ("2 x 2", 2), ("2 x 2, replicas", 2)]}
 REPLICAS = ("packed", "one key head")  # the cases of replicas
 
-COMPILED = "compiled"  # by two ranks alone: it takes long
+# by two ranks alone, since they take long; and what is the same without a compiler
+COMPILED = {"compiled": "again", "compiled ring": "one key head"}
+BACKENDS = {"compiled ring": "eager"}  # runs layers as they were traced: to compile them takes minutes
 DAY = ("packed", "one key head", "windows")
 
 
 def cases_of(way: str) -> list[str]:
     """The cases of a way to share."""
-    return [case for case in CASES if case != COMPILED and ("replicas" not in way or case in REPLICAS)]
+    return [case for case in CASES if case not in COMPILED and ("replicas" not in way or case in REPLICAS)]
 
 
 ASKED = [
     *at_night(
         ((case, way) for several in WAYS.values() for way, _ in several for case in cases_of(way)), DAY
     ),
-    pytest.param(COMPILED, "2", marks=pytest.mark.nightly),
+    *at_night([(case, "2") for case in COMPILED], ()),
 ]
 
 
@@ -171,8 +176,10 @@ def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
         where: dict[str, Any] = {"mesh": whole}
         if "replicas" in way:
             where = {"mesh": hybrid_mesh(whole, 2), "group": whole.get_group()}
-        for case in [case for case in cases if case == COMPILED or case in cases_of(way)]:
-            found[way, case] = scenario(root, case, share, **where)
+        for case in [case for case in cases if case in COMPILED or case in cases_of(way)]:
+            compiler = partial(torch.compile, backend=BACKENDS.get(case, "inductor"))
+            with patch("torch.compile", compiler):
+                found[way, case] = scenario(root, case, share, **where)
     torch.save(found, root / f"rank-{ranks}-{rank}.pt")
 
 
@@ -204,7 +211,7 @@ def close(left: Any, right: Any, tolerance: float) -> None:
 def test_ranks_that_share_tokens_do_what_one_does(
     root: Path, one_rank: None, several: dict[Any, list[dict[str, Any]]], case: str, way: str
 ) -> None:
-    one, ranks = scenario(root, "again" if case == COMPILED else case, 1), several[way, case]
+    one, ranks = scenario(root, COMPILED.get(case, case), 1), several[way, case]
     for kind, scores in enumerate(one["scores"]):
         together = {row: own for rank in ranks for row, own in rank["scores"][kind].items()}
         close(dict(sorted(together.items())), scores, 1e-5)

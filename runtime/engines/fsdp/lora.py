@@ -144,7 +144,7 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
             return out
         left, right, scale = factors[name]  # the product has the shape of the experts' weights
         first, second = (left, right) if experts.is_transposed else (right, left)
-        return out + grouped(scale * grouped(inputs, first), second.contiguous())
+        return out.add_(grouped(scale * grouped(inputs, first), second.contiguous()))
 
     raised = experts._apply_gate(linear("gate_up_proj", hidden[order // k]))
     weighted = linear("down_proj", raised) * weights.flatten()[order, None]
