@@ -17,6 +17,7 @@ OPS: dict[str, str] = {
     "rollout.agent": "rlgraph.nodes.agent.rollout:agent",
     "logprobs": "rlgraph.nodes.score.forward:logprobs",
     "logprobs.squares": "rlgraph.nodes.score.forward:squares",
+    "realign": "rlgraph.nodes.score.realign:realign",
     "values": "rlgraph.nodes.score.forward:values",
     "reward.exact": "rlgraph.nodes.reward.text:exact",
     "reward.f1": "rlgraph.nodes.reward.text:f1",

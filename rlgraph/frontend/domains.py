@@ -50,7 +50,7 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
         return "wrong-dtype", "map the parameter to another column by `in`"
     if is_made_of(kind, want.domain):
         return f"{kind}-to-{want.domain}", f"{kind} become {want.domain} only in an op that reduces groups"
-    if want.axis != have.axis:
+    if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
         return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
     pairs = [*zip(want.fixed, have.fixed, strict=False)]
     # a name that is a number on the other side stands for it

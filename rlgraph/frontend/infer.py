@@ -19,7 +19,8 @@ from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend.domains import line, misfit, row_a_prompt, start, unrelated
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
-from rlgraph.ir.graph import Column, Graph, GraphDomain, Node
+from rlgraph.frontend.token_axes import TokenAxes
+from rlgraph.ir.graph import Column, Graph, GraphDomain, Node, ancestors
 from rlgraph.ir.steps import Kind
 from rlgraph.ops.column_types import is_made_of
 from rlgraph.ops.declare import Port
@@ -36,7 +37,9 @@ def infer(graph: Graph) -> Graph:
     if work.problems:
         raise GraphError(work.problems)
     nodes = [work.done[node.name] for node in graph.nodes]
-    return replace(graph, nodes=(*nodes, *work.copies.values()), columns=work.columns, domains=work.domains)
+    notes = (*graph.notes, *work.axes.unknown.values())
+    nodes += work.copies.values()
+    return replace(graph, nodes=(*nodes,), columns=work.columns, domains=work.domains, notes=notes)
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Inference:
             for output, column in self.outs[node.name].items():
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
+        self.axes = TokenAxes(self.graph.models)
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
 
     def walk(self) -> Inference:
@@ -151,7 +155,11 @@ class Inference:
             for name, (_, column) in ports.items()
             if start(self.domains, self.columns[column], domain.name)
         }
-        written_to, outs = self._written_to(node, domain), self.outs[node.name]
+        outs = self.outs[node.name]
+        reads = [(ports[name][0], self.columns[ports[name][1]]) for name in ins]
+        makers = {made.maker for made in ancestors(self.domains, domain.name)}
+        self.problems += self.axes.bind(node, reads, outs, makers)
+        written_to = self._written_to(node, domain)
         for port in node.op.outputs:
             column = outs[port.name]
             self.columns[column] = Column(column, port.type, written_to.name, node.name)

@@ -66,6 +66,10 @@ class tokens(TokenAxis):
     """Prompt and response together, as the model saw them."""
 
 
+class other_tokens(TokenAxis):
+    """Prompt and response as well, of what an op reads beside ``tokens``: they need not be the same ones."""
+
+
 class prompt_tokens(TokenAxis):
     """The prompt alone, before any response."""
 
@@ -98,7 +102,7 @@ class boolean(Annotation[*Axes]): ...
 class text(Annotation[*Axes]): ...
 
 
-TOKEN_AXES = {axis.__name__: axis for axis in (tokens, prompt_tokens)}
+TOKEN_AXES = {axis.__name__: axis for axis in (tokens, other_tokens, prompt_tokens)}
 AXIS = re.compile(r"[1-9][0-9]*|[^\W0-9]\w*")  # a fixed axis: a number above 0, or a name
 DTYPES = {"float32": float32, "int64": int64, "boolean": boolean, "text": text}
 

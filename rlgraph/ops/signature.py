@@ -50,6 +50,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
             raise OpError(f"{law}; put attributes behind a * in the signature")
     written = () if kind and not kind.writes else _outputs(name, hints.get("return"))
     outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
+    if any(port.type.axis == "other_tokens" for port in outputs):
+        raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     op = Op(

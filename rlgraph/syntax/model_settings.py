@@ -202,5 +202,10 @@ class ModelSection(Section):
     trust_remote_code: bool = option(
         False, "run the Python files that come with the model, with all that you may do; else it is refused."
     )
+    vocabulary: str | None = option(
+        None,
+        "a name for its vocabulary: models of which it is the same read each other's tokens; null: as their "
+        "files tokenizer.json say, or else their names on the hub.",
+    )
     serve: Serve = option(Serve(), "the engine that generates with it.")
     train: Train = option(Train(), "the engine that trains it, and scores with it.")

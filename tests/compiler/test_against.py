@@ -51,9 +51,9 @@ def test_one_attribute() -> None:
 
 def test_models_schedule_and_notes() -> None:
     assert after("schedule.iterations=3") == ["schedule.iterations: 500 -> 3"]
-    assert after("models.policy.path=a/b", "models.ref.path=c/d") == [
-        "model policy: path: Qwen/Qwen2.5-0.5B-Instruct -> a/b",
-        "model ref: path: Qwen/Qwen2.5-0.5B-Instruct -> c/d",
+    assert after("models.policy.path=Qwen/Qwen2.5-3B", "models.ref.path=Qwen/Qwen3-4B") == [
+        "model policy: path: Qwen/Qwen2.5-0.5B-Instruct -> Qwen/Qwen2.5-3B",
+        "model ref: path: Qwen/Qwen2.5-0.5B-Instruct -> Qwen/Qwen3-4B",
     ]
     assert any(
         line.startswith("note, new: left out `old_logprobs`") for line in after("update_policy.minibatches=1")

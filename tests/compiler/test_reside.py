@@ -199,7 +199,7 @@ def graphs(draw: st.DrawFn) -> str:
         return "{" + ", ".join(f"{name}: {value}" for name, value in given.items()) + "}"
 
     def path() -> str:
-        return str(draw(st.sampled_from(PATHS)))
+        return f"{draw(st.sampled_from(PATHS))}, vocabulary: one"
 
     tokens, again = draw(st.sampled_from([1024, 8192])), str(draw(st.booleans())).lower()
     serve, train = engine(), engine(micro_tokens=tokens, recompute=again)

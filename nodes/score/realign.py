@@ -1,0 +1,42 @@
+"""Columns that were scored on other tokens, laid along the ones that are trained."""
+
+from __future__ import annotations
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import op
+from rlgraph.ops.column_types import boolean, float32, int64, other_tokens, samples, tokens
+
+
+@op()
+def realign(
+    values: float32[samples, other_tokens],
+    values_mask: boolean[samples, other_tokens],
+    values_tokens: int64[samples, other_tokens] | None,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+) -> float32[samples, tokens]:
+    """Numbers of the same text within other tokens: those of the mask there come where the loss mask is here.
+
+    The j-th token of ``values_mask`` in a row is the j-th of ``loss_mask``, as where a policy is shown a hint
+    before its own response (arXiv 2601.20802, 2601.19897); 0 elsewhere. For another part than the response
+    map both masks. A ``ValueError`` names the first row whose masks have not as many tokens or, with
+    ``values_tokens``, not the same ones.
+
+    Example:
+        teacher_here: {op: realign, in: {values: teacher_logprobs, values_mask: hinted_mask}}
+    """
+    counts, wanted = values_mask.sum(), loss_mask.sum()
+    wrong = counts != wanted
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ValueError(f"row {row}: {counts[row]} tokens are realigned to {wanted[row]}")
+    here, there = loss_mask.values, values_mask.values
+    if values_tokens is not None:
+        unlike = values_tokens.values[there] != tokens.values[here]
+        if unlike.any():
+            row = int(loss_mask.row_of[here][unlike][0])
+            raise ValueError(f"row {row}: the tokens that are realigned are not the same in both")
+    out = torch.zeros(len(here), dtype=values.values.dtype, device=here.device)
+    out[here] = values.values[there]
+    return Ragged(out, tokens.offsets)

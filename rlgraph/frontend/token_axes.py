@@ -1,0 +1,89 @@
+"""Whose tokens a column is along, and of whose vocabulary: being ragged is not enough for columns to meet.
+
+In a signature the name of a token axis is a variable. Columns that share it are along the same tokens, and
+those of ``other_tokens`` may be along others. What an op writes along an axis of which it reads nothing, it
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from rlgraph.errors import Problem
+from rlgraph.frontend.vocabularies import share_tokens
+from rlgraph.ir.graph import Column, Model, Node
+from rlgraph.ops.declare import Port
+
+
+@dataclass(frozen=True)
+class AxisOrigin:
+    """An axis of tokens: the node that made them, and the model whose tokenizer numbers them, if one does."""
+
+    maker: str
+    model: str | None
+
+
+@dataclass
+class TokenAxes:
+    """The axes of columns, node by node; ``unknown`` holds pairs of models that nothing compares."""
+
+    models: Mapping[str, Model]
+    columns: dict[str, AxisOrigin] = field(default_factory=dict)
+    masks: dict[AxisOrigin, str] = field(
+        default_factory=dict
+    )  # the first column of each that says which count
+    unknown: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def bind(
+        self, node: Node, reads: Sequence[tuple[Port, Column]], outs: Mapping[str, str], makers: Set[str]
+    ) -> Iterator[Problem]:
+        """Yield what is wrong with the tokens that a node reads, and note whose those are that it writes.
+
+        Where they are of several, those of ``makers``, which made the node's rows, are taken for right.
+        """
+        read: dict[str, AxisOrigin] = {}
+        for axis in dict.fromkeys(port.type.axis for port, _ in reads if port.type.axis):
+            columns = [column for port, column in reads if port.type.axis == axis]
+            along = [self.columns[column.name] for column in columns]
+            read[axis] = next((tokens for tokens in along if tokens.maker in makers), along[0])
+            others = [c for c, tokens in zip(columns, along, strict=True) if tokens != read[axis]]
+            if others:
+                yield self._others(node, others[0], read[axis])
+        model = node.model or node.tokenizer
+        if model:
+            yield from (problem for t in {*read.values()} if (problem := self._numbered(node, model, t)))
+        made = AxisOrigin(node.name, model or next((tokens.model for tokens in read.values()), None))
+        for port in node.op.outputs:
+            if port.type.axis:
+                self.columns[outs[port.name]] = read.get(port.type.axis, made)
+                if port.type.dtype == "boolean":
+                    self.masks.setdefault(self.columns[outs[port.name]], outs[port.name])
+
+    def _others(self, node: Node, column: Column, tokens: AxisOrigin) -> Problem:
+        other = self.columns[column.name]
+        law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{other.maker}`; "
+        law += f"the rest that it reads is along those of `{tokens.maker}`"
+        name, mask = f"{column.name}_here", self.masks.get(other, "MASK")
+        remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
+        remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
+        return Problem("other-tokens", law, node.mark, (), remedy)
+
+    def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Problem | None:
+        """Check that a model reads tokens of its own vocabulary."""
+        if tokens.model is None:
+            return None
+        model, other = self.models[name], self.models[tokens.model]
+        if shared := share_tokens(model, other):
+            return None
+        told = f"tokens that `{other.name}` ({other.path}) numbers"
+        if shared is None:
+            law = f"`{name}` ({model.path}) reads {told}: whether it numbers them alike is not known"
+            self.unknown[name, other.name] = f"{law} (give both models one `vocabulary`, a name, if it does)"
+            return None
+        law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {told} otherwise"
+        remedy = (
+            f"choose a `{name}` with the tokenizer of `{other.name}`; if the tokens that occur are the same, "
+        )
+        remedy += f"say so: set: {{models.{name}.vocabulary: shared, models.{other.name}.vocabulary: shared}}"
+        return Problem("other-vocabulary", law, node.mark, (), remedy)

@@ -1,0 +1,52 @@
+"""Whether two models give tokens the same numbers: by what the graph says, by their files, by their names."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+from rlgraph.ir.graph import Model
+from rlgraph.syntax.source import OPEN, read
+from rlgraph.variables import with_values
+
+NAMES = Path(__file__).parent / "vocabularies.yaml"
+
+
+def share_tokens(one: Model, other: Model) -> bool | None:
+    """Return whether tokens of one model are those of another; None where nothing tells."""
+    if one.path == other.path or OPEN in (one.path, other.path):
+        return True
+    if not (one.spec.vocabulary or other.spec.vocabulary):
+        files = [Path(with_values(model.path)) / "tokenizer.json" for model in (one, other)]
+        if all(file.is_file() for file in files):
+            return _alike(*((file, file.stat().st_mtime_ns) for file in files))
+    names = [model.spec.vocabulary or _by_name(with_values(model.path)) for model in (one, other)]
+    return names[0] == names[1] if all(names) else None
+
+
+def _by_name(path: str) -> str | None:
+    known = read(NAMES).plain()
+    return next((name for name, models in known.items() if any(fnmatch(path, like) for like in models)), None)
+
+
+@cache
+def _alike(*files: tuple[Path, int]) -> bool:
+    """Return whether two files ``tokenizer.json`` agree on each number that both have."""
+    one, other = (file.read_bytes() for file, _ in files)
+    if one == other:
+        return True
+    first, second = _numbers(one), _numbers(other)
+    return all(second.get(number, token) == token for number, token in first.items())
+
+
+def _numbers(file: bytes) -> dict[int, str]:
+    """Return the number of each token -> its text, added tokens among them."""
+    content = json.loads(file)
+    vocabulary = content["model"]["vocab"]  # of unigrams a list, with scores
+    pairs = (
+        vocabulary.items() if isinstance(vocabulary, dict) else ((v[0], i) for i, v in enumerate(vocabulary))
+    )
+    added = {token["id"]: token["content"] for token in content.get("added_tokens", ())}
+    return {**{number: text for text, number in pairs}, **added}
