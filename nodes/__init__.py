@@ -52,6 +52,7 @@ OPS: dict[str, str] = {
     "filter.threshold": "rlgraph.nodes.select.filter:threshold",
     "filter.widest": "rlgraph.nodes.select.filter:widest",
     "filter.judged": "rlgraph.nodes.select.filter:judged",
+    "group.mean": "rlgraph.nodes.advantage.group:group_mean",
     "metric.pass_at_k": "rlgraph.nodes.select.metric:pass_at_k",
     "metric.mean_at_k": "rlgraph.nodes.select.metric:mean_at_k",
     "update.policy": "rlgraph.nodes.update.update:policy",

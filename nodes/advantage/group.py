@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 from rlgraph.nodes.advantage.gae import whitened
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import boolean, float32, int64, op, samples, tokens
+from rlgraph.ops import boolean, float32, int64, op, prompts, samples, tokens
 
 EQUAL = 1e-6  # float32 sums tell no closer rewards apart
 OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
@@ -201,6 +201,17 @@ def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each sample's group, counted from 0, ``[samples]``, and each group's samples ``[groups]``."""
     _, members, count = torch.unique(group, return_inverse=True, return_counts=True)
     return members, count
+
+
+@op(rows="group")
+def group_mean(values: float32[samples], group: int64[samples]) -> float32[prompts]:
+    """The mean of a number over the samples of each prompt: of rewards of 0 and 1 the share that is right.
+
+    Example:
+        solved: {op: group.mean, in: {values: rewards}}
+    """
+    members, count = _groups(group)
+    return (_sum_by(members, values.double(), count) / count).float()
 
 
 def centred_by_group(

@@ -49,7 +49,8 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     if want.dtype != have.dtype:
         return "wrong-dtype", "map the parameter to another column by `in`"
     if is_made_of(kind, want.domain):
-        return f"{kind}-to-{want.domain}", f"{kind} become {want.domain} only in an op that reduces groups"
+        remedy = f"an op that reduces groups makes {want.domain} of {kind}, such as group.mean"
+        return f"{kind}-to-{want.domain}", remedy
     if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
         return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
     pairs = [*zip(want.fixed, have.fixed, strict=False)]
@@ -58,6 +59,27 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     if len(want.fixed) != len(have.fixed) or not alike:
         return "wrong-axis", "the axes behind the rows and tokens are the same for both"
     return "", ""
+
+
+def reduced(domains: Domains, node: Node, domain: GraphDomain) -> tuple[GraphDomain, list[Problem]]:
+    """Return the domain of what a node writes of its rows: theirs, or above it, with one row a group.
+
+    And what is wrong with it: the op may not see whole groups, or a filter may have dropped one.
+    """
+    kind = next((port.type.domain for port in node.op.outputs), domain.kind)
+    if not is_made_of(domain.kind, kind):
+        return domain, []
+    law, problems = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}", []
+    if node.op.declared.rows != "group":
+        remedy = 'an op that reduces groups is declared so: @op(rows="group")'
+        problems.append(Problem("part-of-group", f"{law}, and may see a part of it", node.mark, (), remedy))
+    if domain.filtered:
+        law += f", and reads the {domain.kind} that `{domain.maker}` keeps: of some there may be none"
+        remedy = (
+            f"reduce before the filter: leave out `rows: {domain.maker}`; the column can be read behind it"
+        )
+        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
+    return next(above for above in ancestors(domains, domain.name) if above.kind == kind), problems
 
 
 def unrelated(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.frontend.domains import line, misfit, row_a_prompt, start, unrelated
+from rlgraph.frontend.domains import line, misfit, reduced, row_a_prompt, start, unrelated
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
@@ -160,9 +160,11 @@ class Inference:
         makers = {made.maker for made in ancestors(self.domains, domain.name)}
         self.problems += self.axes.bind(node, reads, outs, makers)
         written_to = self._written_to(node, domain)
+        rows, wrong = reduced(self.domains, node, written_to)
+        self.problems += wrong
         for port in node.op.outputs:
             column = outs[port.name]
-            self.columns[column] = Column(column, port.type, written_to.name, node.name)
+            self.columns[column] = Column(column, port.type, rows.name, node.name)
         if node.name in self.filters:
             self.parts[node.name] = part = f"{written_to.name}/{node.name}"
             self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)

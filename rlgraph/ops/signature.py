@@ -52,6 +52,10 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
     if any(port.type.axis == "other_tokens" for port in outputs):
         raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
+    if len(kinds := {port.type.domain for port in outputs}) > 1:
+        raise OpError(
+            f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}; an op writes rows of one"
+        )
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     op = Op(

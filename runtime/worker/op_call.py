@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlgraph.ir.graph import GraphDomain, ancestors
 from rlgraph.ir.plan import Function, Plan
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
@@ -111,6 +114,9 @@ class OpCall:
         together(self._named, [*outs.values()], parts)
         return parts
 
+    def _line(self, domain: str) -> list[GraphDomain]:
+        return ancestors(self.plan.domains[self.scope.phase], domain)
+
     @property
     def _named(self) -> str:
         return f"`{self.node}` ({self.function.target})"
@@ -130,6 +136,9 @@ class OpCall:
         elif domain.parent in read:
             whole = len(context.rows) if context.whole is None else len(context.whole)
             rows = domain.times * whole
+        elif above := [name for name in read if own.domain in {d.name for d in self._line(name)}]:
+            below = takewhile(lambda d: d.name != own.domain, self._line(above[0]))
+            rows = len(read[above[0]]) // prod(made.times for made in below)
         finite = self.plan.schedule.on_nan != "skip"
         return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite)
 

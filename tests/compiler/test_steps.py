@@ -136,5 +136,5 @@ def test_a_domain_is_a_class_and_the_ops_that_make_and_read_it(
     assert parse(plan.json()).domains == plan.domains
     assert plan.predicted and any("2,048 turns" in line for line in plan.predicted.assumed)
     path.write_text(path.read_text() + "- add: {more: {op: 'turns.py:whole'}}\n")
-    with pytest.raises(GraphError, match="turns become samples only in an op that reduces groups"):
+    with pytest.raises(GraphError, match="an op that reduces groups makes samples of turns"):
         compile_graph(str(path), (), 2)
