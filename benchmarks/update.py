@@ -1,6 +1,6 @@
 """How fast is an update beside transformers' own Trainer, on the same rows?
 
-    OMP_NUM_THREADS=1 python benchmarks/update.py [--steps 8] [--threads 1]
+    OMP_NUM_THREADS=1 python benchmarks/update.py [--steps 16] [--threads 1]
 
 Both fine-tune the same model, a Qwen2 of 4 M random weights in float32, in one process, on the same rows in
 the same optimizer steps: fused AdamW, gradients clipped, cross-entropy as a mean over a step's answer tokens.
@@ -154,7 +154,7 @@ def compare(name: str, model: str, steps: int, micro: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
