@@ -239,10 +239,14 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
     group = replace(rates, devices=mesh.tensor)
     counts["allreduce_"] = passes * reduction_bytes(size, group, setting.tokens, factor)
     if update:
-        gradients = passes * gather_bytes(size, mesh.shard)
-        counts["_allgather_base_"] = update_bytes(size, rates, passes, 1) - gradients
+        trained = trained_on_device(size, model, mesh.shard)
+        gradients = passes * (
+            gather_bytes(size, mesh.shard) if not setting.lora else (mesh.shard - 1) * trained * 4
+        )
+        adapters = trained if setting.lora else None
+        counts["_allgather_base_"] = update_bytes(size, rates, passes, 1, adapters) - gradients
         counts["_reduce_scatter_base_"] = gradients
-        counts["allreduce_"] += replica_bytes(trained_on_device(size, model, mesh.shard), rates, 1)
+        counts["allreduce_"] += replica_bytes(trained, rates, 1)
     else:
         counts["_allgather_base_"] = score_bytes(size, rates, 1)
     return Counter({collective: round(size) for collective, size in counts.items() if size})

@@ -74,19 +74,22 @@ def update_seconds(
     factor: float = 3,
     summed: float = 0.0,
     on_host: int = 0,
+    adapters: int | None = None,
 ) -> float:
-    """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again).
+    """Return the seconds of 6 N FLOPs per token (``factor`` 3, or 4 where activations are computed again; of
+    ``adapters``, as in ``update_bytes``, one less: frozen weights have no gradients).
 
     ``summed``: the bytes of ``replica_bytes``. ``on_host``: the numbers of a device that its host steps; 0
     where the device steps all of them.
     """
     compute = _compute(size, rates, work, factor, rates.efficiency.update)
-    travel = rates.travel(update_bytes(size, rates, work.passes, optimizer_steps))
+    travel = rates.travel(update_bytes(size, rates, work.passes, optimizer_steps, adapters))
     both = rates.overlapped(compute, travel + rates.between_replicas(summed))
     if on_host:
         return both + optimizer_steps * host_step_seconds(on_host, rates)
     # the optimizer reads weight, gradient and two averages, and writes all but the gradient
-    return both + optimizer_steps * 7 * MASTER * size.parameters / rates.devices / rates.memory
+    stepped = size.parameters / rates.devices if adapters is None else adapters
+    return both + optimizer_steps * 7 * MASTER * stepped / rates.memory
 
 
 def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
@@ -117,16 +120,21 @@ def score_bytes(size: Size, rates: Rates, passes: int) -> float:
     return (1 if is_small(size) else passes) * gather_bytes(size, rates.devices, rates.width)
 
 
-def update_bytes(size: Size, rates: Rates, passes: int, optimizer_steps: int) -> float:
+def update_bytes(
+    size: Size, rates: Rates, passes: int, optimizer_steps: int, adapters: int | None = None
+) -> float:
     """Return the bytes of weights, gathered for forward and backward, and float32 gradients, in each pass.
 
     Embeddings, last norm and head are gathered once: the backward pass needs no embeddings, and the others
-    are kept for it.
+    are kept for it. ``adapters``: the numbers of a device that train beside frozen weights; None: all do.
     """
+    others, beside = rates.devices - 1, adapters or 0
+    weights = gather_bytes(size, rates.devices, rates.width) + others * beside * rates.width
+    gradients = gather_bytes(size, rates.devices) if adapters is None else others * beside * MASTER
     if is_small(size):
-        return optimizer_steps * gather_bytes(size, rates.devices, rates.width + MASTER)
+        return optimizer_steps * (weights + gradients)
     once = padded(size.root_tensors, rates.devices) * rates.away * rates.width
-    return passes * (gather_bytes(size, rates.devices, 2 * rates.width + MASTER) - once)
+    return passes * (2 * weights + gradients - once)
 
 
 def replica_bytes(trained: int, rates: Rates, optimizer_steps: int) -> float:

@@ -122,9 +122,11 @@ class Pricing(Footprint):
             trained = trained_on_device(size, model, mesh.shard)
             summed = formulas.replica_bytes(trained, rates, times)
             on_host = trained if model.train.optimizer_offload else 0
-            seconds = formulas.update_seconds(size, rates, work, times, factor, summed, on_host)
+            adapters = trained if model.train.lora else None
+            flops = factor - bool(model.train.lora)
+            seconds = formulas.update_seconds(size, rates, work, times, flops, summed, on_host, adapters)
             seconds += formulas.activation_seconds(size, rates, work) * model.train.activation_offload
-            moved = formulas.update_bytes(size, rates, work.passes, times) + summed
+            moved = formulas.update_bytes(size, rates, work.passes, times, adapters) + summed
             if muon.steps_by_muon(model):
                 seconds += times * muon.step_seconds(size, rates)
                 moved += times * muon.step_bytes(size, rates)

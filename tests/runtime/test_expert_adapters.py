@@ -117,7 +117,8 @@ def test_only_what_is_named_is_adapted(root: Path, family: str, targets: list[st
     wanted = tuple(f"{last}{end}" for n in names for last in stored[n] for end in ("", ".weight"))
     moved = {name for name, tensor in engine.weights() if not tensor.equal(before[name])}
     assert moved == {name for name in before if ".experts." in name and name.endswith(wanted)}
-    assert engine.logprobs(**scored(), adapter=False).values.equal(plain_scores)
+    beside = FsdpEngine(str(root / family), frozen=True, base=engine)
+    assert beside.logprobs(**scored()).values.equal(plain_scores)
     assert (engine.logprobs(**scored()).values - plain_scores).abs().max() > 1e-3
 
 

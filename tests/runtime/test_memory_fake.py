@@ -108,6 +108,8 @@ def test_a_predicted_peak_is_what_the_engine_holds(setting: Setting) -> None:
             Setting(EIGHT, world=64, shard=8, tokens=4096, step="logprobs"), marks=pytest.mark.nightly
         ),
         Setting(EIGHT, world=64, shard=8, step="sync"),
+        Setting(EIGHT, tokens=4096, lora=32),
+        pytest.param(replace(EXPERTS, tokens=4096), marks=pytest.mark.nightly),
         pytest.param(Setting(MIXTURE, world=32, shard=8, tokens=4096), marks=pytest.mark.nightly),
         Setting("Qwen/Qwen3-32B", tensor=2, tokens=4096),
         Setting(EIGHT, tensor=2, tokens=4096, step="logprobs"),

@@ -323,7 +323,9 @@ class FsdpEngine:
         parameters = ((n, apart(self._read(p, narrow.get(n)))) for n, p in self.model.named_parameters())
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.parts)
-        return adapters.merged(full, self.lora.alpha / self.lora.rank, self.adapted) if self.lora else full
+        if not self.lora:
+            return full
+        return adapters.merged(full, self.lora.alpha / self.lora.rank, adapters.adapted(self.model))
 
     def _read(self, parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.Tensor:
         """Return a parameter on the device, for a reader of ``dtype`` or, if None, of all that it is."""
