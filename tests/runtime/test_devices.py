@@ -69,11 +69,14 @@ def loss_mask() -> Ragged:
     )
 
 
+OF_ROWS = {"tokens": tokens, "values_tokens": tokens, "loss_mask": loss_mask, "values_mask": loss_mask}
+
+
 def column(name: str, kind: str) -> Any:
     """Something for a column of this name and type."""
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
-    if name in ("tokens", "loss_mask"):
-        return {"tokens": tokens, "loss_mask": loss_mask}[name]()
+    if made := OF_ROWS.get(name):
+        return made()
     if name == "prompt":
         return Ragged.of([[3 + row, 9, 4] for row in range(ROWS)])
     if kind.startswith("text"):
@@ -120,7 +123,8 @@ def run(worker: Worker, function: Function, parts: dict[str, Part], kinds: dict[
     """An op on a worker: what it records, and its columns; ``kinds`` are those that it reads and writes."""
     types = {name: ColumnType.parse(kind) for name, kind in kinds.items()}
     columns = {name: ColumnPlan(kind, kind.domain, NONE, "", name) for name, kind in types.items()}
-    times = function.attributes.get("n", 1)
+    reduces = kinds.get("out") == "float32[prompts]" and "float32[samples]" in kinds.values()
+    times = 2 if reduces else function.attributes.get("n", 1)
     domains = {
         "prompts": GraphDomain("prompts", "prompts", ""),
         "samples": GraphDomain("samples", "samples", "", "prompts", times),
