@@ -70,7 +70,9 @@ class Server:
         self.configuration = self.folder / "server.yaml"  # SGLang takes no other suffix
         self.configuration.touch(mode=0o600)
         self.configuration.write_text(launch.configuration(host, self.port.number, self.client.key))
-        given = {"TORCHINDUCTOR_CACHE_DIR": COMPILED, **os.environ, "TMPDIR": str(self.folder)}
+        given = {**os.environ, "TMPDIR": str(self.folder)}
+        # not the first: setproctitle finds no title's place once torch has set that variable again
+        given.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED)
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, *launch.arguments(self.configuration)],
