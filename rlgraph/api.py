@@ -23,7 +23,8 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.syntax.source import Tree, flow, show_text
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import flow, show_text
 from rlgraph.view.contents import contents
 from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid

@@ -10,7 +10,7 @@ from dataclasses import replace
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
-from rlgraph.errors import GraphError, fail
+from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
@@ -26,6 +26,7 @@ from rlgraph.planning.model_limits import suit_models
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.planning.shared_weights import share_weights
+from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 from rlgraph.version import VERSION
@@ -60,7 +61,12 @@ def compile_graph(
     Raises:
         GraphError: with every problem found.
     """
-    tree = tree or compose(graph, overrides)
+    try:
+        tree = tree or compose(graph, overrides)
+    except GraphError as error:
+        raise GraphError(
+            dict.fromkeys([*error.problems, *_further(error.rest, devices or 1, device)])
+        ) from None
     scenario = _scenario(target, here, devices) if target else None
     if scenario:
         count, device = devices or scenario.cluster.total, scenario.cluster.device
@@ -78,6 +84,16 @@ def compile_graph(
         plan = aligned(fixed(plan))
     origin = Origin(graph, tuple(overrides), count, VERSION, tree.written().plain(), target)
     return replace(plan, origin=origin)
+
+
+def _further(rest: Tree | None, devices: int, device: str) -> Sequence[Problem]:
+    """Return the problems of a graph some of whose settings could not be made."""
+    try:
+        if rest:
+            plan_tree(interpolate(rest), devices, device)
+    except GraphError as error:
+        return error.problems
+    return ()
 
 
 def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenario:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from rlgraph.variables import hidden
 
@@ -80,10 +81,13 @@ class RlgraphError(Exception):
 
 
 class GraphError(RlgraphError):
-    """The graph is wrong. ``problems`` holds every problem that was found."""
+    """The graph is wrong. ``problems`` holds every problem that was found.
 
-    def __init__(self, problems: Iterable[Problem]):
-        self.problems = tuple(problems)
+    ``rest`` is the graph's tree without what is wrong, where more can be found in it.
+    """
+
+    def __init__(self, problems: Iterable[Problem], rest: Any = None):
+        self.problems, self.rest = tuple(problems), rest
         super().__init__("\n\n".join(problem.render() for problem in self.problems))
 
 
@@ -116,14 +120,15 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else cut
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Collection[str]) -> str:
     """Return ``did you mean `x`?`` or nothing.
 
     Example:
-        >>> nearest("rewrads", ["rewards", "values"])
-        'did you mean `rewards`?'
+        >>> nearest("rewrads", ["rewards", "values"]), nearest("ppo", ["dpo", "ppo_clip"])
+        ('did you mean `rewards`?', 'did you mean `ppo_clip`?')
     """
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    whole = [other for other in known if len(name) > 2 and other.startswith(name)]
+    match = whole or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean `{match[0]}`?" if match else ""
 
 

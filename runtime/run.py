@@ -25,7 +25,7 @@ from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
-from rlgraph.syntax.source import show_text
+from rlgraph.syntax.yaml_text import show_text
 
 
 def run_graph(

@@ -197,7 +197,7 @@ def show(
     from rlgraph.compiler import compile_graph
     from rlgraph.frontend.compose import compose
     from rlgraph.printing.column_text import lineage_text
-    from rlgraph.syntax.source import show_text
+    from rlgraph.syntax.yaml_text import show_text
     from rlgraph.view.terminal import tree_text
 
     if (column is not None) + origin + tree > 1:

@@ -21,8 +21,9 @@ from pydantic import BaseModel, Field
 
 from rlgraph.ir.plan import Step
 from rlgraph.syntax.section import Positive, Section
-from rlgraph.syntax.source import flow, read
+from rlgraph.syntax.source import read
 from rlgraph.syntax.validate import read_record
+from rlgraph.syntax.yaml_text import flow
 
 Factors = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TICK = 1e-6  # seconds; a clock tells no shorter times apart

@@ -38,7 +38,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     Raises:
         GraphError: with every problem found.
     """
-    binder = Binder()
+    binder = Binder(removed=tree.removed)
     _sections_known(tree, binder)
     sections = _section(tree, "models", binder)
     models = {n: model for n, t in sections.items() if (model := bind_model(n, t, device, binder))}
@@ -59,6 +59,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         engines=engines,
         schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
         open_values=tuple(_open_values(tree)),
+        removed=tree.removed,
     )
     _validated(Eval, tree, "eval", binder)
     if not binder.problems:

@@ -21,6 +21,7 @@ from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.ops.registry import find_hook, find_op
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
+from rlgraph.syntax.yaml_text import flow
 from rlgraph.variables import with_values
 
 KEYS = ("every", "from")  # these say in which iterations a node without columns runs
@@ -35,6 +36,9 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     named = tree.get("op")
     if named is None or not isinstance(named.value, str):
         law, remedy = f"node `{name}` does not say what it is", f"{name}: {{op: ...}}; see `rlgraph nodes`"
+        if tree.is_map and tree.items and not named:
+            key, child = next(iter(tree.items.items()))
+            remedy += f"; of a node that is there, set: {{{name}.{key}: {flow(child)}}}"
         binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
         return None
     op, target = binder.attempt(find_op, named.value, named.mark) or (None, "")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import KEYS, bind_call, names
+from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
 from rlgraph.ops.declare import Op
@@ -39,7 +41,17 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
         pool=_node_pool(name, tree, op, binder),
         when=_cadence(name, tree, op, binder),
         mark=tree.key or tree.mark,
+        edited=_edited(tree),
     )
+
+
+def _edited(tree: Tree) -> Mark | None:
+    """Return where a value in a node comes from elsewhere: the command line, else a file of the user's."""
+    home, shipped = (tree.key or tree.mark).source.name, graphs_folder()
+    marks = [child.key or child.mark for path, child in tree.walk() if path]
+    elsewhere = [mark for mark in marks if mark.source.name != home]
+    ranks = {"command line": 2} | {m.source.name: 0 for m in marks if Path(m.source.name).parent == shipped}
+    return max(elsewhere, key=lambda mark: ranks.get(mark.source.name, 1), default=None)
 
 
 def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
@@ -103,8 +115,11 @@ def _node_model(
     if item.value == OPEN or model in binder.broken:
         return None, False
     if model not in models or at not in ("", "next"):
-        law = f"there is no model `{item.value}`"
-        binder.problem("unknown-model", law, item.mark, models, nearest(model, models))
+        law, mark, remedy = f"there is no model `{item.value}`", item.mark, nearest(model, models)
+        if taken := binder.removed.get(f"models.{model}"):
+            law, mark = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here", taken
+            remedy = f"remove: [{name}, models.{model}], or set: {{{name}.model: ...}}"
+        binder.problem("unknown-model", law, mark, models, remedy)
         return None, False
     _model_fits(name, op, models[model], item.mark, binder)
     return model, at == "next"

@@ -8,17 +8,19 @@ mark of the place that it came from.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rlgraph.errors import Mark, Source, fail, nearest
+from rlgraph.errors import GraphError, Mark, Problem, Source, fail, nearest
 from rlgraph.frontend.edits import EDITS, apply
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.frontend.tree_paths import put_set, resolve
 from rlgraph.syntax import source
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import flow
 
 
 def compose(graph: str, overrides: Sequence[str] = ()) -> Tree:
@@ -38,7 +40,19 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     Raises:
         GraphError: a file, an edit or an override is wrong.
     """
-    return overridden(_load(graph, None, ()), overrides)
+    try:
+        tree, problems = _load(graph, None, ()), tuple[Problem, ...]()
+    except GraphError as error:
+        if error.rest is None:
+            raise
+        tree, problems = error.rest, error.problems
+    try:
+        tree = overridden(tree, overrides)
+    except GraphError as error:
+        raise GraphError([*problems, *error.problems], error.rest) from None
+    if problems:
+        raise GraphError(problems, tree)
+    return tree
 
 
 def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
@@ -47,9 +61,15 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
     Raises:
         GraphError: an override is wrong.
     """
+    problems: list[Problem] = []
     for override in overrides:
-        name, value = setting(override)
-        tree = put_set(tree, resolve(tree, name, value.key), value, value.key)
+        try:
+            name, value = setting(override)
+            tree = put_set(tree, resolve(tree, name, value.key), value, value.key)
+        except GraphError as error:
+            problems += error.problems
+    if problems:
+        raise GraphError(problems, tree)
     return tree
 
 
@@ -66,7 +86,11 @@ def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
         if edits is not None:
             raise fail("edits-alone", "`edits` change a parent; name one with `extends`", edits.key)
         return tree
-    return _extend(tree, _load(parent.value, parent, (*seen, path.resolve())), edits)
+    try:
+        above = _load(parent.value, parent, (*seen, path.resolve()))
+    except GraphError as error:
+        raise GraphError(error.problems) from None  # what this file changes in it is unknown
+    return _extend(tree, above, edits)
 
 
 def _find(graph: str, by: Tree | None) -> Path:
@@ -81,14 +105,16 @@ def _find(graph: str, by: Tree | None) -> Path:
     if not by and os.path.isdir(path):
         why = "that is a folder"
     law, hint = f"no graph `{graph}`: {why}", nearest(Path(graph).stem, shipped)
-    raise fail("no-graph", law, by.mark if by else None, shipped, hint)
+    meant = () if "/" in graph or "." in graph else shipped  # a path is none of those
+    raise fail("no-graph", law, by.mark if by else None, meant, hint)
 
 
 def _extend(child: Tree, parent: Tree, edits: Tree | None) -> Tree:
     for name, item in child.items.items():
         if name not in ("graph", "about", "extends", "edits"):
             law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
-            remedy = f"edits: [{{set: {{{name}...: ...}}}}]"
+            edit = {name: item.plain()} if name in EDITS else {"set": dict(_leaves(name, item))}
+            remedy = f"edits: [{flow(edit)}]"
             raise fail("section-beside-extends", law, item.key, remedy=remedy)
     tree = parent
     for name in ("graph", "about"):
@@ -96,9 +122,25 @@ def _extend(child: Tree, parent: Tree, edits: Tree | None) -> Tree:
             tree = tree.with_item(name, child.items[name])
     if edits and not isinstance(edits.value, list | None):
         raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
+    problems, plain = list[Problem](), True
     for edit in (edits.value if edits else None) or ():
-        tree = apply(tree, edit)
+        try:
+            tree = apply(tree, edit)
+        except GraphError as error:
+            tree, problems = error.rest or tree, [*problems, *error.problems]
+            plain = plain and [*edit.items] == ["set"]  # others make what is read further on
+    if problems:
+        raise GraphError(problems, tree if plain else None)
     return tree
+
+
+def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
+    """Yield the values in a section, by their paths."""
+    if tree.is_map:
+        for key, child in tree.items.items():
+            yield from _leaves(f"{name}.{key}", child)
+    else:
+        yield name, tree.plain()
 
 
 def setting(text: str) -> tuple[str, Tree]:

@@ -6,8 +6,9 @@ Each is strict: one that names what is not there fails with the nearest name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from rlgraph.errors import fail, nearest
+from rlgraph.errors import GraphError, Problem, fail, nearest
 from rlgraph.frontend.edge_edits import insert, rename
 from rlgraph.frontend.tree_paths import SECTIONS, find, put, put_set, resolve
 from rlgraph.syntax.source import Tree
@@ -25,8 +26,14 @@ def apply(tree: Tree, edit: Tree) -> Tree:
     ((word, content),) = edit.items.items()
     if word not in EDITS:
         raise fail("unknown-edit", f"no edit is called `{word}`", content.key, EDITS, nearest(word, EDITS))
+    problems: list[Problem] = []
     for name, child in _named(content, word):
-        tree = EDITS[word](tree, name, child)
+        try:
+            tree = EDITS[word](tree, name, child)
+        except GraphError as error:
+            problems += error.problems
+    if problems:
+        raise GraphError(problems, tree)
     return tree
 
 
@@ -44,7 +51,8 @@ def _named(content: Tree, word: str) -> Iterator[tuple[str, Tree]]:
 
 
 def _remove(tree: Tree, name: str, place: Tree) -> Tree:
-    return put(tree, resolve(tree, name, place.mark), None, place.mark, must_exist=True)
+    without = put(tree, resolve(tree, name, place.mark), None, place.mark, must_exist=True)
+    return replace(without, removed={**tree.removed, name: place.mark})
 
 
 def _replace(tree: Tree, name: str, child: Tree) -> Tree:

@@ -14,7 +14,8 @@ from typing import Any
 
 from rlgraph.errors import fail, nearest
 from rlgraph.frontend.tree_paths import SECTIONS
-from rlgraph.syntax.source import Tree, flow
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import flow
 
 NAMED = (("nodes",), ("models",), ("pools",), ("eval", "nodes"), ())  # their items are added, not set
 WORDS = ("remove", "replace", "add", "set")

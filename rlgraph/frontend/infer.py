@@ -180,7 +180,16 @@ class Inference:
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
         remedy = writer_of(column) or nearest(column, self.writers)
         remedy = remedy or f"add a node that writes it, or map it: in: {{{column}: ...}}"
-        self.problem("missing-column", law, node.mark, remedy)
+        if taken := self.graph.removed.get(column):
+            law += f": node `{column}` is removed here"
+        asked = {
+            port: node.op.declared.when.get(port)
+            for port, (_, c) in self.ports[node.name].items()
+            if c == column
+        }
+        if attribute := next(filter(None, asked.values()), None):
+            remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
+        self.problem("missing-column", law, taken or node.mark, remedy)
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""

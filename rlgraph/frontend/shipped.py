@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
-from rlgraph.syntax.source import flow, read
+from rlgraph.syntax.source import read
+from rlgraph.syntax.yaml_text import flow
 
 
 def shipped_graphs() -> dict[str, Path]:

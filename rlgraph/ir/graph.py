@@ -154,6 +154,7 @@ class Node:
     layout: RowLayout = NONE
     because: str = ""
     mark: Mark | None = None
+    edited: Mark | None = None  # the last place elsewhere, an edit or the command line, that changed it
 
     @property
     def inserted(self) -> bool:
@@ -205,6 +206,7 @@ class Graph:
     regions: Mapping[str, Region] = field(default_factory=dict)  # the keys are their filters
     notes: tuple[str, ...] = ()  # what a pass did that the user should know
     open_values: tuple[str, ...] = ()  # paths of values written ???
+    removed: Mapping[str, Mark] = field(default_factory=dict)  # what edits took out of it -> where
 
     @cached_property
     def _by_name(self) -> Mapping[str, Node]:

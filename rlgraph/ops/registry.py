@@ -100,7 +100,8 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
         raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy)
     path = Path(mark.source.name).parent / place
     if not os.path.isfile(path):
-        raise fail("no-file", f"{what} `{name}`: there is no file {path}", mark)
+        law = f"{what} `{name}`: there is no file {path.name} in {path.parent.resolve()}"
+        raise fail("no-file", law, mark, remedy="paths are relative to the file that they stand in")
     _check_code(what, name, mark)
     target = f"{path.resolve()}:{function}"
     try:
@@ -124,8 +125,10 @@ def _check_code(what: str, name: str, mark: Mark) -> None:
 
 def _said(error: Exception, name: str, path: Path) -> str:
     """Return what went wrong in a user's file, with its line where there is one."""
-    if isinstance(error, OpError | SyntaxError):
+    if isinstance(error, OpError):
         return str(error).removeprefix(f"op {name}: ")
+    if isinstance(error, SyntaxError):
+        return f"{error}: {(error.text or '').strip()}".removesuffix(": ")
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f"{type(error).__name__}: {error}" + (f" ({path.name}, line {lines[-1]})" if lines else "")
 

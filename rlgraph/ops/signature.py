@@ -31,7 +31,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         if parameter.name in filled:
             continue
         if parameter.name not in hints:
-            raise OpError(f"op {name}: parameter {parameter.name} has no annotation")
+            law = f"op {name}: parameter {parameter.name} has no annotation"
+            raise OpError(f"{law}; a column has a type, as responses: text[samples]")
         hint = hints[parameter.name]
         if parameter.kind is parameter.KEYWORD_ONLY:
             if chosen := _hook(hint):
@@ -47,7 +48,7 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
             inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
         else:
             law = f"op {name}: parameter {parameter.name}: {hint!r} is no column type"
-            raise OpError(f"{law}; put attributes behind a * in the signature")
+            raise OpError(f"{law}, as responses: text[samples]; attributes stand behind a * in the signature")
     written = () if kind and not kind.writes else _outputs(name, hints.get("return"))
     outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
     if any(port.type.axis == "other_tokens" for port in outputs):

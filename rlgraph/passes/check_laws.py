@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from rlgraph.engines.registry import SERVING
 from rlgraph.errors import GraphError, Problem
@@ -32,9 +33,25 @@ def assume(graph: Graph) -> Graph:
         for law in call.op.declared.assumes
         if (problem := LAWS[law](oldest, node, call))
     ]
+    problems += [problem for node in oldest.nodes if (problem := _rows_for_each(oldest, node))]
     if problems:
         raise GraphError(problems)
     return replace(graph, notes=graph.notes + _cut_groups(graph))
+
+
+def _rows_for_each(graph: Graph, node: Node) -> Problem | None:
+    """An update has rows for each of its mini-batches."""
+    if not node.updates or node.domain is None:
+        return None
+    line = graph.ancestors(node.domain)
+    maker, minibatches = graph.node(line[-1].maker), node.called.value("minibatches", 1)
+    batch = maker.called.value("rows")
+    rows = batch * prod(domain.times for domain in line) if isinstance(batch, int) else minibatches
+    if minibatches <= rows:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
+    remedy = f"set: {{{node.name}.{node.called.name_of('minibatches')}: {rows}}}, or fewer"
+    return refusal("few-rows", law, graph, node, [maker.name], remedy)
 
 
 def _cut_groups(graph: Graph) -> tuple[str, ...]:

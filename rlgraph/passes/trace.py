@@ -32,8 +32,12 @@ def source(node: Node) -> str:
 
 
 def refusal(kind: str, law: str, graph: Graph, node: Node, before: Sequence[str], remedy: str) -> Problem:
-    """Return a law that the graph breaks, drawn with the nodes ``before`` it; ``remedy`` is an edit."""
-    return Problem(kind, law, node.mark, (), remedy, draw(graph, [*before, node.name]))
+    """Return a law that the graph breaks, drawn with the nodes ``before`` it; ``remedy`` is an edit.
+
+    Its place is that of an edit of one of them, the node's own first, or else the node.
+    """
+    edits = [edit for name in (node.name, *before) if (edit := graph.node(name).edited)]
+    return Problem(kind, law, next(iter(edits), node.mark), (), remedy, draw(graph, [*before, node.name]))
 
 
 def draw(graph: Graph, names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from rlgraph.planning.host_memory import fits
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.offload import reside
 from rlgraph.printing.plan_text import memory_text
-from rlgraph.syntax.source import flow
+from rlgraph.syntax.yaml_text import flow
 from rlgraph.units import size_text
 
 MOST = 2**14  # devices that a remedy may ask for

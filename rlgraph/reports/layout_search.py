@@ -33,7 +33,7 @@ from rlgraph.planning.device_groups import GROUPS, has_groups, sharing_sizes
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.syntax.source import flow
+from rlgraph.syntax.yaml_text import flow
 from rlgraph.units import middle, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)

@@ -188,7 +188,9 @@ class Train(Section):
 class ModelSection(Section):
     """A set of weights by name."""
 
-    path: str = Field(description="a folder with the model, or its name on the Hugging Face hub.")
+    path: str = Field(
+        min_length=1, description="a folder with the model, or its name on the Hugging Face hub."
+    )
     head: Literal["lm", "value"] = option(
         "lm", "what it puts out: lm, a distribution of the next token; value, one number per token."
     )

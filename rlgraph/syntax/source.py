@@ -6,7 +6,6 @@ rules read ``1e-6`` as a string, ``on`` as true and keep the last of two equal k
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +44,7 @@ class Tree:
     mark: Mark
     key: Mark | None = None
     reference: str = ""  # of a number from the environment: the ``${env:NAME}`` that it stands for
+    removed: Mapping[str, Mark] = field(default_factory=dict)  # of a graph: what edits take out -> where
 
     @property
     def is_map(self) -> bool:
@@ -152,8 +152,11 @@ def parse(source: Source, start: int = 0) -> Tree:
         mark = _mark(error.problem_mark or error.context_mark, source)
         if error.context_mark and not source.line(mark.line).strip():  # the value was begun and never ended
             mark = _mark(error.context_mark, source)
-        remedy = "indent with spaces, not tabs" if "\t" in source.line(mark.line) else ""
-        raise fail("not-yaml", f"this is no YAML: {error.problem}", mark, remedy=remedy) from error
+        if mark.line > source.text.count("\n") + 1:
+            mark = Mark(source, 1, start + 1)
+        raise fail(
+            "not-yaml", f"this is no YAML: {error.problem}", mark, remedy=_mended(source, mark)
+        ) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         mark = Mark(source, len(before), len(before[-1]) + 1)
@@ -165,6 +168,19 @@ def parse(source: Source, start: int = 0) -> Tree:
     if reader.problems:
         raise GraphError(reader.problems)
     return tree
+
+
+def _mended(source: Source, mark: Mark) -> str:
+    """Return how a line may become YAML."""
+    line = source.line(mark.line)
+    if "\t" in line:
+        return "indent with spaces, not tabs"
+    if re.search(r"[\[{,:] *\$\{", line):
+        return 'in a list or a mapping a text with ${...} is quoted: ["${env:DATA}/train.jsonl"]'
+    ends = [line.count(open_) > line.count(close) for open_, close in ("[]", "{}")]
+    if source.name == "command line" and any(ends):
+        return f"quote it for the shell, which cuts it at blanks: '{source.text.strip()} ...'"
+    return ""
 
 
 def _shallow(text: str, source: Source) -> None:
@@ -249,48 +265,3 @@ def scalar(text: str) -> Any:
     if INT.match(text) and len(text) < 400:
         return int(text)
     return float(text) if FLOAT.match(text) else text
-
-
-def show_text(tree: Tree, origin: bool = False) -> str:
-    """Return a composed graph as YAML; with ``origin``, each value's place as a comment."""
-    return "\n".join(line.rstrip() for line in _yaml(tree, 0, origin)) + "\n"
-
-
-def _yaml(tree: Tree, depth: int, origin: bool) -> Iterator[str]:
-    pad = "  " * depth
-    for name, child in tree.items.items():
-        name = _word(name)
-        if child.is_map and child.items:
-            yield f"{pad}{name}:"
-            yield from _yaml(child, depth + 1, origin)
-        else:
-            line = f"{pad}{name}: {flow(child)}"
-            yield f"{line:<60}  # {place(child)}" if origin else line
-
-
-def place(tree: Tree) -> str:
-    """Return where a value came from: ``file:line``, or the command line."""
-    source = tree.mark.source.name
-    return source if source == "command line" else f"{source.rpartition('/')[2]}:{tree.mark.line}"
-
-
-def flow(value: Any) -> str:
-    """Return a tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
-    value = value.value if isinstance(value, Tree) else value
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(name)}: {flow(child)}" for name, child in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(flow(child) for child in value) + "]"
-    if isinstance(value, str):
-        return _word(value)
-    return "null" if value is None else json.dumps(value).replace("Infinity", ".inf")
-
-
-def _word(value: str) -> str:
-    """Return a text as it is where YAML reads it back so, else in double quotes."""
-    plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
-    if value == OPEN or (plain and scalar(value) == value):
-        return value
-    short = {"\n": "\\n", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-    escaped = (short.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
-    return '"' + "".join(escaped) + '"'

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.yaml_text import flow
 from rlgraph.variables import referred
 
 Result = TypeVar("Result")
@@ -26,6 +27,7 @@ class Binder:
 
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)  # models with a problem of their own
+    removed: Mapping[str, Mark] = field(default_factory=dict)  # what edits took out of the graph -> where
     strict: bool = True  # else attributes are not checked, and an op that is not found raises
 
     def attempt(self, find: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -134,13 +136,19 @@ def _explain(
     if others:
         place = tree.at(others[0]["loc"])
         where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
-        wanted = " or ".join(dict.fromkeys(_wanted(item) for item in others))
-        yield Problem("wrong-value", f"`{where}` {wanted}; it is {place.written().plain()!r}", place.mark)
+        wanted, value = (
+            " or ".join(dict.fromkeys(_wanted(item) for item in others)).replace("or must be", "or"),
+            place.written().plain(),
+        )
+        remedy = nearest(str(value), re.findall(r"'([^']+)'", wanted))
+        if any(item["type"] == "list_type" for item in others) and isinstance(value, str):
+            remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"
+        yield Problem("wrong-value", f"`{where}` {wanted}; it is {value!r}", place.mark, (), remedy)
 
 
 def _wanted(item: Any) -> str:
     """Return pydantic's message in our words: ``must be at least 1; ...``."""
-    message = re.sub(r"^(Input|Dictionary|List) should", "must", str(item["msg"]))
+    message = re.sub(r"^(Input|Dictionary|List|String) should", "must", str(item["msg"]))
     message = re.sub(r" after validation, not \d+$", "", message)
     message = message.replace("a valid dictionary", "a mapping").replace("a valid integer", "a whole number")
     return message.replace("greater than or equal to", "at least").replace("a valid ", "a ")

@@ -21,7 +21,8 @@ from rlgraph.printing.column_text import weight
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import prediction_text, sentence, step_text
 from rlgraph.reference.describe import entry_of
-from rlgraph.syntax.source import Tree, flow, place
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import flow, place
 from rlgraph.version import VERSION
 from rlgraph.view.drawings.boxes import links, title, weights
 from rlgraph.view.recorded import recorded

@@ -10,7 +10,8 @@ from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
-from rlgraph.syntax.source import Tree, read, show_text
+from rlgraph.syntax.source import Tree, read
+from rlgraph.syntax.yaml_text import show_text
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -280,3 +281,20 @@ def test_what_show_prints_reads_back_as_the_same(name: str, tmp_path: Path) -> N
     for origin in (False, True):
         path = write(tmp_path, "shown.yaml", show_text(compose(name), origin))
         assert read(Path(path)).plain() == compose(name).plain()
+
+
+def test_every_wrong_setting_is_told_and_what_they_leave_is_checked() -> None:
+    with pytest.raises(GraphError) as caught:
+        compile_graph("grpo", ["rollout.n=eight", "rolout.n=3", "models.policy.path=", "pools={main:"], 1)
+    kinds = [problem.kind for problem in caught.value.problems]
+    assert kinds[:2] == ["edit-missing", "not-yaml"] and kinds.count("wrong-value") == 3
+    assert "quote it for the shell" in str(caught.value)
+
+
+def test_a_wrong_edit_that_others_need_is_told_alone(tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    edits = "[{add: {rollout: {op: rollout}}}, {set: {update_policy.loss.kind: nothing}}]"
+    path.write_text(f"graph: g\nextends: grpo\nedits: {edits}\n")
+    with pytest.raises(GraphError) as caught:
+        compile_graph(str(path), devices=1)
+    assert [problem.kind for problem in caught.value.problems] == ["add-existing"]

@@ -19,7 +19,8 @@ from rlgraph.frontend.edits import EDITS, apply
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.syntax.source import Tree, parse, show_text
+from rlgraph.syntax.source import Tree, parse
+from rlgraph.syntax.yaml_text import show_text
 from share import examples
 
 REWIRED = Path(__file__).parent / "rewired" / "rewired.yaml"

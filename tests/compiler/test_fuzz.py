@@ -17,7 +17,8 @@ from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.syntax.source import Tree, parse, show_text
+from rlgraph.syntax.source import Tree, parse
+from rlgraph.syntax.yaml_text import show_text
 from share import examples
 
 TREES = {name: compose(name).plain() for name in shipped_graphs()}

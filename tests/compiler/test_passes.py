@@ -25,7 +25,8 @@ from rlgraph.passes.prune import prune
 from rlgraph.passes.verify import verify
 from rlgraph.printing.plan_diff import against_text
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.syntax.source import Source, parse, show_text
+from rlgraph.syntax.source import Source, parse
+from rlgraph.syntax.yaml_text import show_text
 from share import FAMILIES, edits_of, examples, rest_nightly
 
 HEAD = """
