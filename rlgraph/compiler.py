@@ -150,6 +150,7 @@ def digest(tree: Tree, device: str = "cpu") -> str:
     how many of them share a copy of a model or the tokens of a row, or what is on their hosts."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
+        model.pop("vocabulary", None)
         if OF_DEVICES & (train := model.get("train") or {}).keys():
             model["train"] = {key: value for key, value in train.items() if key not in OF_DEVICES}
             if not model["train"]:

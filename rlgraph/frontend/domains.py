@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from rlgraph.errors import Problem
@@ -61,10 +61,13 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     return "", ""
 
 
-def reduced(domains: Domains, node: Node, domain: GraphDomain) -> tuple[GraphDomain, list[Problem]]:
+def reduced(
+    domains: Domains, node: Node, domain: GraphDomain, leaving: Set[str]
+) -> tuple[GraphDomain, list[Problem]]:
     """Return the domain of what a node writes of its rows: theirs, or above it, with one row a group.
 
-    And what is wrong with it: the op may not see whole groups, or a filter may have dropped one.
+    And what is wrong with it: the op may not see whole groups, a filter may have dropped one, or one of the
+    nodes ``leaving`` rows for a next round.
     """
     kind = next((port.type.domain for port in node.op.outputs), domain.kind)
     if not is_made_of(domain.kind, kind):
@@ -79,7 +82,12 @@ def reduced(domains: Domains, node: Node, domain: GraphDomain) -> tuple[GraphDom
             f"reduce before the filter: leave out `rows: {domain.maker}`; the column can be read behind it"
         )
         problems.append(Problem("part-of-group", law, node.mark, (), remedy))
-    return next(above for above in ancestors(domains, domain.name) if above.kind == kind), problems
+    line = ancestors(domains, domain.name)
+    if left := next((made.maker for made in line if made.maker in leaving), None):
+        law += f", some of which `{left}` leaves for later iterations"
+        remedy = f"replace: {{{left}: {{op: rollout, ...}}}}, which leaves none"
+        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
+    return next(above for above in line if above.kind == kind), problems
 
 
 def unrelated(

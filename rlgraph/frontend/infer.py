@@ -64,6 +64,7 @@ class Inference:
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
         self.axes = TokenAxes(self.graph.models)
+        self.leaving = {node.name for node in self.graph.nodes if node.op.declared.leaves}
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
 
     def walk(self) -> Inference:
@@ -150,17 +151,22 @@ class Inference:
         if domain is None or not self._has_rows(node, domain):
             self.broken.update(self.outs[node.name].values())
             return
-        ins = {
-            name: self._edge(column, domain)
-            for name, (_, column) in ports.items()
+        reads = {
+            name: (port, self.columns[column])
+            for name, (port, column) in ports.items()
             if start(self.domains, self.columns[column], domain.name)
         }
         outs = self.outs[node.name]
-        reads = [(ports[name][0], self.columns[ports[name][1]]) for name in ins]
+        asked = [read for read in reads.values() if not _by_chance(node, read[0])]
         makers = {made.maker for made in ancestors(self.domains, domain.name)}
-        self.problems += self.axes.bind(node, reads, outs, makers)
+        self.problems += self.axes.bind(node, asked, outs, makers)
+        ins = {
+            name: self._edge(column.name, domain)
+            for name, (port, column) in reads.items()
+            if self.axes.is_here(port, column)
+        }
         written_to = self._written_to(node, domain)
-        rows, wrong = reduced(self.domains, node, written_to)
+        rows, wrong = reduced(self.domains, node, written_to, self.leaving)
         self.problems += wrong
         for port in node.op.outputs:
             column = outs[port.name]

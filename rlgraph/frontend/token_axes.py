@@ -26,23 +26,22 @@ class AxisOrigin:
 
 @dataclass
 class TokenAxes:
-    """The axes of columns, node by node; ``unknown`` holds pairs of models that nothing compares."""
+    """The axes of columns, node by node; ``unknown``: pairs of models that a graph does not compare."""
 
     models: Mapping[str, Model]
     columns: dict[str, AxisOrigin] = field(default_factory=dict)
-    masks: dict[AxisOrigin, str] = field(
-        default_factory=dict
-    )  # the first column of each that says which count
+    masks: dict[AxisOrigin, str] = field(default_factory=dict)  # the first boolean column of each
+    here: dict[str, AxisOrigin] = field(default_factory=dict)  # of the node that was bound last
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def bind(
         self, node: Node, reads: Sequence[tuple[Port, Column]], outs: Mapping[str, str], makers: Set[str]
     ) -> Iterator[Problem]:
-        """Yield what is wrong with the tokens that a node reads, and note whose those are that it writes.
+        """Yield what is wrong with the tokens that a node asks for, and note whose those are that it writes.
 
         Where they are of several, those of ``makers``, which made the node's rows, are taken for right.
         """
-        read: dict[str, AxisOrigin] = {}
+        self.here = read = {}
         for axis in dict.fromkeys(port.type.axis for port, _ in reads if port.type.axis):
             columns = [column for port, column in reads if port.type.axis == axis]
             along = [self.columns[column.name] for column in columns]
@@ -60,13 +59,20 @@ class TokenAxes:
                 if port.type.dtype == "boolean":
                     self.masks.setdefault(self.columns[outs[port.name]], outs[port.name])
 
+    def is_here(self, port: Port, column: Column) -> bool:
+        """Return whether a column is along the tokens that the node bound last reads through such a port."""
+        axis = port.type.axis
+        return axis not in self.here or self.columns[column.name] == self.here[axis]
+
     def _others(self, node: Node, column: Column, tokens: AxisOrigin) -> Problem:
         other = self.columns[column.name]
         law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{other.maker}`; "
         law += f"the rest that it reads is along those of `{tokens.maker}`"
-        name, mask = f"{column.name}_here", self.masks.get(other, "MASK")
-        remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
-        remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
+        remedy = f"map the parameter to a column along the tokens of `{tokens.maker}`, by `in`"
+        if column.type.dtype == "float32" and not column.type.fixed:
+            name, mask = f"{column.name}_here", self.masks.get(other, "MASK")
+            remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
+            remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
         return Problem("other-tokens", law, node.mark, (), remedy)
 
     def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Problem | None:
@@ -74,12 +80,13 @@ class TokenAxes:
         if tokens.model is None:
             return None
         model, other = self.models[name], self.models[tokens.model]
-        if shared := share_tokens(model, other):
-            return None
+        shared, told_by_graph = share_tokens(model, other)
         told = f"tokens that `{other.name}` ({other.path}) numbers"
-        if shared is None:
-            law = f"`{name}` ({model.path}) reads {told}: whether it numbers them alike is not known"
-            self.unknown[name, other.name] = f"{law} (give both models one `vocabulary`, a name, if it does)"
+        if not told_by_graph:
+            law = f"`{name}` ({model.path}) reads {told}: that it numbers them alike is known where both "
+            law += "have a tokenizer.json (or say it: give both models one `vocabulary`, a name)"
+            self.unknown[name, other.name] = law
+        if shared:
             return None
         law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {told} otherwise"
         remedy = (

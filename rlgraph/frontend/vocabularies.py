@@ -14,16 +14,16 @@ from rlgraph.variables import with_values
 NAMES = Path(__file__).parent / "vocabularies.yaml"
 
 
-def share_tokens(one: Model, other: Model) -> bool | None:
-    """Return whether tokens of one model are those of another; None where nothing tells."""
+def share_tokens(one: Model, other: Model) -> tuple[bool, bool]:
+    """Return whether tokens of one model are those of another, as far as can be told, and whether the graph
+    tells it: where it does not, a machine that has the files of both compares them."""
     if one.path == other.path or OPEN in (one.path, other.path):
-        return True
-    if not (one.spec.vocabulary or other.spec.vocabulary):
-        files = [Path(with_values(model.path)) / "tokenizer.json" for model in (one, other)]
-        if all(file.is_file() for file in files):
-            return _alike(*((file, file.stat().st_mtime_ns) for file in files))
+        return True, True
     names = [model.spec.vocabulary or _by_name(with_values(model.path)) for model in (one, other)]
-    return names[0] == names[1] if all(names) else None
+    files = [Path(with_values(model.path)) / "tokenizer.json" for model in (one, other)]
+    if all(file.is_file() for file in files) and not (one.spec.vocabulary or other.spec.vocabulary):
+        return _alike(*((file, file.stat().st_mtime_ns) for file in files)), all(names)
+    return names[0] == names[1] or not all(names), all(names)
 
 
 def _by_name(path: str) -> str | None:

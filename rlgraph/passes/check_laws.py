@@ -41,9 +41,8 @@ def assume(graph: Graph) -> Graph:
 
 def _rows_for_each(graph: Graph, node: Node) -> Problem | None:
     """An update has rows for each of its mini-batches."""
-    if not node.updates or node.domain is None:
+    if not node.updates or not (line := graph.ancestors(node.domain)):
         return None
-    line = graph.ancestors(node.domain)
     maker, minibatches = graph.node(line[-1].maker), node.called.value("minibatches", 1)
     batch = maker.called.value("rows")
     rows = batch * prod(domain.times for domain in line) if isinstance(batch, int) else minibatches

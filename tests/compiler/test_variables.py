@@ -89,7 +89,7 @@ def test_a_plan_has_references_and_is_read_where_the_variables_are_not(
 @pytest.mark.parametrize(
     ("override", "law"),
     [
-        ("rewards.url=${env:CANARY}", "`rewards.url` String should match pattern"),
+        ("rewards.url=${env:CANARY}", "`rewards.url` must match pattern"),
         ("models.policy.serve.dtype=${env:CANARY}", "`models.policy.serve.dtype` must be 'auto'"),
         ("rollout.n=${env:CANARY}", "`rollout.n` must be a whole number; it is '${env:CANARY}'"),
         ("rewards.op=${env:CANARY}", "there is no op `${env:CANARY}`"),

@@ -56,3 +56,13 @@ def test_what_may_not_see_whole_groups_is_refused() -> None:
     Path("own.yaml").write_text(GRAPH.replace("group.mean", "own.py:mean"))
     with pytest.raises(GraphError, match="may see a part of it"):
         compile_graph("own.yaml", devices=1)
+
+
+@pytest.mark.usefixtures("in_demo")
+def test_groups_that_a_rollout_leaves_unfinished_are_not_reduced() -> None:
+    reduced = "solved: {op: group.mean, in: {values: rewards}}"
+    reader = "centred: {op: metric.mean_at_k, in: {rewards: solved}}"
+    added = f"  - add: {{{reduced}, {reader}}}\n  - set: {{advantages.in: {{rewards: centred}}}}"
+    Path("left.yaml").write_text(f"graph: left\nextends: {HERE / 'partial.yaml'}\nedits:\n{added}\n")
+    with pytest.raises(GraphError, match="leaves for later iterations"):
+        compile_graph("left.yaml", devices=1)
