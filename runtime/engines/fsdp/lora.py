@@ -160,7 +160,11 @@ def _targets(
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
         linear = [name for name in linear if ".self_attn." in name]
-    plain = [name for name, m in mixtures_of(model).items() if m.has_gate and not m.has_post_expert_norm]
+    plain = [
+        name
+        for name, m in mixtures_of(model).items()
+        if m.has_gate and not getattr(m, "has_post_expert_norm", False)
+    ]
     fused = [f"{name}.{weight}" for name in plain for weight in ("gate_up_proj", "down_proj")]
     short = {name: name.rpartition(".")[2] for name in linear}
     short |= {name: f"{EXPERTS}{name.rpartition('.')[2]}" for name in fused}
