@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import op
 from rlgraph.ops.column_types import boolean, float32, int64, other_tokens, samples, tokens
 
@@ -39,4 +38,4 @@ def realign(
             raise ValueError(f"row {row}: the tokens that are realigned are not the same in both")
     out = torch.zeros(len(here), dtype=values.values.dtype, device=here.device)
     out[here] = values.values[there]
-    return Ragged(out, tokens.offsets)
+    return tokens.like(out)

@@ -50,7 +50,8 @@ def _edited(tree: Tree) -> Mark | None:
     home, shipped = (tree.key or tree.mark).source.name, graphs_folder()
     marks = [child.key or child.mark for path, child in tree.walk() if path]
     elsewhere = [mark for mark in marks if mark.source.name != home]
-    ranks = {"command line": 2} | {m.source.name: 0 for m in marks if Path(m.source.name).parent == shipped}
+    names = {mark.source.name for mark in elsewhere}  # few, where marks are many
+    ranks = {"command line": 2} | {name: 0 for name in names if Path(name).parent == shipped}
     return max(elsewhere, key=lambda mark: ranks.get(mark.source.name, 1), default=None)
 
 

@@ -20,6 +20,7 @@ from rlgraph.frontend.tree_paths import put_set, resolve
 from rlgraph.syntax import source
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.validate import Binder
 from rlgraph.syntax.yaml_text import flow
 
 
@@ -61,16 +62,17 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
     Raises:
         GraphError: an override is wrong.
     """
-    problems: list[Problem] = []
+    binder = Binder()
     for override in overrides:
-        try:
-            name, value = setting(override)
-            tree = put_set(tree, resolve(tree, name, value.key), value, value.key)
-        except GraphError as error:
-            problems += error.problems
-    if problems:
-        raise GraphError(problems, tree)
+        tree = binder.attempt(_overridden, tree, override) or tree
+    if binder.problems:
+        raise GraphError(binder.problems, tree)
     return tree
+
+
+def _overridden(tree: Tree, override: str) -> Tree:
+    name, value = setting(override)
+    return put_set(tree, resolve(tree, name, value.key), value, value.key)
 
 
 def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:

@@ -64,7 +64,7 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
 def reduced(
     domains: Domains, node: Node, domain: GraphDomain, leaving: Set[str]
 ) -> tuple[GraphDomain, list[Problem]]:
-    """Return the domain of what a node writes of its rows: theirs, or above it, with one row a group.
+    """Return the domain of what a node writes of its rows: theirs, or above it, with one row per group.
 
     And what is wrong with it: the op may not see whole groups, a filter may have dropped one, or one of the
     nodes ``leaving`` rows for a next round.

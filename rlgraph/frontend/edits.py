@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rlgraph.errors import GraphError, Problem, fail, nearest
+from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.frontend.edge_edits import insert, rename
 from rlgraph.frontend.tree_paths import SECTIONS, find, put, put_set, resolve
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.validate import Binder
 
 
 def apply(tree: Tree, edit: Tree) -> Tree:
@@ -26,14 +27,11 @@ def apply(tree: Tree, edit: Tree) -> Tree:
     ((word, content),) = edit.items.items()
     if word not in EDITS:
         raise fail("unknown-edit", f"no edit is called `{word}`", content.key, EDITS, nearest(word, EDITS))
-    problems: list[Problem] = []
+    binder = Binder()
     for name, child in _named(content, word):
-        try:
-            tree = EDITS[word](tree, name, child)
-        except GraphError as error:
-            problems += error.problems
-    if problems:
-        raise GraphError(problems, tree)
+        tree = binder.attempt(EDITS[word], tree, name, child) or tree
+    if binder.problems:
+        raise GraphError(binder.problems, tree)
     return tree
 
 

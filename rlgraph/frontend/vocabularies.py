@@ -27,8 +27,15 @@ def share_tokens(one: Model, other: Model) -> tuple[bool, bool]:
 
 
 def _by_name(path: str) -> str | None:
-    known = read(NAMES).plain()
-    return next((name for name, models in known.items() if any(fnmatch(path, like) for like in models)), None)
+    return next(
+        (name for name, models in _known().items() if any(fnmatch(path, like) for like in models)), None
+    )
+
+
+@cache
+def _known() -> dict[str, list[str]]:
+    known: dict[str, list[str]] = read(NAMES).plain()
+    return known
 
 
 @cache
