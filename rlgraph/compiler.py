@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rlgraph.costs.detect import local_devices
@@ -36,6 +38,19 @@ INDECISIVE = ("about", "eval", "pools", "schedule")
 OF_DEVICES = {*ON_ONE_DEVICE, *OFFLOADS}
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Leave garbage collection out of a block that makes many objects and few cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@uncollected()
 def compile_graph(
     graph: str,
     overrides: Sequence[str] = (),

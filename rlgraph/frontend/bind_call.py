@@ -110,7 +110,8 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
         if column in own:
             law = f"`{name}.columns` names `{column}`, which op {op.name} writes anyway"
             binder.problem("two-writers", law, mark, remedy=f"remove {name}.columns.{column}")
-    return replace(op, outputs=(*outputs, *(port for port in ports if port.name not in own)))
+    outputs += tuple(port for port in ports if port.name not in own)
+    return op if outputs == op.outputs else replace(op, outputs=outputs)
 
 
 def _paths(op: Op, tree: Tree) -> dict[str, Any]:

@@ -213,6 +213,14 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def _readers(self) -> Mapping[str, list[Node]]:
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for column in dict.fromkeys(node.reads):
+                readers.setdefault(column, []).append(node)
+        return readers
+
+    @cached_property
     def needs(self) -> nx.DiGraph[str]:
         """Return which node needs which, once edges are resolved to columns (see ``dependencies``)."""
         return dependencies(self._by_name)
@@ -241,7 +249,7 @@ class Graph:
 
     def readers(self, column: str) -> list[Node]:
         """Return the nodes that read a column, in their order."""
-        return [node for node in self.nodes if column in node.reads]
+        return self._readers.get(column, [])
 
 
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:

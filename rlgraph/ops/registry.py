@@ -98,23 +98,29 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
     if not (colon and place.endswith(".py")):
         remedy = nearest(name, known) or f"or your own: {what}: my_ops.py:name"
         raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy)
-    path = Path(mark.source.name).parent / place
+    path = _resolved(os.path.abspath(os.path.join(os.path.dirname(mark.source.name), place)))
     if not os.path.isfile(path):
-        law = f"{what} `{name}`: there is no file {path.name} in {path.parent.resolve()}"
+        folder, file = os.path.split(path)
+        law = f"{what} `{name}`: there is no file {file} in {folder}"
         raise fail("no-file", law, mark, remedy="paths are relative to the file that they stand in")
     _check_code(what, name, mark)
-    target = f"{path.resolve()}:{function}"
+    target = f"{path}:{function}"
     try:
-        module = _load_file(str(path.resolve()))
+        module = _load_file(path)
         op = load(target, name, kind) if hasattr(module, function) else None
     except Exception as error:  # the file is the user's: loading it may raise anything
-        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path.resolve())}", mark) from error
+        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, Path(path))}", mark) from error
     if op is None:
         ops = [name for name, value in vars(module).items() if _offered(name, value, kind)]
         law = f"{place} has no function `{function}`"
         raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
     _declared_well(op, mark)
     return op, target
+
+
+@functools.cache  # thousands of nodes may name one file
+def _resolved(path: str) -> str:
+    return os.path.realpath(path)
 
 
 def _check_code(what: str, name: str, mark: Mark) -> None:

@@ -19,11 +19,10 @@ def verify(graph: Graph, after: str) -> None:
     known, columns = set(names), set(written)
     before, earlier = set[str](), set[str]()  # nodes that stand before one, and the columns that they write
     for node in graph.nodes:
-        unwritten = set(node.reads) - columns
-        assert not unwritten, f"pass {after}: {node.name} reads {unwritten}, which nothing writes"
-        ins = set(node.call.ins.values() if node.call else ())
-        assert ins <= columns, f"pass {after}: {node.name}: lost edge"
-        assert set(node.after) <= known, f"pass {after}: {node.name} waits for a node that is gone"
+        assert columns.issuperset(node.reads), f"pass {after}: {node.name} reads what nothing writes"
+        ins = node.call.ins.values() if node.call else ()
+        assert columns.issuperset(ins), f"pass {after}: {node.name}: lost edge"
+        assert known.issuperset(node.after), f"pass {after}: {node.name} waits for a node that is gone"
         assert not node.inserted or node.because, f"pass {after}: {node.name} is inserted without a reason"
         if after in ("partition", "sync", "order") and node.kind.facts.in_place:
             for column in map(graph.columns.__getitem__, node.reads):

@@ -7,6 +7,7 @@ rules read ``1e-6`` as a string, ``on`` as true and keep the last of two equal k
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,20 +85,26 @@ class Tree:
 
     def written(self) -> Tree:
         """Return the tree as files have it: with references to the environment in place of its numbers."""
-        return self.mapped(lambda leaf: replace(leaf, value=leaf.reference or leaf.value))
+        return self.mapped(lambda leaf: replace(leaf, value=leaf.reference) if leaf.reference else leaf)
 
     def mapped(self, change: Callable[[Tree], Tree]) -> Tree:
         """Return the tree with each scalar changed."""
         if isinstance(self.value, dict):
-            return replace(self, value={name: child.mapped(change) for name, child in self.value.items()})
+            items = {name: child.mapped(change) for name, child in self.value.items()}
+            same = all(map(operator.is_, items.values(), self.value.values()))
+            return self if same else replace(self, value=items)
         if isinstance(self.value, list):
             return replace(self, value=[child.mapped(change) for child in self.value])
         return change(self)
 
     def with_item(self, name: str, child: Tree | None) -> Tree:
         """Return the tree with one item of the mapping set, in its old place if it had one, or taken out."""
-        items = {**self.items, name: child}
-        return replace(self, value={n: item for n, item in items.items() if item is not None})
+        items = self.items.copy()
+        if child is None:
+            items.pop(name, None)
+        else:
+            items[name] = child
+        return replace(self, value=items)
 
     def walk(self, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Tree]]:
         """Yield this tree and every tree below, with the path to it."""
@@ -207,22 +214,22 @@ class Reader:
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
 
-    def tree(self, node: Any, above: frozenset[int]) -> Tree:
+    def tree(self, node: Any, above: frozenset[int], key: Mark | None = None) -> Tree:
         mark = _mark(node.start_mark, self.source)
         self.size += 1
         if self.size > MAX_SIZE:
             raise fail("too-large", f"the aliases up to here make more than {MAX_SIZE} values", mark)
         if id(node) in above:
             self.problem("self-alias", "the value contains itself, through an alias", mark)
-            return Tree(None, mark)
+            return Tree(None, mark, key)
         if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
             self.problem("tag", f"the tag `{node.tag}` has no meaning here", mark, "remove it")
         above = above | {id(node)}
         if isinstance(node, yaml.ScalarNode):
-            return Tree(self.scalar(node, mark), mark)
+            return Tree(self.scalar(node, mark), mark, key)
         if isinstance(node, yaml.SequenceNode):
-            return Tree([self.tree(child, above) for child in node.value], mark)
-        return Tree(self.items(node, above), mark)
+            return Tree([self.tree(child, above) for child in node.value], mark, key)
+        return Tree(self.items(node, above), mark, key)
 
     def items(self, node: Any, above: frozenset[int]) -> dict[str, Tree]:
         items: dict[str, Tree] = {}
@@ -238,7 +245,7 @@ class Reader:
                 law = f"duplicate key `{name}`: it stands at {items[name].key} already"
                 self.problem("duplicate-key", law, where, "remove one of the two")
             else:
-                items[name] = replace(self.tree(child, above), key=where)
+                items[name] = self.tree(child, above, where)
         return items
 
     def scalar(self, node: Any, mark: Mark) -> Any:
