@@ -137,7 +137,7 @@ def _sections_known(tree: Tree, binder: Binder) -> None:
     for name, item in tree.items.items():
         if name not in SECTIONS:
             law = f"a graph has no section `{name}`"
-            known = (*SECTIONS, "extends", "edits")
+            known = (*SECTIONS, "extends", "use", "edits")
             binder.problem("unknown-section", law, item.key, known, nearest(name, known))
     for name in ("graph", "nodes", "schedule"):
         if tree.get(name) is None:

@@ -1,8 +1,8 @@
 """Composition: files, edits and overrides become one tree.
 
-``extends`` names a parent (a file beside this one, or a shipped graph); ``edits`` are applied to it in order;
-``key=value`` from the command line is a last ``set``; then ``${...}`` is filled in. Every value keeps the
-mark of the place that it came from.
+``extends`` names a parent (a file beside this one, or a shipped graph); the edits of the fragments that
+``use`` lists are applied to it in order, then ``edits``; ``key=value`` from the command line is a last
+``set``; then ``${...}`` is filled in. Every value keeps the mark of the place that it came from.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
 
 def _overridden(tree: Tree, override: str) -> Tree:
     name, value = setting(override)
+    if name == "use":
+        return _edited(tree, _fragments(value))
     return put_set(tree, resolve(tree, name, value.key), value, value.key)
 
 
@@ -80,19 +82,22 @@ def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
     if path.resolve() in seen:
         raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
     tree = source.read(path)
-    parent, edits = tree.get("extends"), tree.get("edits")
+    parent, edits, use = map(tree.get, ("extends", "edits", "use"))
     if parent and not isinstance(parent.value, str):
         law = "`extends` is the name of a shipped graph, or a file beside this one"
         raise fail("wrong-type", law, parent.mark, shipped_graphs())
+    used = _fragments(use) if use else []
     if parent is None:
         if edits is not None:
-            raise fail("edits-alone", "`edits` change a parent; name one with `extends`", edits.key)
-        return tree
+            remedy = "" if tree.get("graph") else f"to a graph, give it as a fragment: use: [{path.name}]"
+            law = "`edits` change a parent; name one with `extends`"
+            raise fail("edits-alone", law, edits.key, remedy=remedy)
+        return _edited(tree.with_item("use", None), used) if use else tree
     try:
         above = _load(parent.value, parent, (*seen, path.resolve()))
     except GraphError as error:
         raise GraphError(error.problems) from None  # what this file changes in it is unknown
-    return _extend(tree, above, edits)
+    return _edited(_below(tree, above), [*used, *_listed(edits)])
 
 
 def _find(graph: str, by: Tree | None) -> Path:
@@ -111,21 +116,61 @@ def _find(graph: str, by: Tree | None) -> Path:
     raise fail("no-graph", law, by.mark if by else None, meant, hint)
 
 
-def _extend(child: Tree, parent: Tree, edits: Tree | None) -> Tree:
+def _fragments(use: Tree) -> list[Tree]:
+    """Return the edits of the files that ``use`` lists, in order."""
+    listed = use.value if isinstance(use.value, list) else [use]
+    return [edit for name in listed for edit in _listed(_fragment(name))]
+
+
+def _fragment(name: Tree) -> Tree:
+    law = "`use` lists files of edits, fragments, beside this one"
+    if not isinstance(name.value, str):
+        raise fail("wrong-type", law, name.mark, remedy="as use: [cluster.yaml, lora.yaml]")
+    folder = Path(name.mark.source.name).parent
+    path = folder / name.value
+    if not os.path.isfile(path):
+        law += f"; there is no {name.value} in {folder.resolve()}"
+        near = nearest(name.value, [str(other.relative_to(folder)) for other in path.parent.glob("*.yaml")])
+        raise fail("no-file", law, name.mark, remedy=near)
+    fragment = source.read(path)
+    for section, item in fragment.items.items():
+        if section not in ("about", "edits"):
+            law = f"`{section}` can't stand in a fragment, which has `edits` and may say what it is `about`"
+            remedy = f"a whole graph is a parent: extends: {name.value}" if fragment.get("graph") else ""
+            raise fail("no-fragment", law, item.key, ("about", "edits"), remedy)
+    if (edits := fragment.get("edits")) is None:
+        raise fail("no-fragment", f"{name.value} has no `edits`", fragment.mark)
+    return edits
+
+
+def _listed(edits: Tree | None) -> list[Tree]:
+    if edits and not isinstance(edits.value, list | None):
+        raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
+    return (edits.value if edits else None) or []
+
+
+def _below(child: Tree, parent: Tree) -> Tree:
+    """Return a parent under the name of a graph that extends it."""
     for name, item in child.items.items():
-        if name not in ("graph", "about", "extends", "edits"):
+        if name not in ("graph", "about", "extends", "use", "edits"):
             law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
             edit = {name: item.plain()} if name in EDITS else {"set": dict(_leaves(name, item))}
             remedy = f"edits: [{flow(edit)}]"
             raise fail("section-beside-extends", law, item.key, remedy=remedy)
-    tree = parent
     for name in ("graph", "about"):
         if child.get(name):
-            tree = tree.with_item(name, child.items[name])
-    if edits and not isinstance(edits.value, list | None):
-        raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
+            parent = parent.with_item(name, child.items[name])
+    return parent
+
+
+def _edited(tree: Tree, edits: Sequence[Tree]) -> Tree:
+    """Return a tree after edits, one after the other.
+
+    Raises:
+        GraphError: with the problems of all edits, and the rest where only values could not be set.
+    """
     problems, plain = list[Problem](), True
-    for edit in (edits.value if edits else None) or ():
+    for edit in edits:
         try:
             tree = apply(tree, edit)
         except GraphError as error:

@@ -9,7 +9,8 @@ from rlgraph.syntax.source import Tree
 
 SECTIONS = ("graph", "about", "seed", "models", "nodes", "eval", "pools", "schedule")
 # mappings that a graph may leave out, and that an edit may begin
-BEGUN = ("schedule", "pools", "eval", "optimizer", "serve", "train", "loss", "in", "out", "nodes", "report")
+BEGUN = {"schedule", "pools", "eval", "nodes", "report", "in", "out", "loss"}
+BEGUN |= {"optimizer", "serve", "train", "lora", "config", "options"}
 
 
 def put_set(tree: Tree, path: tuple[str, ...], child: Tree, mark: Mark | None) -> Tree:

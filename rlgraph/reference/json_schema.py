@@ -57,6 +57,7 @@ ITERATION = opened({"type": "integer", "minimum": 1})
 # for a node that writes no column
 CADENCE = {"every": {**ITERATION, "description": EVERY}, "from": {**ITERATION, "description": FROM}}
 DEFAULTS_OR_MAP = {"type": ["object", "boolean", "string"], "pattern": OPEN}  # true: all defaults
+FRAGMENT = {"not": {"anyOf": [{"required": [name]} for name in ("graph", "extends", "use")]}}
 POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
 
 
@@ -84,10 +85,12 @@ def graph_schema() -> Schema:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "dependentRequired": {"edits": ["extends"]},
-        "if": {"required": ["extends"]},
-        "then": {"propertyNames": {"enum": ["graph", "about", "extends", "edits"]}},
-        "else": {"required": ["graph", "nodes", "schedule"]},
+        "if": {"anyOf": [{"required": ["extends"]}, {"not": {"required": ["graph"]}}]},
+        "then": {
+            "propertyNames": {"enum": ["graph", "about", "extends", "use", "edits"]},
+            "anyOf": [{"required": ["graph", "extends"]}, {"required": ["edits"], **FRAGMENT}],
+        },
+        "else": {"required": ["graph", "nodes", "schedule"], "not": {"required": ["edits"]}},
         "$defs": definitions | _node_definitions() | {"edit": edit_schema(properties, definitions)},
     }
     return {**marked_down(schema)}

@@ -165,7 +165,7 @@ def _paths(
     """Yield a pattern for each path into the sections, and a reference to the schema of its value."""
     for name, schema in properties.items():
         path, place = f"{above}{name}", f"{at}/{name}"
-        if name in ("nodes", "extends", "edits"):
+        if name in ("nodes", "extends", "use", "edits"):
             continue
         yield f"^{path}$", {"$ref": place}
         if isinstance(schema.get("additionalProperties"), dict):

@@ -106,6 +106,9 @@ class GraphFile(Section):
     graph: str = Field(default="", pattern=GRAPH_NAME, description="the graph's name: one word.")
     about: str = option("", "what it is, in a sentence.")
     extends: str = option("", "the parent: a shipped graph by name, or a file beside this one.")
+    use: list[str] = option(
+        [], "fragments: files beside this one, whose `edits` are applied in order, before `edits`."
+    )
     edits: list[dict[str, Any]] = option([], "what is changed in the parent, applied in order.")
     seed: Natural = option(0, "what every random number depends on.")
     models: dict[str, ModelSection] = option({}, "sets of weights, by name.")

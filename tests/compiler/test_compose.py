@@ -298,3 +298,51 @@ def test_a_wrong_edit_that_others_need_is_told_alone(tmp_path: Path) -> None:
     with pytest.raises(GraphError) as caught:
         compile_graph(str(path), devices=1)
     assert [problem.kind for problem in caught.value.problems] == ["add-existing"]
+
+
+LORA = "about: adapters\nedits: [{set: {models.policy.train.lora.rank: 32, rollout.n: 4}}]\n"
+LONG = "edits: [{set: {rollout.n: 6, rollout.max_new_tokens: 4096}}]\n"
+
+
+def test_fragments_apply_in_order_between_the_parent_and_the_edits(tmp_path: Path) -> None:
+    write(tmp_path, "lora.yaml", LORA)
+    write(tmp_path, "recipes/long.yaml", LONG)
+    text = "graph: mine\nextends: grpo\nuse: [lora.yaml, recipes/long.yaml]\n"
+    graph = write(tmp_path, "mine.yaml", text)
+    tree = compose(graph)
+    assert (at(tree, "nodes.rollout.n"), at(tree, "nodes.rollout.max_new_tokens")) == (6, 4096)
+    assert at(tree, "models.policy.train.lora.rank") == 32 and "use" not in tree.items
+    assert at(tree, "about") == at(compose("grpo"), "about")  # a fragment's is its own
+    shown = show_text(tree, origin=True)
+    assert "rank: 32" in shown and "lora.yaml:2" in shown and "long.yaml:1" in shown
+    edited = write(tmp_path, "edited.yaml", text + "edits: [{set: {rollout.n: 16}}]\n")
+    assert at(compose(edited), "nodes.rollout.n") == 16
+    other_way = write(
+        tmp_path, "other.yaml", text.replace("lora.yaml, recipes/long", "recipes/long.yaml, lora")
+    )
+    assert at(compose(other_way), "nodes.rollout.n") == 4
+
+
+def test_fragments_of_a_whole_graph_and_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "lora.yaml", LORA)
+    whole = show_text(compose("grpo")) + "use: lora.yaml\n"
+    assert at(compose(write(tmp_path, "whole.yaml", whole)), "nodes.rollout.n") == 4
+    monkeypatch.chdir(tmp_path)
+    assert at(compose("grpo", ["use=[lora.yaml]"]), "models.policy.train.lora.rank") == 32
+    assert at(compose("grpo", ["rollout.n=2", "use=lora.yaml"]), "nodes.rollout.n") == 4  # in their order
+    assert at(compose("grpo", ["use=lora.yaml", "rollout.n=2"]), "nodes.rollout.n") == 2
+
+
+def test_paths_in_a_fragment_are_relative_to_it(tmp_path: Path) -> None:
+    write(tmp_path, "data/train.yaml", "edits: [{set: {prompts.files: [a.jsonl]}}]\n")
+    graph = write(tmp_path, "mine.yaml", "graph: mine\nextends: grpo\nuse: [data/train.yaml]\n")
+    files = compile_graph(graph, devices=1).functions["train"]["prompts"].attributes["files"]
+    assert files == [str(tmp_path / "data/a.jsonl")]
+
+
+def test_a_fragment_alone_is_no_graph(tmp_path: Path) -> None:
+    graph = write(tmp_path, "lora.yaml", LORA)
+    with pytest.raises(GraphError, match=r"use: \[lora.yaml\]"):
+        compose(graph)

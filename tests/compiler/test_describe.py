@@ -224,4 +224,4 @@ def test_one_entry_of_the_reference() -> None:
 
 
 def test_a_graph_files_sections_are_those_that_compose() -> None:
-    assert {*settings.GraphFile.model_fields} == {*SECTIONS, "extends", "edits"}
+    assert {*settings.GraphFile.model_fields} == {*SECTIONS, "extends", "use", "edits"}
