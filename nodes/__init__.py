@@ -52,6 +52,8 @@ OPS: dict[str, str] = {
     "filter.threshold": "rlgraph.nodes.select.filter:threshold",
     "filter.widest": "rlgraph.nodes.select.filter:widest",
     "filter.judged": "rlgraph.nodes.select.filter:judged",
+    "filter.difficulty": "rlgraph.nodes.select.difficulty:within",
+    "difficulty": "rlgraph.nodes.select.difficulty:difficulty",
     "group.mean": "rlgraph.nodes.advantage.group:group_mean",
     "metric.pass_at_k": "rlgraph.nodes.select.metric:pass_at_k",
     "metric.mean_at_k": "rlgraph.nodes.select.metric:mean_at_k",

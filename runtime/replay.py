@@ -105,9 +105,10 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         calls = ControlCalls(plan, cluster)
         calls.all("join", str(run_dir.resolve()), values := referred(plan))
         calls.all("setup", with_values(plan, values), calls.meeting(), place=True)
-        versions, positions = _restore(calls, plan, run_dir, iteration, again)
-        past, entry = _controls(plan, run_dir, iteration), Entry(iteration - 1, versions)
-        execution = Execution(plan, "train", entry, positions, keep=recorded_columns(plan), controls=past)
+        versions, positions, states = _restore(calls, plan, run_dir, iteration, again)
+        entry, keep = Entry(iteration - 1, versions), recorded_columns(plan)
+        past = _controls(plan, run_dir, iteration)
+        execution = Execution(plan, "train", entry, positions, None, keep, controls=past, states=states)
         for step in recorded:
             _give(execution, step, columns)
         driver = Driver(plan, cluster, lambda _: None)
@@ -201,8 +202,8 @@ def _recorded_of(run_dir: Path, iteration: int) -> dict[str, Part]:
 
 def _restore(
     calls: ControlCalls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Restore the weights before an iteration, and return their versions and the position in the data."""
+) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+    """Restore the weights before an iteration; return their versions, positions in the data, and states."""
     checkpoints = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
     changing = {step.updated for step in plan.steps} - {""}
     if folder := checkpoints.get(iteration - 1):
@@ -210,13 +211,15 @@ def _restore(
             raise RunError(f"the checkpoint {folder} is damaged: {problem}\n  choose another iteration")
         state = read_json(folder / "state.json")
         calls.all("load", str(folder.resolve()), state["versions"], engines=True)
-        return state["versions"], state["positions"]
-    if iteration > 1 and any(changing & step.models.keys() for step in again):
+        return state["versions"], state["positions"], state.get("states", {})
+    functions = plan.functions["train"]
+    stateful = any(not step.inserted and functions[step.node].state for step in again)
+    if iteration > 1 and (stateful or any(changing & step.models.keys() for step in again)):
         known = ", ".join(str(1 + number) for number in checkpoints) or "none"
         law = f"{run_dir} has no checkpoint {after(iteration - 1)}, with which iteration {iteration} began"
         remedy = f"with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
         raise RunError(f"{law}\n  {remedy}")
-    return {name: 0 for name, model in plan.models.items() if model.train}, {}
+    return {name: 0 for name, model in plan.models.items() if model.train}, {}, {}
 
 
 def _controls(plan: Plan, run_dir: Path, iteration: int) -> dict[str, float]:

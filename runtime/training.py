@@ -166,7 +166,13 @@ class TrainingRun:
         state, columns = self.state, frozenset(kept_columns.sample_columns(self.plan, "eval"))
         entry = Entry(state.iteration, state.versions)
         execution = Execution(
-            self.plan, "eval", entry, state.positions, keep=columns, controls=state.controls
+            self.plan,
+            "eval",
+            entry,
+            state.positions,
+            keep=columns,
+            controls=state.controls,
+            states=state.states,
         )
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.submit((execution, step) for step in self.plan.eval_steps)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
 from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
-from rlgraph.frontend.bind_node import bind_node
+from rlgraph.frontend.bind_node import bind_node, states_are_kept
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
@@ -44,6 +44,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     models = {n: model for n, t in sections.items() if (model := bind_model(n, t, device, binder))}
     stages = _section(tree, "nodes", binder)
     nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
+    states_are_kept(nodes, binder)
     reads_own_weights(nodes, models, binder)
     reads_alike(models, binder)
     pools = _pools(_section(tree, "pools", binder), devices, binder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
         of_next=of_next,
         tokenizer=_tokenizer(name, tree, op, models, binder),
         rows=_rows(name, tree, op, binder),
+        state=_state(name, tree, op, binder),
         refill=_refill(name, tree, op, binder),
         pool=_node_pool(name, tree, op, binder),
         when=_cadence(name, tree, op, binder),
@@ -67,6 +68,28 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
         law = f"op {op.name} makes its own rows"
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
     return item.value
+
+
+def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
+    """Return the node whose state one has; that it keeps one is checked once all nodes are known."""
+    item, kind = tree.get("state"), op.declared.state
+    if kind == "reads" and item is None:
+        law = f"op {op.name} reads the state of another node, and `{name}` does not say which"
+        binder.problem("no-state", law, tree.key or tree.mark, remedy=f"{name}: {{..., state: NODE}}")
+    elif item and kind != "reads":
+        binder.problem(
+            "no-state", f"op {op.name} reads no other node's state", item.key, (), "remove `state`"
+        )
+    return str(item.value) if kind == "reads" and item else name if kind == "keeps" else None
+
+
+def states_are_kept(nodes: Sequence[Node], binder: Binder) -> None:
+    """Check that each state that a node reads is kept by another."""
+    kept = [node.name for node in nodes if node.op.declared.state == "keeps"]
+    for node in nodes:
+        if node.state not in (None, OPEN, *kept):
+            law = f"`state` of node `{node.name}` names `{node.state}`, which keeps none"
+            binder.problem("no-state", law, node.edited or node.mark, kept, nearest(str(node.state), kept))
 
 
 def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:

@@ -142,6 +142,7 @@ class Node:
     of_version: int | None = None
     tokenizer: str | None = None
     rows: str | None = None  # the filter whose rows alone it sees
+    state: str | None = None  # the node whose state it has, its own or another's
     refill: Refill | None = None  # a filter's: what is before it is repeated until enough rows stay
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()

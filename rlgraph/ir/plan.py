@@ -120,6 +120,7 @@ class Function:
     model: str | None = None
     of: str | None = None  # the model whose weights it copies onto its own
     tokenizer: str | None = None
+    state: str | None = None  # the node whose state it has, its own or another's
     hooks: Mapping[str, Function] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
 
@@ -215,13 +216,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph for a cluster.
+    """A graph for a cluster; its pydantic configuration is that of the records in it, too.
 
     ``slot`` are the numbers of ``steps`` in the order in which they are submitted while the pipeline is full:
     in slot t, each step runs for iteration t + its ``lead``. Where no step leads, it is one iteration.
     """
 
-    # this holds for the records in it too, which have no configuration of their own
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     graph: str

@@ -129,6 +129,9 @@ class Declaration:
             what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
         beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
             devices go on with the steps that do not read what it writes.
+        state: ``keeps`` where what it leaves in ``Context.state`` is there again in the next iteration, and
+            after a resume; ``reads`` where it has the state of another node, which the graph names by
+            ``state: NODE``, as it was before the iteration. One that keeps sees all rows.
         stores: an int64 column that it writes -> the narrower integers that hold its values, ``int8``,
             ``int16`` or ``int32``: readers get it as it is stored, and the plan counts its bytes so.
         roles: what attributes decide for the plan and for other nodes -> the attribute, as
@@ -148,6 +151,7 @@ class Declaration:
     recorded: bool = False
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
+    state: Literal["", "keeps", "reads"] = ""
     stores: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)
 

@@ -175,6 +175,9 @@ class Context:
     total_rows: int = 0
     position: int = 0  # rows of a data source that earlier iterations took
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    state: dict[str, Any] = field(
+        default_factory=dict
+    )  # of JSON, from iteration to iteration: ``@op(state=)``
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()

@@ -157,6 +157,9 @@ def _declared_well(op: Op, mark: Mark) -> None:
         ("measures", declared.measures, attributes),
         ("roles", declared.roles.values(), attributes),
     )
+    if declared.state == "keeps" and declared.rows != "all":
+        law = f"op `{op.name}` keeps a state, and may see some of the rows"
+        raise fail("bad-op", law, mark, remedy='declare it @op(state="keeps", rows="all")')
     for word, names, known in named:
         for name in names:
             if name not in known:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from math import prod
 
 from rlgraph.engines.registry import SERVING
@@ -58,7 +59,8 @@ def _cut_groups(graph: Graph) -> tuple[str, ...]:
     notes = []
     for node in graph.nodes:
         if node.call and node.op.declared.rows == "group":
-            filters = [graph.node(domain.maker) for domain in graph.ancestors(node.domain) if domain.filtered]
+            parts = takewhile(lambda domain: domain.filtered, graph.ancestors(node.domain))
+            filters = [graph.node(domain.maker) for domain in parts]
             cut = [f"`{filtering.name}`" for filtering in filters if filtering.op.declared.rows == "each"]
             if cut:
                 notes.append(f"{', '.join(cut)} may cut groups: `{node.name}` compares what is left of them")

@@ -148,6 +148,7 @@ def _function(node: Node) -> Function:
         model=node.model,
         of=node.of,
         tokenizer=node.tokenizer,
+        state=node.state,
         courses=call.courses,
         roles=call.op.declared.roles,
         hooks=hooks,

@@ -18,7 +18,13 @@ def prune(graph: Graph) -> Graph:
     roots = [node for node in graph.nodes if (reported & {*node.writes} if reported else node.updates)]
     if not roots and not reported:
         return replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
-    used = reached(graph.needs, [node.name for node in roots], waits=lambda node, _: node in early)
+    names, used = {node.name for node in roots}, set[str]()
+    while not names <= used:
+        used = reached(graph.needs, names, waits=lambda node, _: node in early)
+        # a state that is read has to be kept; an evaluation only reads it
+        names |= (
+            set() if reported else {node.state for node in graph.nodes if node.state and node.name in used}
+        )
     dead = [node for node in graph.nodes if node.name not in used]
     if not dead:
         return graph

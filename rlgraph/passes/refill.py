@@ -34,7 +34,7 @@ def refill(graph: Graph) -> Graph:
     for node in filters if not problems else ():
         graph = _collected(graph, node)
         inside = members(graph, graph.node(f"collect:{node.name}"))
-        checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead)
+        checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead, _keeps_no_state)
         problems += [p for check in checks for p in check(graph, graph.regions[node.name], inside)]
     if problems:
         raise GraphError(problems)
@@ -115,6 +115,19 @@ def _region(graph: Graph, filtering: Node) -> Region:
         keep=wanted.keep,
         policy=wanted.policy or "",
     )
+
+
+def _keeps_no_state(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
+    for node in inside:
+        if node.call and node.op.declared.state == "keeps":
+            law = (
+                f"`{node.name}` keeps a state from iteration to iteration, and `{region.filter}` repeats it "
+            )
+            law += "in rounds"
+            remedy = (
+                "what a filter with `refill` reads keeps no state; read one in it, as filter.difficulty does"
+            )
+            yield Problem("state-in-rounds", law, node.mark, (), remedy)
 
 
 def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:

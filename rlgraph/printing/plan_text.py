@@ -122,10 +122,18 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
         told = [*_details(step, plan.columns[step.phase]), ("sends", _sent_text(plan, step))]
-        told.append(("varies", _courses_text(plan, step)))
+        told += [("varies", _courses_text(plan, step)), ("state", _state_text(plan, step))]
         for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
             if detail:
                 yield from _wrapped(f"         {word:<8}", detail)
+
+
+def _state_text(plan: Plan, step: Step) -> str:
+    """Return whose state a step has."""
+    state = None if step.inserted else plan.functions[step.phase][step.node].state
+    if state == step.node:
+        return "its own, kept for the next iteration and in checkpoints"
+    return f"that of {state} before the iteration" if state else ""
 
 
 def _sent_text(plan: Plan, step: Step) -> str:

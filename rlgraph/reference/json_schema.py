@@ -38,6 +38,7 @@ MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
 COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
 LATER = " NAME@next is the version after its update."
 ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+STATE = {"type": "string", "description": "The node, by its name, whose state is read."}
 INS = "Which column each parameter reads, where names differ."
 OUTS = "Other names for the columns that it writes."
 
@@ -182,6 +183,7 @@ def _edges(op: Op) -> dict[str, Schema]:
         outs = {port.name: port for port in op.outputs if port.name}
         edges["out"] = _columns(outs, OUTS, not outs)
     edges |= {} if op.source else {"rows": ROWS}
+    edges |= {"state": STATE} if op.declared.state == "reads" else {}
     edges |= {"refill": REFILL} if op.declared.filters else {}
     edges |= {} if op.outputs else CADENCE
     return edges if op.engine else {**edges, "pool": POOL}
@@ -209,6 +211,7 @@ def _custom() -> Schema:
             "pool": POOL,
             **CADENCE,
             "of": OF,
+            "state": STATE,
         },
     }
 

@@ -16,7 +16,20 @@ from rlgraph.variables import referred
 
 Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
-NODE_KEYS = ("op", "model", "tokenizer", "in", "out", "rows", "refill", "pool", "every", "from", "of")
+NODE_KEYS = (
+    "op",
+    "model",
+    "tokenizer",
+    "in",
+    "out",
+    "rows",
+    "refill",
+    "pool",
+    "every",
+    "from",
+    "of",
+    "state",
+)
 
 StrictRecord = TypeVar("StrictRecord", bound=BaseModel)
 

@@ -65,6 +65,7 @@ class Execution:
         keep: frozenset[str] = frozenset(),
         waiting: Mapping[str, Waiting] | None = None,
         controls: Mapping[str, float] | None = None,
+        states: Mapping[str, str] | None = None,
     ) -> None:
         """Start an iteration.
 
@@ -77,9 +78,10 @@ class Execution:
             keep: columns that stay in ``refs`` after their last reader.
             waiting: of each region, what the iterations before left over.
             controls: adaptive numbers behind the iterations before ``before``, or before this execution.
+            states: of each node that keeps one, its state then, as JSON.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
-        self.waiting, self.controls = waiting or {}, controls or {}
+        self.waiting, self.controls, self.states = waiting or {}, controls or {}, states or {}
         steps = plan.steps if phase == "train" else plan.eval_steps
         every = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
         self.pools = {column: step.pool for step in every for column in step.writes}

@@ -25,11 +25,13 @@ def needs_of(execution: Execution, step: Step) -> set[Need]:
     if step.facts.collects:
         stream = execution.streams[step.region]
         measured = {need for inner in stream.steps for need in _measured(execution, inner)}
+        measured |= {need for inner in stream.steps for need in _stated(execution, inner)}
         return measured | {*_positioned(execution, stream.region.source)}
     own = {(execution, event) for event in (*step.reads, *_rows(execution, step))}
     if step.inserted:
         return own
-    return own | _measured(execution, step) | {*_positioned(execution, step.node)}
+    before = {*_positioned(execution, step.node), *_stated(execution, step)}
+    return own | _measured(execution, step) | before
 
 
 def round_needs(execution: Execution, step: Step) -> set[Need]:
@@ -80,3 +82,10 @@ def _measured(execution: Execution, step: Step) -> set[Need]:
             own = [filled(step.region)] if step.region else [step.id, *earlier.rows.known_by(domain)]
             needs |= {(earlier, event) for event in own}
     return needs
+
+
+def _stated(execution: Execution, step: Step) -> Iterator[Need]:
+    """Yield the events in iterations before by which the state that a step has is known."""
+    node = None if step.inserted else execution.plan.functions[execution.phase][step.node].state
+    for earlier in _before(execution) if node else ():
+        yield from ((earlier, keeper.id) for keeper in earlier.steps if keeper.node == node)

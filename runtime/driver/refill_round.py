@@ -18,6 +18,7 @@ from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Execution, filled
 from rlgraph.runtime.driver.refill import Outcome, Stream
 from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection, Waiting
+from rlgraph.runtime.driver.states import state
 
 
 def more(execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
@@ -53,6 +54,8 @@ class Round(Execution):
         self.positions, self.waiting = {stream.region.source: position}, {}
         self.streams, self.rounds = {}, {}
         self.controls = controls
+        functions = self.plan.functions[self.phase].values()
+        self.states = {f.state: state(whole, f.state) for f in functions if f.state}
         self.pools, self.columns, self.domains = whole.pools, whole.columns, whole.domains
         self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
         self.collect = stream.collect

@@ -22,6 +22,7 @@ from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.row_buffer import Waiting
+from rlgraph.runtime.driver.states import states_after
 
 
 @dataclass
@@ -33,10 +34,13 @@ class State:
     positions: dict[str, int] = field(default_factory=dict)  # rows that each data source has given
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
     controls: dict[str, float] = field(default_factory=dict)  # adaptive numbers of the next iteration
+    states: dict[str, str] = field(default_factory=dict)  # of each node that keeps one, its state as JSON
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
-        kept = {name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls")}
+        kept = {
+            name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls", "states")
+        }
         buffers = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
         records = {
             name: {kind: buffered.record() for kind, buffered in each} for name, each in buffers.items()
@@ -79,7 +83,7 @@ def stretch(
             if iteration not in executions:
                 entry = _entry(plan, start, iteration)
                 before = executions.get(iteration - 1)
-                past = state.positions, before, keep(iteration), state.waiting, state.controls
+                past = state.positions, before, keep(iteration), state.waiting, state.controls, state.states
                 executions[iteration] = Execution(plan, "train", entry, *past)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
@@ -117,8 +121,8 @@ def _complete(executions: dict[int, Execution], iteration: int, state: State) ->
     state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
     state.positions, state.waiting = execution.positions_after(), execution.waiting_after()
-    state.controls = controls_after(execution)
+    state.controls, state.states = controls_after(execution), states_after(execution)
     if follower := executions.get(iteration + 1):
-        follower.before, follower.controls = None, state.controls
+        follower.before, follower.controls, follower.states = None, state.controls, state.states
         follower.positions, follower.waiting = state.positions, state.waiting
     return execution

@@ -13,6 +13,7 @@ from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.runtime.driver.adaptive import adapted
 from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.driver.row_buffer import Arguments, gathering
+from rlgraph.runtime.driver.states import state
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
 
@@ -47,6 +48,7 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
         position=execution.position(step.node),
         versions=execution.versions(step),
         adapted=adapted(execution, step),
+        state=state(execution, execution.plan.functions[execution.phase][step.node].state),
         asks=None if domain else execution.asks,
         resumes=execution.asks is not None,
     )

@@ -32,6 +32,7 @@ class Scope:
     adapted: Mapping[str, float] = field(default_factory=dict)  # the op's attributes that follow a metric
     asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
     resumes: bool = False  # whether an op's unfinished rows are taken up again
+    state: str = ""  # JSON, of the node whose state the op has; "": none yet
     begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
 
@@ -46,5 +47,6 @@ class Report:
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
     used: Usage = field(default_factory=Usage)
     whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
+    state: str = ""  # JSON, of an op that keeps one
     beside: bool = False  # whether it ran beside the device
     notes: Sequence[str] = ()  # what a user may want to change: a setup's is other than the plan counts

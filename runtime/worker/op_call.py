@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,7 +21,7 @@ from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
-from rlgraph.runtime.worker.outputs import Wanted, together
+from rlgraph.runtime.worker.outputs import ColumnError, Wanted, together
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,22 @@ class OpCall:
         pool, device = self.at
         name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
         return FiniteEngine(engine, context.node, on_nan, self.dumps / name)
+
+    def state(self, context: Context) -> str:
+        """Return what an op that keeps a state has left of it, as JSON.
+
+        Raises:
+            ColumnError: it is none.
+        """
+        if self.function.state != self.node:
+            return ""
+        try:
+            return json.dumps(context.state, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            law = f"{self._named} leaves a state that checkpoints can't hold: {error}"
+            raise ColumnError(
+                f"{law}\n  a state is JSON: finite numbers, texts, lists, and dicts by text"
+            ) from None
 
     def outputs(self, result: Any, columns: Mapping[str, Part], context: Context) -> list[Part]:
         """Return a part for each column that the op writes, from what it returned for columns and rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,7 @@ class Worker(Process):
         columns = dict(zip(reads, parts[: len(reads)], strict=True))
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
+        context.state = json.loads(scope.state or "{}")
         context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
         for name, value in function.varying.items():
             context.record(name, value, count=1)
@@ -176,7 +178,7 @@ class Worker(Process):
         used = work(engine, {port: columns[column] for port, column in function.ins.items()})
         if engine == "train":
             self.engines.release()
-        rows = {**rows_made(function, outputs), "whole": context.whole}
+        rows = {**rows_made(function, outputs), "whole": context.whole, "state": call.state(context)}
         report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
         return _flat(report, [*outputs, *map(pack, context.left)])
 

@@ -26,6 +26,7 @@ TINY = {
     "schedule.save_every": "0",
     "overlong.buffer": "1",
     "update_policy.minibatches": "2",
+    "wanted.refill": "false",
     "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
 WITH_TOOLS = ("calculator_sft", "calculator_tool", "search_tool")  # these want a chat template

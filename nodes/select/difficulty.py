@@ -1,0 +1,79 @@
+"""Difficulty of questions, as the policy meets them, kept from iteration to iteration: a curriculum.
+
+iteration k    prompts ─> wanted (reads) ─> rollout ─> rewards ─> solved ─> difficulty (keeps)
+                             ^                                                 │
+iteration k+1                └─────────────── its state ───────────────────────┘
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from pydantic import Field
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.ops import Context, boolean, float32, op, prompts, text
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+@op(rows="all", state="keeps")
+def difficulty(
+    ctx: Context, question: text[prompts], solved: float32[prompts], *, decay: Rate = 0.5
+) -> float32[prompts]:
+    """Each question's share of solved samples, over the iterations that have tried it.
+
+    r <- decay r + (1 - decay) ``solved``, and r = ``solved`` the first time, with r the value that is kept. A
+    question is known by its text. Records ``known``, how many questions have been tried.
+
+    Attributes:
+        decay: how much of what was known stays when a question is tried again, 0 to 1.
+
+    Example:
+        difficulty: {op: difficulty, in: {solved: solved}}
+    """
+    rates = ctx.state
+    for key, now in zip(map(_key, question), solved.tolist(), strict=True):
+        rates[key] = decay * rates[key] + (1 - decay) * now if key in rates else now
+    ctx.record("known", len(rates), count=1)
+    return torch.tensor([rates[_key(one)] for one in question])
+
+
+@op(filters=True, state="reads")
+def within(
+    ctx: Context, question: text[prompts], *, min: Rate = 0.0, max: Rate = 1.0, explore: Rate = 0.0
+) -> boolean[prompts]:
+    """Keep the questions that are neither too hard nor too easy, and those that nobody has tried.
+
+    Online difficulty filtering (arXiv 2504.03380), by what earlier iterations have measured, before anything
+    is generated: min <= r <= max, r what ``difficulty`` keeps of the question. Of the others a share
+    ``explore`` stays, drawn from (seed, iteration, question), so that what the policy has learnt since is
+    seen. Records ``kept``, the fraction of questions that stay.
+
+    Attributes:
+        min: the least share of solved samples, 0 to 1.
+        max: the largest, 0 to 1.
+        explore: the share of the other questions that stays, 0 to 1.
+
+    Example:
+        difficulty: {op: difficulty}
+        wanted: {op: filter.difficulty, state: difficulty, min: 0.1, max: 0.9, explore: 0.1, refill: true}
+    """
+    rates = [ctx.state.get(_key(one)) for one in question]
+    kept = [
+        rate is None or min <= rate <= max or _drawn(ctx, one) < explore
+        for rate, one in zip(rates, question, strict=True)
+    ]
+    ctx.record("kept", [float(stays) for stays in kept])
+    return torch.tensor(kept, dtype=torch.bool)
+
+
+def _key(question: str) -> str:
+    return hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
+
+
+def _drawn(ctx: Context, question: str) -> float:
+    """Return a number from 0 to 1 that depends on the seed, the iteration and the question."""
+    text = f"{ctx.seed} {ctx.iteration} {question}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64

@@ -1,0 +1,31 @@
+"""Carries the states of ops from iteration to iteration, as JSON in the reports of the ops that keep them.
+
+iteration 1   difficulty keeps {...}
+iteration 2   wanted reads it; difficulty has it, and keeps another
+
+A state is known once the op that keeps it has reported in the iteration before, and is part of checkpoints.
+"""
+
+from __future__ import annotations
+
+from rlgraph.runtime.driver.iteration import Execution
+
+
+def state(execution: Execution, node: str | None) -> str:
+    """Return a node's state before an execution; "" of none, and where it has none yet."""
+    if execution.before is not None:
+        return _after(execution.before, node)
+    return execution.states.get(node or "", "")
+
+
+def states_after(execution: Execution) -> dict[str, str]:
+    """Return the state behind an execution of each node that keeps one."""
+    kept = {function.state for function in execution.plan.functions["train"].values()}
+    return {node: text for node in sorted(filter(None, kept)) if (text := _after(execution, node))}
+
+
+def _after(execution: Execution, node: str | None) -> str:
+    ran = [step for step in execution.steps if step.node == node and step.id in execution.rows.reports]
+    if ran and not ran[0].inserted:
+        return execution.rows.report(ran[0], ran[0].devices[0]).state
+    return state(execution, node)
