@@ -110,7 +110,7 @@ class Algorithm:
         Raises:
             GraphError: with every problem found.
         """
-        self._planned(None, None)
+        self._planned(0, None)
         return self
 
     def plan(self, cluster: str | None = None, *, devices: int | None = None, **sizes: Any) -> Planned:
@@ -158,9 +158,8 @@ class Algorithm:
 
         if "run_dir" in options:
             options["run_dir"] = Path(options["run_dir"])
-        count = 1 if options.get("inline") else devices
         target = Target(cluster) if cluster else None
-        return Run(run_graph(self.graph, self.settings, count, target=target, **options))
+        return Run(run_graph(self.graph, self.settings, devices, target=target, **options))
 
     def __str__(self) -> str:
         return show_text(self.tree().written())

@@ -65,7 +65,8 @@ def compile_graph(
     Args:
         graph: a path, or the name of a shipped graph.
         overrides: ``key=value`` settings, applied last.
-        devices: how many devices ``auto`` stands for; those of the target, or of this machine, unless given.
+        devices: how many devices the pools have together, or 1, each; those of the target, or of this
+            machine, unless given. 0: whatever machine this is, so many in each pool as its groups fit into.
         target: the cluster to plan for: with it the plan says what it takes there, and moves engines off
             their devices where it would not fit else.
         here: what `auto` stands for, both as a cluster and as a number of devices: this machine unless given.
@@ -80,16 +81,20 @@ def compile_graph(
         tree = tree or compose(graph, overrides)
     except GraphError as error:
         raise GraphError(
-            dict.fromkeys([*error.problems, *_further(error.rest, devices or 1, device)])
+            dict.fromkeys([*error.problems, *_further(error.rest, devices or 0, device)])
         ) from None
     scenario = _scenario(target, here, devices) if target else None
     if scenario:
         count, device = devices or scenario.cluster.total, scenario.cluster.device
+    elif devices is None:
+        count = here().total if here else local_devices()
     else:
-        count = devices or (here().total if here else local_devices())
+        count = devices
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     bare = own and device == "cuda" and not is_installed(SERVERS)
     plan = plan_tree(embedded(tree) if bare else tree, count, device)
+    if devices and not target:
+        _as_asked(plan, tree, devices)
     suit_models(plan)
     if scenario:
         plan = predict(plan, scenario)
@@ -97,8 +102,25 @@ def compile_graph(
         plan, target = _for_gpus(plan, here, count)
     else:
         plan = aligned(fixed(plan))
-    origin = Origin(graph, tuple(overrides), count, VERSION, tree.written().plain(), target)
+    origin = Origin(
+        graph, tuple(overrides), sum(plan.pools.values()), VERSION, tree.written().plain(), target
+    )
     return replace(plan, origin=origin)
+
+
+def _as_asked(plan: Plan, tree: Tree, devices: int) -> None:
+    """Check that the pools have so many devices together, or one each."""
+    total = sum(plan.pools.values())
+    if total == devices or total == len(plan.pools) > devices == 1:
+        return
+    sizes = ", ".join(f"pools.{name}.devices: {size}" for name, size in plan.pools.items())
+    asked = (
+        f"{devices} are asked for (--devices)" if devices > 1 else "1 is asked for (--devices, or --inline)"
+    )
+    largest = max(plan.pools, key=lambda name: plan.pools[name])
+    remedy = f"give --devices {total}, or pools.{largest}.devices=auto, which takes what others leave"
+    mark = tree.at(("pools", largest, "devices")).mark
+    raise fail("pool-size", f"the graph's pools have {total} devices ({sizes}); {asked}", mark, remedy=remedy)
 
 
 def _further(rest: Tree | None, devices: int, device: str) -> Sequence[Problem]:

@@ -16,6 +16,7 @@ from rlgraph.nodes.agent.toolbox import check_tools
 from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.data.prompts import shown
 from rlgraph.nodes.data.recorded import check
+from rlgraph.nodes.support.data_file import changed as modified
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import pick_mixed
 from rlgraph.nodes.support.sandbox import check_sandbox
@@ -41,10 +42,11 @@ def preflight(plan: Plan, tree: Tree) -> None:
         GraphError: with every problem found, each at the place in the graph that named the file.
     """
     checks = Preflight(plan, tree)
-    for look in (checks.open_values, checks.sandboxes, checks.models, checks.data):
+    checks.open_values()
+    for look in (checks.sandboxes, checks.models, checks.data) if not checks.problems else ():
         look()
-        if checks.problems:
-            raise GraphError(checks.problems)
+    if checks.problems:
+        raise GraphError(checks.problems)
 
 
 class Preflight:
@@ -152,7 +154,7 @@ class Preflight:
                     self._source(phase, node, function)
                 elif function.target == OPS["data.recorded"]:
                     self._recorded(phase, node, function)
-                elif function.target == OPS["rollout.agent"]:
+                elif function.target == OPS["rollout.agent"] and function.model in self.tokenizers:
                     self._agent(phase, node, function)
 
     def _agent(self, phase: str, node: str, function: Function) -> None:
@@ -177,14 +179,18 @@ class Preflight:
         attributes = {name: value for name, value in function.attributes.items() if name not in unused}
         if tools := _tools(function):
             attributes["template_options"] = shown(attributes.get("template_options"), tools)
+        files = attributes.get("files", ())
+        listed = [*chain(*files.values())] if isinstance(files, dict) else files
         try:
+            if function.tokenizer not in self.tokenizers:  # its problem is told
+                for file in listed:
+                    modified(file)
+                return
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
             weights = function.attributes.get("weights")
             if weights and function.value("rows") != "all":
                 pick_mixed(data.sources, weights, 1, 0, self.plan.seed, shuffle=False)
         except RlgraphError as error:
-            files = attributes.get("files", ())
-            listed = chain(*files.values()) if isinstance(files, dict) else files
             hint = "".join(map(_how_to_make, listed))[:200]
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
             return

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from rlgraph.costs.detect import local_device
-from rlgraph.errors import RunError, fail
+from rlgraph.errors import RunError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
@@ -71,12 +71,6 @@ def run_graph(
     plan = _planned(graph, overrides, devices, target, there)
     assert plan.origin
     tree = compose(plan.origin.graph, plan.origin.overrides)
-    if inline and max(plan.pools.values()) > 1:
-        pool = next(pool for pool, devices in plan.pools.items() if devices > 1)
-        mark = tree.at(("pools", pool, "devices")).mark
-        which = f"pool {pool} " if len(plan.pools) > 1 else ""
-        remedy = "leave out `devices`, or --inline"
-        raise fail("inline", f"--inline runs {which}on one device", mark, remedy=remedy)
     preflight(plan, tree)
     path = run_dir or Path("runs") / plan.graph
     try:

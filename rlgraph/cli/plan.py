@@ -24,6 +24,7 @@ from rlgraph.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rlgraph.check import Look
     from rlgraph.ir.plan import Plan, Target
 
 
@@ -32,24 +33,47 @@ if TYPE_CHECKING:
 @OVERRIDES
 @DEVICES
 @form_option("text", "json")
+@click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
+@target_options
 @NO_CODE
 @click.pass_context
-def check(ctx: click.Context, graph: str, overrides: Sequence[str], devices: int | None, form: str) -> None:
+def check(
+    ctx: click.Context,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    form: str,
+    files: bool,
+    target: Target | None,
+) -> None:
     """Find every error of a graph, without models, data or devices.
+
+    Where neither the graph nor an option says how many devices there are, it is checked with so many that the
+    groups of its engines fit: on every machine alike.
 
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
-    from rlgraph.check import check_report
-    from rlgraph.compiler import compile_graph
+    from rlgraph.check import check_graph, check_report
 
+    if devices and target:
+        raise click.UsageError(TOO_MANY)
+    look: Look | None = None
+    if files:
+        from rlgraph.runtime.preflight import preflight
+
+        look = preflight
     if form == "json":
-        report = check_report(graph, overrides, devices)
+        report = check_report(graph, overrides, devices, target, look)
         click.echo(json.dumps(report, indent=2))
         ctx.exit(0 if report["ok"] else 1)
-    plan = compile_graph(graph, overrides, devices)
+    plan = check_graph(graph, overrides, devices, target, look)
     for name in plan.open_values:
         say(f"still open: {name} (give it as {name}=...)")
-    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration")
+    on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
+    say(
+        f"{plan.graph}: ok, {len(plan.steps)} steps per iteration"
+        + f" on {on}" * (max(plan.pools.values()) > 2)
+    )
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:

@@ -53,11 +53,9 @@ def run(
     graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, **options: Any
 ) -> None:
     """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
-    saved = is_saved(graph, overrides, devices, target)
+    is_saved(graph, overrides, devices, target)
     from rlgraph.runtime.run import run_graph
 
-    if options["inline"] and not saved:
-        devices = 1
     run_graph(graph, overrides, devices, target=target, **options)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import lcm
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
@@ -19,12 +20,18 @@ from rlgraph.frontend.bind_node import bind_node, states_are_kept
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
-from rlgraph.ir.graph import Graph, Model
+from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.syntax.model_settings import Train
 from rlgraph.syntax.section import Section
 from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
+
+# engine -> the settings that are sizes of its groups
+GROUPED = {
+    "serve": ("tensor_parallel",),
+    "train": ("shard", "sequence_parallel", "tensor_parallel", "expert_parallel"),
+}
 
 
 def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
@@ -32,7 +39,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
 
     Args:
         tree: what ``compose`` returned.
-        devices: how many devices ``auto`` stands for.
+        devices: how many devices ``auto`` stands for; 0: in each pool as many as all groups fit into.
         device: what a device is, ``cuda`` or ``cpu``: it settles data types and engines that are ``auto``.
 
     Raises:
@@ -47,10 +54,10 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     states_are_kept(nodes, binder)
     reads_own_weights(nodes, models, binder)
     reads_alike(models, binder)
-    pools = _pools(_section(tree, "pools", binder), devices, binder)
+    pools = _pools(_section(tree, "pools", binder), devices, _least(models), binder)
     _pools_exist(sections, stages, pools, binder)
     engines = _engine_pools(models, [*pools])
-    _copies_fill_pools(models, sections, engines, pools, binder)
+    _groups_fill_pools(nodes, models, sections, engines, pools, binder)
     _divided_alone(models, sections, binder)
     graph = Graph(
         **_head(tree, binder),
@@ -172,15 +179,25 @@ def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     return {key: item.value if item else default for key, item, default in defaults}
 
 
-def _pools(sections: Mapping[str, Tree], devices: int, binder: Binder) -> dict[str, int]:
-    """Return pool -> devices. Pools with ``auto`` share the devices left by the others, at least one each."""
+def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binder) -> dict[str, int]:
+    """Return pool -> devices. Pools with ``auto`` share the devices left by the others, at least one each;
+    where nobody says how many there are, they have the ``least`` each.
+    """
     pools = {n: validate(Pool, t, f"pools.{n}", binder) for n, t in sections.items()}
     asked = {n: pool.devices if pool else "auto" for n, pool in pools.items()} or {"main": "auto"}
     fixed = {name: size for name, size in asked.items() if isinstance(size, int)}
     autos = [name for name in asked if name not in fixed]
-    left = devices - sum(fixed.values())
+    left = devices - sum(fixed.values()) if devices else least * len(autos)
     shares = {name: left // len(autos) + (at < left % len(autos)) for at, name in enumerate(autos)}
     return {name: fixed[name] if name in fixed else max(shares[name], 1) for name in asked}
+
+
+def _least(models: Mapping[str, Model]) -> int:
+    """Return the least devices, and at least two, that groups of every size in a graph divide."""
+    sizes = []
+    for model, kind in product(models.values(), GROUPED):
+        sizes += [getattr(getattr(model.spec, kind), setting) for setting in GROUPED[kind]]
+    return lcm(2, *(size for size in sizes if size))
 
 
 def _pools_exist(
@@ -207,23 +224,26 @@ def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str
     return {n: pool or trains for n, pool in train.items()} | {n: p or serves for n, p in serve.items()}
 
 
-def _copies_fill_pools(
+def _groups_fill_pools(
+    nodes: Sequence[Node],
     models: Mapping[str, Model],
     sections: Mapping[str, Tree],
     engines: Mapping[str, str],
     pools: Mapping[str, int],
     binder: Binder,
 ) -> None:
-    """Check that the devices over which each model is sharded divide those of its pool."""
-    for name, model in models.items():
-        shard, pool = model.spec.train.shard, engines[f"{name}.train"]
-        if isinstance(shard, int) and (devices := pools.get(pool, shard)) % shard:
-            not_so = "which do not divide" if shard < devices else "more than"
-            law = f"`{name}` is to be sharded over {shard} devices (models.{name}.train.shard), "
-            law += f"{not_so} the {devices} of pool `{pool}`"
-            fit = ", ".join(divisors(devices))
-            mark = sections[name].at(("train", "shard")).mark
-            binder.problem("shard", law, mark, remedy=f"give one of {fit}, or null: all devices of the pool")
+    """Check that the devices that share a copy of a model, or work on one batch, divide those of its pool."""
+    used = {(node.model, node.op.engine) for node in nodes}
+    for name, kind in product(models, GROUPED):
+        pool = engines[f"{name}.{kind}"]
+        for setting in GROUPED[kind] if (name, kind) in used and pool in pools else ():
+            size, path = getattr(getattr(models[name].spec, kind), setting), f"models.{name}.{kind}.{setting}"
+            if size and pools[pool] % size:
+                law = f"pool `{pool}` has {pools[pool]} devices, which `{name}` can't share out "
+                law += f"in groups of {size} ({path})"
+                remedy = f"give one of {', '.join(divisors(pools[pool]))}, or the pool a multiple of {size}"
+                mark = sections[name].at((kind, setting)).mark
+                binder.problem(setting.replace("_", "-"), law, mark, remedy=remedy)
 
 
 # what devices may divide -> its name, and the settings that this excludes

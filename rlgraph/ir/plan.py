@@ -208,7 +208,7 @@ class Origin:
 
     graph: str  # a path or the name of a shipped graph, as it was given
     overrides: tuple[str, ...]
-    devices: int  # what ``auto`` stood for
+    devices: int  # of all pools together
     rlgraph: str  # the version that planned
     composed: Mapping[str, Any]  # the graph with its edits, overrides and ``${...}`` filled in
     target: Target | None = None  # None: made for no cluster

@@ -14,12 +14,6 @@ from dataclasses import replace
 from rlgraph.errors import fail
 from rlgraph.ir.graph import Graph, Node
 
-# engine -> the settings that are sizes of its groups
-GROUPED = {
-    "serve": ("tensor_parallel",),
-    "train": ("sequence_parallel", "tensor_parallel", "expert_parallel"),
-}
-
 
 def place(graph: Graph) -> Graph:
     """Give every node a pool.
@@ -39,7 +33,6 @@ def place(graph: Graph) -> Graph:
             pools[node.name] = near.most_common(1)[0][0] if near else next(iter(graph.devices))
     _copied_in_place(graph)
     _all_used(graph, pools)
-    _whole_groups(graph)
     return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
 
 
@@ -65,22 +58,6 @@ def _copied_in_place(graph: Graph) -> None:
             law += f"`{node.model}`, which is on pool {pools[str(node.model)]}"
             remedy = f"put both on one: models.{node.model}.train.pool={pools[node.of]}"
             raise fail("copy-between-pools", law, node.mark, remedy=remedy)
-
-
-def _whole_groups(graph: Graph) -> None:
-    """Check that the groups of devices that work on one batch together fill their pool."""
-    for node in graph.nodes:
-        kind = node.op.engine if node.call else None
-        if kind is None:
-            continue
-        name, pool = str(node.model), graph.engines[f"{node.model}.{kind}"]
-        for setting in GROUPED[kind]:
-            size = getattr(getattr(graph.models[name].spec, kind), setting)
-            if graph.devices[pool] % size:
-                law = f"pool `{pool}` has {graph.devices[pool]} devices, which `{name}` can't share out "
-                law += f"in groups of {size} (models.{name}.{kind}.{setting})"
-                remedy = f"give it a multiple of {size}, or make groups smaller"
-                raise fail(setting.replace("_", "-"), law, graph.models[name].mark, remedy=remedy)
 
 
 def _all_used(graph: Graph, pools: dict[str, str]) -> None:

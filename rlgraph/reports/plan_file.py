@@ -110,11 +110,13 @@ def plan_given(
         RunError: a saved plan was given with settings, is for several devices although all is to run inline,
             or is not what its graph gives now.
     """
-    if not is_plan(graph):
-        return compile_graph(graph, overrides, devices, target, here, device)
-    if overrides or devices or target:
+    saved = is_plan(graph)
+    if saved and (overrides or devices or target):
         raise RunError(f"{graph} {SETTLED}")
-    plan = compile_again(Path(graph), here)
+    if saved:
+        plan = compile_again(Path(graph), here)
+    else:
+        plan = compile_graph(graph, overrides, 1 if inline else devices, target, here, device)
     count = max(plan.pools.values())
     if inline and count > 1:
         law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"

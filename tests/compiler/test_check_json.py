@@ -31,6 +31,7 @@ def checked(*args: str) -> tuple[int, dict[str, Any]]:
 def test_shipped_graphs_are_ok(name: str) -> None:
     plan = compile_graph(name, devices=1)
     report = {"ok": True, "problems": [], "open": [*plan.open_values], "steps": len(plan.steps)}
+    report["pools"] = dict(plan.pools)
     assert checked(name) == (0, report)
 
 

@@ -299,7 +299,7 @@ def test_what_no_setting_mends_says_so() -> None:
 
 def test_a_pool_larger_than_the_cluster() -> None:
     with pytest.raises(GraphError, match=r"pool `main` has 16 devices; h100-8 has 8"):
-        on("h100-8", "grpo", "pools.main.devices=16")
+        compile_graph("grpo", ["pools.main.devices=16"], target=Target("h100-8"))
 
 
 @pytest.mark.parametrize(("graph", "name"), [("grpo", "h100-8"), ("ppo", "h100-64")])

@@ -64,7 +64,9 @@ def test_pools_that_are_auto_share_what_is_left() -> None:
     pools = ["pools.a.devices=auto", "pools.b.devices=auto", "pools.main.devices=3"]
     where = ["models.ref.train.pool=a", "models.policy.serve.pool=b", "models.policy.train.pool=main"]
     assert compile_graph("grpo", [*pools, *where], 8).pools == {"main": 3, "a": 3, "b": 2}
-    assert compile_graph("grpo", [*pools, *where], 1).pools == {"main": 3, "a": 1, "b": 1}
+    assert compile_graph("grpo", [*pools, *where], 5).pools == {"main": 3, "a": 1, "b": 1}
+    with pytest.raises(GraphError, match=r"(?s)main.devices: 3, .* 4 are asked for .* give --devices 5, or"):
+        compile_graph("grpo", [*pools, *where], 4)
 
 
 def test_columns_move_to_the_pool_that_reads_them(split: Callable[..., Plan]) -> None:

@@ -190,7 +190,7 @@ def _move(kind: Kind, step: Step, pool: str, parts: tuple[str, ...]) -> Step:
 
 
 def test_inline_runs_each_pool_on_one_device() -> None:
-    with pytest.raises(GraphError, match="--inline runs pool gen on one device"):
+    with pytest.raises(GraphError, match=r"gen\.devices: 2\); 1 is asked for \(--devices, or --inline\)"):
         inline(TWO, "pools.gen.devices=2", run_dir="a")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
@@ -75,6 +78,18 @@ def test_what_is_missing_is_named_with_its_remedy(values: dict[str, str], said: 
         assert piece in text
 
 
+def test_a_check_of_files_finds_what_a_run_would_without_starting_it() -> None:
+    Path("small.yaml").write_text(GRAPH.replace("MODEL", "absent/model/here").replace("FILE", "absent.jsonl"))
+    refused_check = CliRunner().invoke(main, ["check", "small.yaml", "--files", "--format", "json"])
+    found = {(problem["kind"], problem["line"]) for problem in json.loads(refused_check.stdout)["problems"]}
+    assert (refused_check.exit_code, found) == (1, {("no-model", 4), ("data", 5)})
+    given = ["models.policy.path=demo_files/model", "prompts.files=[train.jsonl]"]
+    assert CliRunner().invoke(main, ["check", "small.yaml", "--files"]).exit_code == 1
+    assert CliRunner().invoke(main, ["check", "small.yaml", "--files", *given]).exit_code == 0
+    assert CliRunner().invoke(main, ["check", "small.yaml"]).exit_code == 0
+    assert not Path("runs").exists()
+
+
 def test_an_open_value_is_named() -> None:
     assert "`nodes.prompts.files` is still open" in refused(GRAPH.replace("[FILE]", "???"))
 
@@ -95,7 +110,7 @@ def test_overlong_questions_may_be_dropped_instead() -> None:
 def test_inline_is_one_device() -> None:
     text = refused(GRAPH + "  - set: {pools.main.devices: 2}\n")
     assert "small.yaml:7:" in text
-    assert "--inline runs on one device" in text
+    assert "have 2 devices (pools.main.devices: 2); 1 is asked for (--devices, or --inline)" in text
 
 
 AGENT = "{op: rollout.agent, model: policy, n: 2, max_new_tokens: 4, tools: {py: {kind: python}}}"
