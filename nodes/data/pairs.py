@@ -8,9 +8,19 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.nodes.data.prompts import BatchSize, Files, Shares, Where, record_dropped, rows_of, sequences
+from rlgraph.nodes.data.prompts import (
+    BatchSize,
+    Files,
+    Shares,
+    Where,
+    record_dropped,
+    rows_of,
+    sequences,
+    with_columns,
+)
 from rlgraph.nodes.support.dataset import DataSet, Sequences, SourceFiles, Template, load_examples
 from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.row_field import FileColumns
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
 
@@ -31,7 +41,7 @@ class PairSet(DataSet):
     rejected: Sequence[Sequences]
 
 
-@op(makes="samples", rows="all", roles={"rows": "batch"})
+@op(makes="samples", rows="all", columns="columns", roles={"rows": "batch"})
 def pairs(
     tokenizer: Tokenizer,
     ctx: Context,
@@ -40,6 +50,7 @@ def pairs(
     batch: BatchSize,
     weights: Shares | None = None,
     where: Where | None = None,
+    columns: FileColumns | None = None,
     question: str = "question",
     chosen: str = "chosen",
     rejected: str = "rejected",
@@ -63,6 +74,9 @@ def pairs(
         batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
         weights: how much of a batch each source gives; null: as many as it has.
         where: column -> the value that pairs must have, or a list of such.
+        columns: more fields of the files, which become columns of the graph, each with its type (text, json,
+            float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
+            one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
         chosen: the column with the better response.
         rejected: the column with the worse response.
@@ -87,13 +101,15 @@ def pairs(
         system=system,
         suffix=suffix,
         where=where,
+        columns=columns,
         max_tokens=max_tokens,
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     picked = rows_of(data, ctx, batch, weights, shuffle, written=2)
     rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
     number = torch.arange(len(rows))
-    return Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)
+    own = Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)
+    return with_columns(own, data, [row for row in picked for _ in range(2)], columns)
 
 
 def load_pairs(
@@ -115,5 +131,5 @@ def load_pairs(
     )
     longer = list(map(max, better.lengths, worse.lengths))
     sides = {"chosen": better.pairs, "rejected": worse.pairs}
-    data = PairSet(better.places, better.sources, longer, better.filtered, **sides)
+    data = PairSet(better.places, better.sources, longer, better.filtered, more=better.more, **sides)
     return data.within(max_tokens, "max_tokens")

@@ -7,6 +7,7 @@ needs saving.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
@@ -15,6 +16,7 @@ from rlgraph.nodes.support.dataset import DataSet, Template, load_examples, load
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
 from rlgraph.ops import Context, File, Tokenizer, boolean, int64, op, prompt_tokens, samples, text, tokens
 from rlgraph.ops import prompts as prompts_domain
 from rlgraph.ops.tools import ShownTool, Tool, tool_schema
@@ -43,7 +45,12 @@ class Examples(NamedTuple):
     loss_mask: boolean[samples, tokens]
 
 
-@op(makes="prompts", rows="all", roles={"rows": "batch", "prompt_limit": "max_prompt_tokens"})
+@op(
+    makes="prompts",
+    rows="all",
+    columns="columns",
+    roles={"rows": "batch", "prompt_limit": "max_prompt_tokens"},
+)
 def prompts(
     tokenizer: Tokenizer,
     ctx: Context,
@@ -52,6 +59,7 @@ def prompts(
     batch: BatchSize,
     weights: Shares | None = None,
     where: Where | None = None,
+    columns: FileColumns | None = None,
     question: str = "question",
     answer: str | None = "answer",
     answer_after: str | None = None,
@@ -78,6 +86,9 @@ def prompts(
         weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
             batch: all they have no meaning.
         where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
+        columns: more fields of the files, which become columns of the graph, each with its type (text, json,
+            float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
+            one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
         answer: the column with the answer; null where there is none: of messages that end with the
             assistant's, the answer is that one, else it is empty.
@@ -104,16 +115,18 @@ def prompts(
         system=system,
         suffix=suffix,
         where=where,
+        columns=columns,
         max_prompt_tokens=max_prompt_tokens,
     )
     record_dropped(ctx, data, where is not None, max_prompt_tokens is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
     ids = Ragged.of([data.prompts[row] for row in rows], torch.int64)
     texts = (data.questions, data.answers, data.sources)
-    return Prompts(ids, *([column[row] for row in rows] for column in texts))
+    own = Prompts(ids, *([column[row] for row in rows] for column in texts))
+    return with_columns(own, data, rows, columns)
 
 
-@op(makes="samples", rows="all", roles={"rows": "batch"})
+@op(makes="samples", rows="all", columns="columns", roles={"rows": "batch"})
 def examples(
     tokenizer: Tokenizer,
     ctx: Context,
@@ -122,6 +135,7 @@ def examples(
     batch: BatchSize,
     weights: Shares | None = None,
     where: Where | None = None,
+    columns: FileColumns | None = None,
     question: str = "question",
     answer: str | None = "answer",
     template: Template = "chat",
@@ -144,6 +158,9 @@ def examples(
         weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
             batch: all they have no meaning.
         where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
+        columns: more fields of the files, which become columns of the graph, each with its type (text, json,
+            float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
+            one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
         answer: the column with the answer; null: of messages that end with the assistant's, that one.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
@@ -167,11 +184,19 @@ def examples(
         system=system,
         suffix=suffix,
         where=where,
+        columns=columns,
         max_tokens=max_tokens,
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
-    return Examples(*sequences([data.pairs[row] for row in rows]))
+    return with_columns(Examples(*sequences([data.pairs[row] for row in rows])), data, rows, columns)
+
+
+def with_columns(own: Any, data: DataSet, rows: Sequence[int], columns: FileColumns | None) -> Any:
+    """Return what an op writes of rows of a set, and beside it the columns that a graph names."""
+    types = {name: type_of(spec) for name, spec in (columns or {}).items()}
+    more = {n: as_column(kind, [data.more[row][n] for row in rows]) for n, kind in types.items()}
+    return SimpleNamespace(**own._asdict(), **more)
 
 
 def shown(options: dict[str, Any] | None, tools: Mapping[str, Tool] | None) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """A data source of the rows that a run recorded (``schedule.record_every``), in place of a rollout.
 
-replace: {rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: "float32[samples]"}}}
+replace: {rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: float32}}}
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlgraph.ops.column_types import ColumnType, File, strip_none
 BASE = "tokens"  # the column whose rows are those of a recorded iteration
 
 
-@op(makes="samples", rows="all", recorded=True, roles={"temperature": "temperature"})
+@op(makes="samples", rows="all", recorded=True, columns="columns", roles={"temperature": "temperature"})
 def recorded(
     ctx: Context,
     *,
@@ -43,12 +43,11 @@ def recorded(
 
     Attributes:
         run: the directory of the run, which had schedule.record_every.
-        columns: more columns that it recorded, each with its type, as {rewards: "float32[samples]"}; null for
-            none.
+        columns: more columns that it recorded, each with its type, as {rewards: float32}; null for none.
         temperature: what the logits were divided by when the rows were sampled, above 0.
 
     Example:
-        rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: "float32[samples]"}}
+        rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: float32}}
     """
     steps = [*recorded_steps(Path(run)).items()]
     iteration, folder = steps[ctx.iteration % len(steps)]
@@ -74,7 +73,7 @@ def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
     """Return the columns that must be there, with their types: a rollout's and more."""
     hints = typing.get_type_hints(Rollout, include_extras=True)
     own = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
-    return own | {name: ColumnType.parse(text) for name, text in columns.items()}
+    return own | {name: ColumnType.parse(text, "samples") for name, text in columns.items()}
 
 
 def check(run: Path, columns: Mapping[str, str], temperature: float) -> None:
@@ -156,7 +155,7 @@ def _value(column: Recorded, times: int, kind: ColumnType) -> Any:
 
     Integers that were stored narrower are int64.
     """
-    if isinstance(column.values, list):
+    if isinstance(column.values, list):  # text, or values of JSON
         return [value for value in column.values for _ in range(times)]
     values = torch.tensor(column.values)
     values = values.long() if kind.dtype == "int64" else values

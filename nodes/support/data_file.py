@@ -15,31 +15,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import RunError
 from rlgraph.nodes.support.lazy import parquet, pyarrow
+from rlgraph.nodes.support.row_field import DataError as DataError
+from rlgraph.nodes.support.row_field import given, missing, root_of, schema_fields
 
 Row = Mapping[str, Any]
 KINDS = "a .parquet or .jsonl file, or a folder that datasets' save_to_disk wrote"
 SHOWN = 8  # values of a column that an error names
 
 
-class DataError(RunError):
-    """Data that can't be used; the message names the file and row, and says what to do."""
-
-
-def read_rows(file: str, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def read_rows(file: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, Row]]:
     """Yield the place and some columns, or more, of each row of a file: a path, or a URL that fsspec knows.
+
+    Columns are paths of fields; those that are ``optional`` may be missing.
 
     Raises:
         DataError: it is not there, is of no kind that is read, or lacks a column.
     """
     local = Path(local_path(file))
     if local.is_dir():
-        return _saved(file, local, columns)
+        return _saved(file, local, columns, optional)
     readers: dict[str, Callable[..., Iterator[tuple[str, Row]]]] = {".parquet": _parquet, ".jsonl": _jsonl}
     if local.suffix not in readers:
         raise DataError(f"{file}: is neither .parquet nor .jsonl; convert it, or rename it if it is one")
-    return readers[local.suffix](file, local, columns)
+    return readers[local.suffix](file, local, columns, optional)
 
 
 def changed(file: str) -> int:
@@ -112,11 +111,12 @@ def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
             raise
 
 
-def _parquet(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def _parquet(
+    file: str, local: Path, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
     try:
-        names = parquet.read_schema(local).names
-        check_columns(file, columns, names)
-        rows = _rows(parquet.read_table(local, columns=list(columns)))
+        names = roots(file, columns, optional, schema_fields(parquet.read_schema(local)))
+        rows = _rows(parquet.read_table(local, columns=names))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
     for number, row in enumerate(rows, 1):
@@ -129,14 +129,16 @@ def _rows(table: Any) -> list[Row]:
     return list(table.to_pylist())
 
 
-def _jsonl(file: str, local: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def _jsonl(
+    file: str, local: Path, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
     with local.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             place = f"{file}:{number}"
             row = _object(place, line)
-            check_columns(place, columns, list(row))
+            roots(place, columns, optional, row)
             yield place, row
 
 
@@ -162,14 +164,15 @@ def _object(place: str, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _saved(file: str, folder: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def _saved(
+    file: str, folder: Path, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a ``Dataset.save_to_disk`` folder: state.json lists its Arrow stream files."""
     number = 0
     for name in _data_files(file, folder):
         try:
             table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name))).read_all()
-            check_columns(file, columns, table.column_names)
-            rows = _rows(table.select(list(columns)))
+            rows = _rows(table.select(roots(file, columns, optional, schema_fields(table.schema))))
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
         for row in rows:
@@ -188,35 +191,38 @@ def _data_files(file: str, folder: Path) -> list[str]:
     return [part["filename"] for part in state["_data_files"]]
 
 
-def check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:
-    """Check that a file or row has some columns.
+def roots(place: str, columns: Sequence[str], optional: Sequence[str], fields: Row) -> list[str]:
+    """Return the fields of a file or row, of those in ``fields``, that have some columns in them.
 
     Raises:
         DataError: it lacks one.
     """
-    for name in wanted:
-        if name not in present:
-            raise DataError(
-                f"{place}: has no column {name!r}, only {', '.join(map(repr, present))}; "
-                "name one of them with question:, answer: or where:"
-            )
+    names = [*fields]
+    wanted = {root_of(path, names): path for path in [*optional, *columns]}
+    for path in columns:
+        if root_of(path, names) not in fields:
+            raise missing(place, path, fields)
+    return [name for name in wanted if name in fields]
 
 
-def fits(row: Row, where: Mapping[str, Any] | None) -> bool:
+def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
     """Return whether each column has the value that ``where`` gives, or one of a list of them.
 
     Example:
-        >>> [fits({"level": n, "of": "x"}, {"level": [4, 5], "of": "x"}) for n in (3, 4)]
+        >>> [fits("a:1", {"level": n, "of": "x"}, {"level": [4, 5], "of": "x"}) for n in (3, 4)]
         [False, True]
     """
     pairs = (where or {}).items()
-    return all(row[name] in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in pairs)
+    return all(
+        given(place, row, name) in (wanted if isinstance(wanted, list) else [wanted])
+        for name, wanted in pairs
+    )
 
 
 def seen(rows: Sequence[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
     """Describe the values that ``where`` asks for, and the most frequent ones that the rows have."""
     descriptions = []
     for name, wanted in (where or {}).items():
-        most = Counter(repr(row[name]) for _, row in rows).most_common(SHOWN)
+        most = Counter(repr(given(place, row, name)) for place, row in rows).most_common(SHOWN)
         descriptions.append(f"{name} is {wanted!r}; it is {', '.join(value for value, _ in most)}")
     return ", or ".join(descriptions)

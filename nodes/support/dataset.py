@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from rlgraph.nodes.support.chat_template import TemplateError, rendered
 from rlgraph.nodes.support.data_file import DataError, changed, fits, read_rows, seen
+from rlgraph.nodes.support.row_field import column_values, given, path_of
 from rlgraph.ops import Tokenizer
 
 Template = Literal["chat", "plain"]
@@ -32,6 +33,7 @@ class ReadingOptions:
     system: str | None = None
     suffix: str = ""
     where: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class DataSet:
     lengths: Sequence[int]  # tokens that a model must have room for
     filtered: int = 0  # rows that ``where`` leaves out
     overlong: int = 0  # rows dropped for their length
+    more: Sequence[Mapping[str, Any]] = ()  # what ``columns`` takes of each row
 
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
@@ -156,6 +159,7 @@ def _prompts(source: DataSetKey) -> PromptSet:
         sources=[name for name, _, _ in kept],
         lengths=[len(ids) for ids in prompts],
         filtered=filtered,
+        more=[column_values(place, row, reading.columns) for _, place, row in kept],
         prompts=prompts,
         questions=[_words(question) for _, question, _ in asked],
         answers=[answer for _, _, answer in asked],
@@ -171,17 +175,17 @@ def _examples(source: DataSetKey) -> ExampleSet:
     answers = source.tokenizer(list(data.answers), add_special_tokens=False)["input_ids"]
     pairs = [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)]
     lengths = [len(before) + len(after) for before, after in pairs]
-    return ExampleSet(data.places, data.sources, lengths, data.filtered, pairs=pairs)
+    return ExampleSet(data.places, data.sources, lengths, data.filtered, more=data.more, pairs=pairs)
 
 
 def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]], int]:
     """Return source, place and columns of each row that ``where`` keeps, and how many it leaves out."""
     reading, kept, filtered = source.reading, [], 0
     for name, files in source.files:
-        rows = [row for file in files for row in read_rows(file, _columns(reading))]
+        rows = [row for file in files for row in read_rows(file, *_columns(reading))]
         if not rows:
             raise DataError(f"{', '.join(files)}: no rows; give a file that has some")
-        fitting = [(name, place, row) for place, row in rows if fits(row, reading.where)]
+        fitting = [(name, place, row) for place, row in rows if fits(place, row, reading.where)]
         if not fitting:
             raise DataError(f"{', '.join(files)}: no row is where {seen(rows, reading.where)}")
         kept, filtered = kept + fitting, filtered + len(rows) - len(fitting)
@@ -195,16 +199,20 @@ def _written(place: str, tokenizer: Any, reading: ReadingOptions, question: Ques
         raise TemplateError(f"{place}: {error}") from error
 
 
-def _columns(reading: ReadingOptions) -> list[str]:
-    named = (reading.question, reading.answer, *(reading.where or ()))
-    return list(dict.fromkeys(name for name in named if name is not None))
+def _columns(reading: ReadingOptions) -> tuple[list[str], list[str]]:
+    """Return the fields that are read of each row, and those that it may lack."""
+    named, columns = [reading.question, reading.answer, *(reading.where or ())], reading.columns or {}
+    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
+    named += [path_of(name, spec) for name, spec in columns.items() if name not in optional]
+    needed = dict.fromkeys(name for name in named if name is not None)
+    return [*needed], [path_of(name, columns[name]) for name in optional]
 
 
 def _turns(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, str]:
     """Return the question and the answer; a conversation's last turn is the answer if the assistant's."""
-    question = _checked(place, row[reading.question], reading)
+    question = _checked(place, given(place, row, reading.question), reading)
     if reading.answer is not None:
-        return question, _answer(place, row[reading.answer], reading)
+        return question, _answer(place, given(place, row, reading.answer), reading)
     if isinstance(question, str) or question[-1]["role"] != "assistant":
         return question, ""
     if len(question) == 1:

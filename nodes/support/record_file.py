@@ -3,9 +3,9 @@
     runs/grpo/recorded/step-000011/prompts.parquet    a row per prompt: prompt, answer, ...
                                    samples.parquet    a row per sample: tokens, rewards, old_logprobs, ...
 
-A column with a token axis is a column of lists, and a fixed axis is one of lists of fixed size in it. What a
-file holds stands in its metadata: the domain, what that was made of, and the type of each column as the plan
-writes it.
+A column with a token axis is a column of lists, and a fixed axis is one of lists of fixed size in it. JSON is
+text. What a file holds stands in its metadata: the domain, what that was made of, and the type of each column
+as the plan writes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Recorded:
     Behind rows or tokens are its fixed axes.
     """
 
-    values: Any  # numpy array or list[str]
+    values: Any  # numpy array, list[str], or a list of values of JSON
     offsets: Any = None
 
 
@@ -71,7 +71,7 @@ def step_folder(run: Path, iteration: int) -> Path:
 
 def write(path: Path, about: RecordMetadata, columns: Mapping[str, Any]) -> None:
     """Write the columns of one domain, each with ``values`` and ``offsets`` as of ``Recorded``."""
-    table = pyarrow.table({name: _array(column) for name, column in columns.items()})
+    table = pyarrow.table({name: _array(column, about.types[name]) for name, column in columns.items()})
     table = table.replace_schema_metadata({KEY: json.dumps(asdict(about))})
     parquet.write_table(table, path, compression="zstd")
 
@@ -91,10 +91,17 @@ def about(path: Path) -> RecordMetadata:
 def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:
     """Read some columns of a file."""
     table = parquet.read_table(path, columns=list(names))
-    return {name: _column(table.column(name).combine_chunks()) for name in names}
+    columns = {name: _column(table.column(name).combine_chunks()) for name in names}
+    types = about(path).types
+    parsed = {
+        n: Recorded([*map(json.loads, columns[n].values)]) for n in names if types[n].startswith("json")
+    }
+    return columns | parsed
 
 
-def _array(column: Any) -> Any:
+def _array(column: Any, kind: str) -> Any:
+    if kind.startswith("json"):
+        return pyarrow.array([*map(json.dumps, column.values)], pyarrow.string())
     values = pyarrow.array(column.values if isinstance(column.values, list) else column.values.reshape(-1))
     for size in reversed(numpy.shape(column.values)[1:]):
         values = pyarrow.FixedSizeListArray.from_arrays(values, size)

@@ -22,7 +22,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, devices_of, mesh_of
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
-from rlgraph.ops.column_types import DOMAINS
+from rlgraph.ops.column_types import DOMAINS, LISTED
 from rlgraph.units import middle
 
 TEXT = 4  # bytes of a token as text: about four characters of English
@@ -89,7 +89,7 @@ class Pricing(Footprint):
         if step.inserted:
             return 0.0, 0.0
         touched = (*step.reads, *step.writes)
-        text = any(self.plan.columns[step.phase][name].type.dtype == "text" for name in touched)
+        text = any(self.plan.columns[step.phase][name].type.dtype in LISTED for name in touched)
         row = ASSUMED.text_row if text else ASSUMED.row
         return self.rows(touched, step) / len(step.devices) * row[grade], 0.0
 

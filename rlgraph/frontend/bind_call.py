@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Mark
+from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.ports import hooked
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Call
 from rlgraph.ir.schedules import Varying, take_courses
 from rlgraph.nodes import HOOKS
-from rlgraph.ops.column_types import ColumnType, holds_paths
+from rlgraph.ops.column_types import DTYPES, ColumnType, holds_paths
 from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.ops.registry import find_hook, find_op
 from rlgraph.syntax.source import OPEN, Tree
@@ -96,22 +96,33 @@ def _attributes(
 
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
-    """Return an op with the columns that its attributes ask for, which of recorded rows may name others."""
+    """Return an op with the columns that its attributes ask for, one of which may name others with types."""
     asked = {port for port, attribute in op.declared.when.items() if attributes.get(attribute)}
     outputs = tuple(port for port in op.outputs if not port.optional or port.name in asked)
     own, ports = {port.name for port in outputs}, list[Port]()
-    columns = attributes.get("columns") if op.declared.recorded else None
-    for column, text in (columns if isinstance(columns, Mapping) else {}).items():
-        mark = tree.at(("columns", column)).mark
+    columns, domain = attributes.get(attribute := op.declared.columns), _domain(op)
+    for column, said in (columns if isinstance(columns, Mapping) else {}).items():
+        place, mark = f"{name}.{attribute}", tree.at((attribute, column)).mark
+        text = str(said.get("type", "text") if isinstance(said, Mapping) else said)
         try:
-            ports.append(Port(column, ColumnType.parse(str(text))))
+            ports.append(Port(column, kind := ColumnType.parse(text, domain)))
+            if kind.domain != domain:
+                raise ValueError(f"{kind} is not of {domain}, of which op {op.name} makes rows")
         except ValueError as error:
-            binder.problem("wrong-value", f"`{name}.columns.{column}`: {error}", mark)
+            binder.problem("wrong-value", f"`{place}.{column}`: {error}", mark, (), nearest(text, DTYPES))
+        if not NAME.match(column):
+            law = f"`{column}` is no name: letters, digits and _, not starting with a digit"
+            binder.problem("bad-name", law, mark)
         if column in own:
-            law = f"`{name}.columns` names `{column}`, which op {op.name} writes anyway"
-            binder.problem("two-writers", law, mark, remedy=f"remove {name}.columns.{column}")
+            law = f"`{place}` names `{column}`, which op {op.name} writes anyway"
+            binder.problem("two-writers", law, mark, remedy=f"remove {place}.{column}")
     outputs += tuple(port for port in ports if port.name not in own)
     return op if outputs == op.outputs else replace(op, outputs=outputs)
+
+
+def _domain(op: Op) -> str:
+    """Return what an op writes one row per."""
+    return op.declared.makes or next((port.type.domain for port in op.outputs), "")
 
 
 def _paths(op: Op, tree: Tree) -> dict[str, Any]:

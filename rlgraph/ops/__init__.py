@@ -5,6 +5,7 @@ from rlgraph.ops.column_types import FixedAxis as FixedAxis
 from rlgraph.ops.column_types import boolean as boolean
 from rlgraph.ops.column_types import float32 as float32
 from rlgraph.ops.column_types import int64 as int64
+from rlgraph.ops.column_types import json as json
 from rlgraph.ops.column_types import other_tokens as other_tokens
 from rlgraph.ops.column_types import prompt_tokens as prompt_tokens
 from rlgraph.ops.column_types import prompts as prompts

@@ -7,6 +7,7 @@ one. Ops write their types as annotations, and they print the same way:
     rewards: float32[samples]                    one number per sample
     tokens: int64[samples, tokens]               ragged: flat values and offsets, no padding
     answer: text[prompts]                        one string per prompt
+    tests: json[prompts]                         one value of JSON per prompt: a list, a dict, ...
     scores: float32[samples, 3]                  three numbers per sample; ``Literal[3]`` in an annotation
     top: float32[samples, tokens, k]             ``k`` numbers per token: values are ``[all tokens, k]``
 
@@ -14,8 +15,8 @@ A named axis is as long as the attribute of that name says of the op that writes
 ``layers`` and ``k`` are those of its model: layers with a mixture of experts, and experts per token.
 
 The lower-case classes below are those annotations. They are never instantiated: an op's body gets a
-``torch.Tensor`` for a plain column, a ``Ragged`` (nodes/support/ragged.py) for one with a token axis, and a
-list of ``str`` for text.
+``torch.Tensor`` for a plain column, a ``Ragged`` (nodes/support/ragged.py) for one with a token axis, a list
+of ``str`` for text, and of what ``json.loads`` gives for json.
 """
 
 from __future__ import annotations
@@ -102,9 +103,13 @@ class boolean(Annotation[*Axes]): ...
 class text(Annotation[*Axes]): ...
 
 
+class json(Annotation[*Axes]): ...
+
+
 TOKEN_AXES = {axis.__name__: axis for axis in (tokens, other_tokens, prompt_tokens)}
 AXIS = re.compile(r"[1-9][0-9]*|[^\W0-9]\w*")  # a fixed axis: a number above 0, or a name
-DTYPES = {"float32": float32, "int64": int64, "boolean": boolean, "text": text}
+DTYPES = {"float32": float32, "int64": int64, "boolean": boolean, "text": text, "json": json}
+LISTED = ("text", "json")  # their values are lists of Python objects, which have no token axis and no others
 
 
 class ColumnType(TextValue):
@@ -136,8 +141,8 @@ class ColumnType(TextValue):
         return type(self)(self.dtype, domain, self.axis, self.fixed)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read a type as it prints; a ``ValueError`` where it is none.
+    def parse(cls, text: str, domain: str = "") -> Self:
+        """Read a type as it prints, or a dtype alone over ``domain``; a ``ValueError`` where it is none.
 
         Example:
             >>> ColumnType.parse("float32[samples, tokens]").axis
@@ -145,12 +150,13 @@ class ColumnType(TextValue):
             >>> ColumnType.parse("float32[samples, tokens, k, 2]").fixed
             ('k', '2')
         """
-        match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", text.strip())
+        whole = f"{text}[{domain}]" if domain and text in DTYPES else text
+        match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", whole.strip())
         dtype, axes = (match[1], re.split(r", *", match[2])) if match else ("", [""])
         domain, *rest = axes
         axis = rest.pop(0) if rest and rest[0] in TOKEN_AXES else None
         fixed = all(name not in (*DOMAINS, *TOKEN_AXES) and AXIS.fullmatch(name) for name in rest)
-        if dtype not in DTYPES or domain not in DOMAINS or not fixed or (rest and dtype == "text"):
+        if dtype not in DTYPES or domain not in DOMAINS or not fixed or ((axis or rest) and dtype in LISTED):
             raise ValueError(f"{text!r} is no column type; write for example float32[samples, tokens]")
         return cls(dtype, domain, axis, rest)
 
@@ -176,8 +182,8 @@ class ColumnType(TextValue):
         rest = list(args[1:])
         axis = rest.pop(0).__name__ if rest and _is_a(rest[0], TokenAxis) else None
         fixed = [_fixed(part) for part in rest]
-        if rest and origin is text:
-            raise TypeError(f"{annotation!r}: text has no fixed axes")
+        if (axis or rest) and origin.__name__ in LISTED:
+            raise TypeError(f"{annotation!r}: {origin.__name__} has one value per row, and no further axes")
         return ColumnType(origin.__name__, args[0].__name__, axis, fixed)
 
 

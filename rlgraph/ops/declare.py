@@ -123,8 +123,9 @@ class Declaration:
             (``rows: NODE``).
         leaves: of one that may leave rows unfinished for a next round, the columns that it leaves
             (``Context.leave``).
-        recorded: whether its rows were sampled by its model at an earlier time; its attribute ``columns``
-            names more of what it writes, with types.
+        recorded: whether its rows were sampled by its model at an earlier time.
+        columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
+            or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.
         measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
             what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
         beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
@@ -149,6 +150,7 @@ class Declaration:
     filters: bool = False
     leaves: int = 0
     recorded: bool = False
+    columns: str = ""
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     state: Literal["", "keeps", "reads"] = ""

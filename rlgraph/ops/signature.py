@@ -57,6 +57,9 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         raise OpError(
             f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}; an op writes rows of one"
         )
+    if declared.columns and (declared.columns not in fields or not all(port.name for port in outputs)):
+        law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
+        raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     op = Op(

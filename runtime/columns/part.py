@@ -1,7 +1,7 @@
 """The rows of a column that one worker made.
 
-What leaves its worker is numpy arrays, which a reader maps without a copy; text is a list of str. What an op
-made on another device than the host stays there until somebody else reads it.
+What leaves its worker is numpy arrays, which a reader maps without a copy; text is a list of str, json one of
+values of JSON. What an op made on another device than the host stays there until somebody else reads it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 
 from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops.column_types import NARROW
+from rlgraph.ops.column_types import LISTED, NARROW
 from rlgraph.runtime.columns.shared_memory import COPIERS, CORES
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or strings.
+    """Rows of a column: ``values [rows]`` or ``[all tokens]`` with ``offsets [rows + 1]``, or a list.
 
     Behind rows or tokens are the column's fixed axes, if it has any: ``[all tokens, layers, k]``.
     """
 
-    values: Any  # numpy array, a tensor that is not on the host, or list[str]
+    values: Any  # numpy array, a tensor that is not on the host, or list[str], or a list of values of JSON
     offsets: Any = None
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ DTYPES |= {name: getattr(torch, name) for name in NARROW}
 
 
 def pack(value: Any) -> Part:
-    """Return a value as a ``Part``: a flat tensor, a ``Ragged``, or a list of strings."""
+    """Return a value as a ``Part``: a flat tensor, a ``Ragged``, or a list."""
     if isinstance(value, list):
         return Part(value)
     ragged = isinstance(value, Ragged)
@@ -64,14 +64,14 @@ def pack(value: Any) -> Part:
 
 def empty(column: ColumnPlan) -> Part:
     """Return a part without rows, of a column as the plan has it."""
-    if column.type.dtype == "text":
+    if column.type.dtype in LISTED:
         return Part([])
     values = torch.empty(0, *column.sizes, dtype=DTYPES[column.stored or column.type.dtype]).numpy()
     return Part(values, np.zeros(1, np.int64) if column.type.axis else None)
 
 
 def unpack(part: Part) -> Any:
-    """Return a ``Part`` as an op's body sees it: a tensor, a ``Ragged``, or a list of strings.
+    """Return a ``Part`` as an op's body sees it: a tensor, a ``Ragged``, or a list.
 
     Values stay where they are, and offsets on the host: a train engine plans its micro-batches there.
     """
@@ -133,7 +133,7 @@ def _copied(parts: Sequence[Part], rows: Any) -> Part:
 
 
 def save(path: str, parts: Sequence[Part]) -> None:
-    """Write parts to an ``.npz`` file; text goes as JSON in bytes."""
+    """Write parts to an ``.npz`` file; lists go as JSON in bytes."""
     arrays = {}
     for number, part in enumerate(parts):
         text = isinstance(part.values, list)

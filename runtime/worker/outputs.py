@@ -12,6 +12,8 @@ import torch
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.row_field import is_json
+from rlgraph.ops.column_types import LISTED
 from rlgraph.runtime.columns.part import DTYPES, Part, pack
 
 REMEDY = "return one value per row that the op reads, in their order"
@@ -45,7 +47,9 @@ class Wanted:
     def __str__(self) -> str:
         rows = "rows" if self.rows is None else f"{self.rows} rows"
         kind, dtype = self.plan.type, self.plan.stored or self.plan.type.dtype
-        form = "a list of str" if dtype == "text" else f"a tensor of {dtype}"
+        form = {"text": "a list of str", "json": "a list of values of JSON"}.get(
+            dtype, f"a tensor of {dtype}"
+        )
         cell = f", each value {list(self.plan.sizes)}" if self.plan.sizes else ""
         return f"{kind}: {f'a Ragged of {dtype}' if kind.axis else form}{cell}, {rows}"
 
@@ -96,8 +100,11 @@ def together(op: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
 
 def _is_of(column: ColumnPlan, value: Any) -> bool:
     kind, dtype = column.type, column.stored or column.type.dtype
-    if dtype == "text":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if dtype in LISTED:
+        listed = isinstance(value, list)
+        return listed and (
+            is_json(value) if dtype == "json" else all(isinstance(item, str) for item in value)
+        )
     if kind.axis is None:
         return _is_flat(value, dtype, column.sizes)
     return isinstance(value, Ragged) and _is_flat(value.values, dtype, column.sizes) and _begins_rows(value)

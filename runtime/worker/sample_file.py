@@ -51,11 +51,11 @@ def _put(lines: Sequence[dict[str, Any]], column: Excerpt, values: Any) -> None:
         line[column.column] = None
     for number, value in zip(sorted(column.lines), values, strict=True):
         if number < len(lines):
-            lines[number][column.column] = value if isinstance(value, str | list) else _finite(value)
+            lines[number][column.column] = _finite(value)
 
 
 def _finite(value: Any) -> Any:
-    return value if math.isfinite(value) else None
+    return None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
 
 
 def _rounded(part: Part) -> Iterator[list[Any]]:

@@ -144,7 +144,7 @@ def test_recorded_rows_need_no_engine_and_lie_together() -> None:
 @pytest.mark.parametrize(
     ("columns", "kind"),
     [
-        ('{rewards: "float32"}', "wrong-value"),
+        ('{rewards: "float"}', "wrong-value"),
         ('{rewards: "float32[rows]"}', "wrong-value"),
         ('{tokens: "int64[samples, tokens]"}', "two-writers"),
         ('{rewards: "int64[samples]"}', "wrong-dtype"),
