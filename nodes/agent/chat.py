@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.request_batching import RequestBatcher
-from rlgraph.nodes.agent.template import CutSide, TemplatePieces, cut
+from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import Toolbox
+from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.ops import Request
 
 MARK = "..."  # replaces the part of an answer that was cut

@@ -10,12 +10,11 @@ turn that stands for any other, with messages that stand for any other; its text
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rlgraph.nodes.support.chat_template import TemplateError, content_ids, joined, pieces_between, rendered
 
 TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
-CutSide = Literal["left", "right", "middle"]
 
 
 class TemplatePieces:
@@ -58,21 +57,6 @@ class TemplatePieces:
             raise TemplateError(f"the tokenizer {name} has no chat template, which more than one turn needs")
         start = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": TURN}]
         return rendered(self.tokenizer, [*start, *messages], self.options)
-
-
-def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> list[int]:
-    """Return at most ``limit`` ids; ``mark`` replaces those taken out, if it fits.
-
-    Example:
-        >>> [cut([1, 2, 3, 4, 5, 6], 4, side, [0]) for side in ("left", "right", "middle")]
-        [[0, 4, 5, 6], [1, 2, 3, 0], [1, 2, 0, 6]]
-    """
-    if len(ids) <= limit:
-        return list(ids)
-    mark = mark if len(mark) < limit else []
-    room = limit - len(mark)
-    head = {"left": 0, "right": room, "middle": (room + 1) // 2}[side]
-    return [*ids[:head], *mark, *ids[len(ids) - (room - head) :]]
 
 
 def _message(role: str, name: str, content: str) -> dict[str, str]:

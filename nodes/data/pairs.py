@@ -18,7 +18,8 @@ from rlgraph.nodes.data.prompts import (
     sequences,
     with_columns,
 )
-from rlgraph.nodes.support.dataset import DataSet, Sequences, SourceFiles, Template, load_examples
+from rlgraph.nodes.support.conversation import Template, Turns
+from rlgraph.nodes.support.dataset import DataSet, Example, SourceFiles, load_examples
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.row_field import FileColumns
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
@@ -37,8 +38,8 @@ class Pairs(NamedTuple):
 class PairSet(DataSet):
     """Token ids of each pair's prompt with either response."""
 
-    chosen: Sequence[Sequences]
-    rejected: Sequence[Sequences]
+    chosen: Sequence[Example]
+    rejected: Sequence[Example]
 
 
 @op(makes="samples", rows="all", columns="columns", roles={"rows": "batch"})
@@ -51,13 +52,14 @@ def pairs(
     weights: Shares | None = None,
     where: Where | None = None,
     columns: FileColumns | None = None,
-    question: str = "question",
+    question: str | None = "question",
     chosen: str = "chosen",
     rejected: str = "rejected",
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     system: str | None = None,
     suffix: str = "",
+    assistant_turns: Turns = "last",
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     shuffle: bool = True,
 ) -> Pairs:
@@ -77,13 +79,15 @@ def pairs(
         columns: more fields of the files, which become columns of the graph, each with its type (text, json,
             float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
             one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
-        question: the column with the question: text, or a list of chat messages {role, content}.
-        chosen: the column with the better response.
+        question: the column with the question: text, or a list of chat messages {role, content}; null: the
+            messages with which both responses begin.
+        chosen: the column with the better response: text, or messages.
         rejected: the column with the worse response.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question.
+        assistant_turns: what is compared of responses that are messages: the assistant's last turn, or all.
         max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
         shuffle: whether epochs are shuffled, or in file order.
 
@@ -100,6 +104,7 @@ def pairs(
         template_options=template_options,
         system=system,
         suffix=suffix,
+        assistant_turns=assistant_turns,
         where=where,
         columns=columns,
         max_tokens=max_tokens,
@@ -126,10 +131,13 @@ def load_pairs(
     Raises:
         DataError: as ``rlgraph.nodes.support.dataset.load_prompts``.
     """
+    sides = [(chosen, rejected), (rejected, chosen)]
+    begins = reading.get("question", "") is None
     better, worse = (
-        load_examples(tokenizer, files=files, answer=side, **reading) for side in (chosen, rejected)
+        load_examples(tokenizer, files=files, answer=side, other=other if begins else None, **reading)
+        for side, other in sides
     )
     longer = list(map(max, better.lengths, worse.lengths))
-    sides = {"chosen": better.pairs, "rejected": worse.pairs}
-    data = PairSet(better.places, better.sources, longer, better.filtered, more=better.more, **sides)
+    both = {"chosen": better.examples, "rejected": worse.examples}
+    data = PairSet(better.places, better.sources, longer, better.filtered, more=better.more, **both)
     return data.within(max_tokens, "max_tokens")

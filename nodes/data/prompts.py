@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
-from rlgraph.nodes.support.dataset import DataSet, Template, load_examples, load_prompts
+from rlgraph.nodes.support.chat_template import CutSide, cut
+from rlgraph.nodes.support.conversation import Template, Turns
+from rlgraph.nodes.support.dataset import DataSet, Example, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
@@ -24,6 +26,7 @@ from rlgraph.ops.tools import ShownTool, Tool, tool_schema
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 Listed = Annotated[list[File], Field(min_length=1)]
 Files = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
+Truncate = CutSide | Literal["refuse"]
 Shares = dict[str, PositiveFloat]
 Scalar = str | int | float | bool
 Where = dict[str, Scalar | list[Scalar]]
@@ -66,9 +69,11 @@ def prompts(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     tools: dict[str, ShownTool] | None = None,
+    row_tools: str | None = None,
     system: str | None = None,
     suffix: str = "",
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None,
+    truncate: Truncate | None = None,
     shuffle: bool = True,
 ) -> Prompts:
     """The next ``batch`` questions, tokenised, with their answers.
@@ -96,9 +101,13 @@ def prompts(
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
         tools: what the chat template shows the policy as tools: "${nodes.rollout.tools}" of a rollout.agent.
+        row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
+            schemas; null: each shows all of `tools`.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question, e.g. an instruction on the answer's form.
         max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
+        truncate: where longer rows are cut, left, right or middle, in place of dropping them; refuse ends the
+            run before it starts; null drops.
         shuffle: whether epochs are shuffled, or in file order.
 
     Example:
@@ -112,15 +121,20 @@ def prompts(
         answer_after=answer_after,
         template=template,
         template_options=shown(template_options, tools),
+        row_tools=row_tools,
         system=system,
         suffix=suffix,
         where=where,
         columns=columns,
         max_prompt_tokens=max_prompt_tokens,
+        truncate=truncate,
     )
-    record_dropped(ctx, data, where is not None, max_prompt_tokens is not None)
+    record_dropped(ctx, data, where is not None, max_prompt_tokens is not None, truncate is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
-    ids = Ragged.of([data.prompts[row] for row in rows], torch.int64)
+    taken = [data.prompts[row] for row in rows]
+    if max_prompt_tokens and truncate:  # where it refuses, none is longer
+        taken = [cut(ids, max_prompt_tokens, truncate, []) for ids in taken]
+    ids = Ragged.of(taken, torch.int64)
     texts = (data.questions, data.answers, data.sources)
     own = Prompts(ids, *([column[row] for row in rows] for column in texts))
     return with_columns(own, data, rows, columns)
@@ -141,15 +155,17 @@ def examples(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     tools: dict[str, ShownTool] | None = None,
+    row_tools: str | None = None,
     system: str | None = None,
     suffix: str = "",
+    assistant_turns: Turns = "last",
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     shuffle: bool = True,
 ) -> Examples:
     """The next ``batch`` question-answer pairs as sequences to imitate: prompt, answer, end token.
 
-    ``loss_mask`` is true on the answer and the end token. Sources, epochs and what is recorded as in
-    data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
+    ``loss_mask`` is true on the answer and the end token, or on each turn of the assistant. Sources, epochs
+    and what is recorded as in data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
 
     Attributes:
         files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
@@ -162,12 +178,17 @@ def examples(
             float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
             one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer; null: of messages that end with the assistant's, that one.
+        answer: the column with the answer, text or messages; null: of messages that end with the assistant's,
+            that one.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
         tools: what the chat template shows the policy as tools, as of a rollout.agent.
+        row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
+            schemas; null: each shows all of `tools`.
         system: a system message; with plain, text put before the question.
         suffix: text put after the question.
+        assistant_turns: what is learnt of a conversation: the assistant's last turn, or all; of an answer in
+            messages, those that are in it.
         max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.
         shuffle: whether epochs are shuffled, or in file order.
 
@@ -181,15 +202,17 @@ def examples(
         answer=answer,
         template=template,
         template_options=shown(template_options, tools),
+        row_tools=row_tools,
         system=system,
         suffix=suffix,
+        assistant_turns=assistant_turns,
         where=where,
         columns=columns,
         max_tokens=max_tokens,
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
-    return with_columns(Examples(*sequences([data.pairs[row] for row in rows])), data, rows, columns)
+    return with_columns(Examples(*sequences([data.examples[row] for row in rows])), data, rows, columns)
 
 
 def with_columns(own: Any, data: DataSet, rows: Sequence[int], columns: FileColumns | None) -> Any:
@@ -220,16 +243,19 @@ def rows_of(
     return pick_mixed(data.sources, weights, batch, position, ctx.seed, shuffle)
 
 
-def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool) -> None:
-    """Record the fraction of all rows that ``where`` drops, and of the rest the fraction that is too long."""
-    left = len(data.places) + data.overlong
+def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:
+    """Record the fraction of all rows that ``where`` drops, and of the rest the fraction that is too long.
+
+    ``kept`` says that the latter are among the rows, shortened.
+    """
+    left = len(data.places) + data.overlong * (not kept)
     if filtered:
         ctx.record("data/filtered", data.filtered, count=data.filtered + left)
     if limited:
         ctx.record("data/overlong", data.overlong, count=left)
 
 
-def sequences(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Ragged, Ragged]:
-    """Tokens and loss mask ``[samples, tokens]`` of prompts, each with the response to be learnt."""
-    mask = [[False] * len(before) + [True] * len(after) for before, after in pairs]
-    return Ragged.of([[*before, *after] for before, after in pairs], torch.int64), Ragged.of(mask, torch.bool)
+def sequences(rows: Sequence[Example]) -> tuple[Ragged, Ragged]:
+    """Return tokens and loss mask ``[samples, tokens]`` of examples."""
+    ids, masks = zip(*rows, strict=True)
+    return Ragged.of(ids, torch.int64), Ragged.of(masks, torch.bool)

@@ -12,10 +12,11 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from rlgraph.errors import RunError
 
+CutSide = Literal["left", "right", "middle"]
 REMEDY = "give another with template_options: {chat_template: ...}"
 
 
@@ -23,14 +24,19 @@ class TemplateError(RunError):
     """A chat template can't write some messages; the text names it and says what to do."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None) -> str:
-    """Return what a tokenizer's chat template writes for messages, up to where the next turn begins.
+def rendered(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    begun: bool = True,
+) -> str:
+    """Return what a tokenizer's chat template writes for messages, with the policy's next turn begun or not.
 
     Raises:
         TemplateError: it raises an error of any kind: a template is a program that came with the model.
     """
     try:
-        written = {**(options or {}), "tokenize": False, "add_generation_prompt": True}
+        written = {**(options or {}), "tokenize": False, "add_generation_prompt": begun}
         return str(tokenizer.apply_chat_template(messages, **written))
     except Exception as error:
         roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
@@ -92,3 +98,18 @@ def joined(pieces: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]) -
     for content, piece in zip(contents, rest, strict=True):
         ids += [*content, *piece]
     return ids
+
+
+def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> list[int]:
+    """Return at most ``limit`` ids; ``mark`` replaces those taken out, if it fits.
+
+    Example:
+        >>> [cut([1, 2, 3, 4, 5, 6], 4, side, [0]) for side in ("left", "right", "middle")]
+        [[0, 4, 5, 6], [1, 2, 3, 0], [1, 2, 0, 6]]
+    """
+    if len(ids) <= limit:
+        return list(ids)
+    mark = mark if len(mark) < limit else []
+    room = limit - len(mark)
+    head = {"left": 0, "right": room, "middle": (room + 1) // 2}[side]
+    return [*ids[:head], *mark, *ids[len(ids) - (room - head) :]]

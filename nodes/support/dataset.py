@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from rlgraph.nodes.support.chat_template import TemplateError, rendered
+from rlgraph.nodes.support.chat_template import TemplateError
+from rlgraph.nodes.support.conversation import (
+    Asked,
+    ReadingOptions,
+    asked,
+    marked_by_template,
+    pieces_of,
+    written,
+)
 from rlgraph.nodes.support.data_file import DataError, changed, fits, read_rows, seen
-from rlgraph.nodes.support.row_field import column_values, given, path_of
+from rlgraph.nodes.support.row_field import column_values, path_of
 from rlgraph.ops import Tokenizer
 
-Template = Literal["chat", "plain"]
-Question = str | list[dict[str, Any]]
 SourceFiles = Sequence[str] | Mapping[str, Sequence[str]]
-Sequences = tuple[list[int], list[int]]  # prompt; answer with its end token
-
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """Attributes of all sources that say how rows become prompts. See ``rlgraph.nodes.data.prompts``."""
-
-    question: str = "question"
-    answer: str | None = "answer"
-    answer_after: str | None = None
-    template: Template = "chat"
-    template_options: Mapping[str, Any] | None = None
-    system: str | None = None
-    suffix: str = ""
-    where: Mapping[str, Any] | None = None
-    columns: Mapping[str, Any] | None = None
+Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
 
 
 @dataclass(frozen=True)
@@ -51,14 +43,23 @@ class DataSet:
         """Return the place of the longest row, and its tokens."""
         return max(zip(self.places, self.lengths, strict=True), key=itemgetter(1))
 
-    def within(self, limit: int | None, attribute: str) -> Self:
-        """Return the rows of at most ``limit`` tokens.
+    def within(self, limit: int | None, attribute: str, truncate: str | None = None) -> Self:
+        """Return the rows of at most ``limit`` tokens; with ``truncate`` all, to be cut where longer.
 
         Raises:
-            DataError: a source has none; ``attribute`` is what could be raised.
+            DataError: a source has none, or longer ones are refused; ``attribute`` is what could be raised.
         """
         if limit is None:
+            if truncate:
+                raise DataError(f"truncate: {truncate} says nothing without a limit; give {attribute}")
             return self
+        place, longest = self.longest()
+        if truncate == "refuse" and longest > limit:
+            law = f"{place}: {longest} tokens, more than {attribute} {limit}"
+            raise DataError(f"{law}; raise it, shorten the row, or cut it by truncate: left, right or middle")
+        if truncate:
+            cut = [min(length, limit) for length in self.lengths]
+            return replace(self, lengths=cut, overlong=sum(length > limit for length in self.lengths))
         kept = [row for row, length in enumerate(self.lengths) if length <= limit]
         for name in dict.fromkeys(self.sources):
             mine = [row for row, source in enumerate(self.sources) if source == name]
@@ -89,9 +90,9 @@ class PromptSet(DataSet):
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSet(DataSet):
-    """Token ids of each prompt, and of its answer with the end token."""
+    """Token ids of each conversation, and which of them are learnt."""
 
-    pairs: Sequence[Sequences]
+    examples: Sequence[Example]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,12 @@ class DataSetKey:
 
 
 def load_prompts(
-    tokenizer: Tokenizer, *, files: SourceFiles, max_prompt_tokens: int | None = None, **reading: Any
+    tokenizer: Tokenizer,
+    *,
+    files: SourceFiles,
+    max_prompt_tokens: int | None = None,
+    truncate: str | None = None,
+    **reading: Any,
 ) -> PromptSet:
     """Load all prompts that ``data.prompts`` with these attributes goes through.
 
@@ -117,7 +123,8 @@ def load_prompts(
         DataError: a file that is missing, can't be read or lacks a column; a row without what it needs; or no
             row left.
     """
-    return _prompts(source_of(tokenizer, files, reading)).within(max_prompt_tokens, "max_prompt_tokens")
+    data = _prompts(source_of(tokenizer, files, reading))
+    return data.within(max_prompt_tokens, "max_prompt_tokens", truncate)
 
 
 def load_examples(
@@ -147,35 +154,72 @@ def source_of(tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) ->
 @functools.lru_cache(maxsize=8)
 def _prompts(source: DataSetKey) -> PromptSet:
     kept, filtered = _kept(source)
-    reading = source.reading
-    asked = [(place, *_turns(place, row, reading)) for _, place, row in kept]
-    texts = [_written(place, source.tokenizer, reading, question) for place, question, _ in asked]
-    prompts = encode(source.tokenizer, reading, texts)
-    for (place, _, _), ids in zip(asked, prompts, strict=True):
+    reading, tokenizer = source.reading, source.tokenizer
+    rows, texts = [asked(place, row, reading) for _, place, row in kept], []
+    for row in rows:
+        with _placed(row.place):
+            texts.append(written(tokenizer, reading, row.question, row.options))
+    prompts = encode(tokenizer, reading, texts)
+    for row, ids in zip(rows, prompts, strict=True):
         if not ids:
-            raise DataError(f"{place}: the question has no tokens; remove the row or give it a question")
+            raise DataError(f"{row.place}: the question has no tokens; remove the row or give it a question")
     return PromptSet(
-        places=[place for place, _, _ in asked],
-        sources=[name for name, _, _ in kept],
-        lengths=[len(ids) for ids in prompts],
+        **_common(kept, reading, prompts),
         filtered=filtered,
-        more=[column_values(place, row, reading.columns) for _, place, row in kept],
         prompts=prompts,
-        questions=[_words(question) for _, question, _ in asked],
-        answers=[answer for _, _, answer in asked],
+        questions=[row.words for row in rows],
+        answers=[row.answer for row in rows],
     )
 
 
 @functools.lru_cache(maxsize=8)
 def _examples(source: DataSetKey) -> ExampleSet:
-    data, end = _prompts(source), source.tokenizer.eos_token_id
-    if end is None:
+    kept, filtered = _kept(source)
+    if source.tokenizer.eos_token_id is None:
         law = f"the tokenizer {source.tokenizer_name} has no end token"
         raise DataError(f"{law}; set eos_token in its config")
-    answers = source.tokenizer(list(data.answers), add_special_tokens=False)["input_ids"]
-    pairs = [(before, [*after, end]) for before, after in zip(data.prompts, answers, strict=True)]
-    lengths = [len(before) + len(after) for before, after in pairs]
-    return ExampleSet(data.places, data.sources, lengths, data.filtered, more=data.more, pairs=pairs)
+    rows = [asked(place, row, source.reading) for _, place, row in kept]
+    examples = list(_tokenised(source.tokenizer, source.reading, rows))
+    common = _common(kept, source.reading, [ids for ids, _ in examples])
+    return ExampleSet(**common, filtered=filtered, examples=examples)
+
+
+def _common(
+    kept: Sequence[tuple[str, str, Mapping[str, Any]]], reading: ReadingOptions, ids: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    return {
+        "places": [place for _, place, _ in kept],
+        "sources": [name for name, _, _ in kept],
+        "lengths": [len(row) for row in ids],
+        "more": [column_values(place, row, reading.columns) for _, place, row in kept],
+    }
+
+
+def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> Iterator[Example]:
+    """Yield the ids of each row and which of them are learnt; an end token is behind the last turn.
+
+    Raises:
+        DataError: a row has nothing before what is learnt.
+        TemplateError: a chat template can't write one.
+    """
+    marked, pieces = [], []
+    for row in rows:
+        with _placed(row.place):
+            marked.append(marked_by_template(tokenizer, reading, row))
+            pieces.append([] if marked[-1] else pieces_of(tokenizer, reading, row))
+    first = iter(encode(tokenizer, reading, [row[0][0] for row in pieces if row]))
+    texts = [text for row in pieces for text, _ in row[1:]]
+    rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    for row, made, parts in zip(rows, marked, pieces, strict=True):
+        ids, mask = made or ([], [])
+        for number, (_, learnt) in enumerate(parts):
+            part = next(rest if number else first)
+            ids, mask = [*ids, *part], [*mask, *[learnt] * len(part)]
+        if not row.turns or ids[-1:] != [tokenizer.eos_token_id]:
+            ids, mask = [*ids, tokenizer.eos_token_id], [*mask, True]
+        if mask[:1] != [False]:
+            raise DataError(f"{row.place}: the question has no tokens; remove the row or give it a question")
+        yield ids, mask
 
 
 def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]], int]:
@@ -192,90 +236,24 @@ def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]],
     return kept, filtered
 
 
-def _written(place: str, tokenizer: Any, reading: ReadingOptions, question: Question) -> str:
+def _columns(reading: ReadingOptions) -> tuple[list[str], list[str]]:
+    """Return the fields that are read of each row, and those that it may lack."""
+    columns = reading.columns or {}
+    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
+    named = [path_of(name, spec) for name, spec in columns.items() if name not in optional]
+    return [*reading.named, *named], [path_of(name, columns[name]) for name in optional]
+
+
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Name the row in what is said of a chat template."""
     try:
-        return written(tokenizer, reading, question)
+        yield
     except TemplateError as error:
         raise TemplateError(f"{place}: {error}") from error
 
 
-def _columns(reading: ReadingOptions) -> tuple[list[str], list[str]]:
-    """Return the fields that are read of each row, and those that it may lack."""
-    named, columns = [reading.question, reading.answer, *(reading.where or ())], reading.columns or {}
-    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
-    named += [path_of(name, spec) for name, spec in columns.items() if name not in optional]
-    needed = dict.fromkeys(name for name in named if name is not None)
-    return [*needed], [path_of(name, columns[name]) for name in optional]
-
-
-def _turns(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, str]:
-    """Return the question and the answer; a conversation's last turn is the answer if the assistant's."""
-    question = _checked(place, given(place, row, reading.question), reading)
-    if reading.answer is not None:
-        return question, _answer(place, given(place, row, reading.answer), reading)
-    if isinstance(question, str) or question[-1]["role"] != "assistant":
-        return question, ""
-    if len(question) == 1:
-        raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
-    return question[:-1], _answer(place, question[-1]["content"], reading)
-
-
-def _checked(place: str, question: Any, reading: ReadingOptions) -> Question:
-    """Return a question as text or as messages without empty keys."""
-    if isinstance(question, str):
-        return question
-    fits = isinstance(question, list) and question and all(isinstance(m, dict) for m in question)
-    if not (fits and all(isinstance(m.get(key), str) for m in question for key in ("role", "content"))):
-        raise DataError(
-            f"{place}: {reading.question!r} is neither text nor a list of messages {{role, content}}, "
-            f"but {str(question)[:60]!r}; correct the row, or name another column with question:"
-        )
-    if reading.template == "plain":
-        raise DataError(f"{place}: {reading.question!r} holds chat messages; set template: chat")
-    return [{key: value for key, value in message.items() if value is not None} for message in question]
-
-
-def _words(question: Question) -> str:
-    """Return a question as text; of a conversation, the last message."""
-    return question if isinstance(question, str) else question[-1]["content"]
-
-
-def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
-    if answer is None:
-        raise DataError(f"{place}: {reading.answer!r} is empty; fill it in, or remove the row")
-    words, marker = str(answer), reading.answer_after
-    if marker is None:
-        return words
-    if marker not in words:
-        law = f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}"
-        raise DataError(f"{law}; correct answer_after:")
-    return words.rpartition(marker)[2].strip()
-
-
 def encode(tokenizer: Any, reading: ReadingOptions, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts as they are written; a chat template writes special tokens itself."""
-    return list(tokenizer(list(texts), add_special_tokens=reading.template == "plain")["input_ids"])
-
-
-def written(tokenizer: Any, reading: ReadingOptions, question: Question) -> str:
-    """Return a question as the text of a prompt.
-
-    Raises:
-        DataError: the tokenizer has no chat template, and the reading wants one.
-        TemplateError: its chat template can't write the question.
-    """
-    if reading.template == "plain":
-        return f"{reading.system or ''}{question}{reading.suffix}"
-    options = reading.template_options or {}
-    if tokenizer.chat_template is None and "chat_template" not in options:
-        raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    return rendered(tokenizer, _conversation(reading, question), options)
-
-
-def _conversation(reading: ReadingOptions, question: Question) -> list[dict[str, Any]]:
-    """Return chat messages; ``system`` and ``suffix`` are added to a given conversation too, where set."""
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    if reading.system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": reading.system}, *messages]
-    *before, last = messages
-    return [*before, {**last, "content": last["content"] + reading.suffix}]
+    special = reading.template == "plain"
+    return list(tokenizer(list(texts), add_special_tokens=special)["input_ids"]) if texts else []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.nodes.agent.template import TemplatePieces, cut
-from rlgraph.nodes.support.chat_template import TemplateError
+from rlgraph.nodes.agent.template import TemplatePieces
+from rlgraph.nodes.support.chat_template import TemplateError, cut
 from rlgraph.runtime.demo_tools import make_tokenizer
 
 TOKENIZER = make_tokenizer()
