@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import KEYS, bind_call, names
 from rlgraph.frontend.shipped import graphs_folder
-from rlgraph.ir.graph import Model, Node
+from rlgraph.ir.graph import Model, Node, Route
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
 from rlgraph.ops.declare import Op
 from rlgraph.ops.registry import find_function
@@ -36,7 +37,7 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
         of=of,
         of_next=of_next,
         tokenizer=_tokenizer(name, tree, op, models, binder),
-        rows=_rows(name, tree, op, binder),
+        **_rows(name, tree, op, binder),
         state=_state(name, tree, op, binder),
         refill=_refill(name, tree, op, binder),
         pool=_node_pool(name, tree, op, binder),
@@ -56,18 +57,26 @@ def _edited(tree: Tree) -> Mark | None:
     return max(elsewhere, key=lambda mark: ranks.get(mark.source.name, 1), default=None)
 
 
-def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
-    """Return the filter that `rows` names; inference of domains checks that it exists."""
+def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
+    """Return what `rows` names, a filter or a route; inference of domains checks that there are such rows."""
     item = tree.get("rows")
     if item is None or item.value == OPEN:
-        return None
-    if not isinstance(item.value, str):
-        binder.problem("wrong-type", f"`rows` of node `{name}` names a filter", item.mark)
-        return None
+        return {}
     if op.source:
         law = f"op {op.name} makes its own rows"
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
-    return item.value
+    if isinstance(item.value, str):
+        return {"rows": (item.value,)}
+    route = item.plain() if item.is_map else {}
+    values = route.get("is", [])
+    values = values if isinstance(values, list) else [values]
+    scalar = all(type(value) in (str, int, bool) for value in values) and OPEN not in values
+    if not isinstance(route.get("by"), str) or not scalar or {*route} - {"by", "is"} or route.get("is") == []:
+        law = f"`rows` of node `{name}` names a filter, or rows by the value of a column"
+        remedy = "as rows: mixed, or rows: {by: source, is: math}, also a list; or {by: source}, the rest"
+        binder.problem("wrong-type", law, item.mark, remedy=remedy)
+        return {}
+    return {"route": Route(route["by"], tuple(values))}
 
 
 def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:

@@ -90,6 +90,20 @@ def reduced(
     return next(above for above in line if above.kind == kind), problems
 
 
+def two_writers(column: str, first: Node, node: Node, output: str) -> Problem:
+    """Return the problem of a column that two nodes write for the same rows, the second as its ``output``."""
+    law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
+    remedy = "give one of them another name: "
+    remedy += f"{node.name}: {{..., out: {{{output or node.name}: other_{column}}}}}"
+    if first.route and node.route:
+        law += ", and they may have rows in common"
+        remedy = "let them go by one column, share no value of `is`, and one at most be without: the rest"
+    elif first is not node and not node.op.source:
+        remedy += f"; or give each its own rows: {first.name}: {{..., rows: {{by: COLUMN, is: VALUE}}}}, "
+        remedy += f"{node.name}: {{..., rows: {{by: COLUMN}}}}, the rest"
+    return Problem("two-writers", law, node.mark, (), remedy)
+
+
 def unrelated(
     domains: Domains, node: Node, column: Column, rest: GraphDomain, reads: Sequence[Column], maker: Node
 ) -> Problem:

@@ -144,6 +144,11 @@ def _redirect(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     """Redirect the readers of one column to another: parameters of nodes, and ``eval.report``."""
     there = _sections(tree, old, new)
     tree = _map_ports(tree, "in", lambda path, node: _readers(path, node, old, there), new, mark)
+    for section in (TRAIN, EVAL):
+        for name, node in _section(tree, section).items.items():
+            by = node.at(("rows", "by"))  # a route's column
+            if by.value == old and node.get("rows") is not by:
+                tree = put(tree, (*section, name, "rows", "by"), replace(by, value=new), mark)
     for metric, column in _section(tree, ("eval", "report")).items.items():
         if column.value == old:
             tree = put(tree, ("eval", "report", metric), replace(column, value=new), mark)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.frontend.domains import line, misfit, reduced, row_a_prompt, start, unrelated
+from rlgraph.frontend.domains import line, misfit, reduced, row_a_prompt, start, two_writers, unrelated
+from rlgraph.frontend.parts import ColumnParts, unroutable, written_out
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.graph import Column, Graph, GraphDomain, Node, ancestors
-from rlgraph.ir.steps import Kind
 from rlgraph.ops.column_types import is_made_of
 from rlgraph.ops.declare import Port
 
@@ -38,7 +38,7 @@ def infer(graph: Graph) -> Graph:
         raise GraphError(work.problems)
     nodes = [work.done[node.name] for node in graph.nodes]
     notes = (*graph.notes, *work.axes.unknown.values())
-    nodes += work.copies.values()
+    nodes += work.parts.copies.values()
     return replace(graph, nodes=(*nodes,), columns=work.columns, domains=work.domains, notes=notes)
 
 
@@ -48,22 +48,21 @@ class Inference:
 
     graph: Graph
     problems: list[Problem] = field(default_factory=list)
-    columns: dict[str, Column] = field(default_factory=dict)
-    domains: dict[str, GraphDomain] = field(default_factory=dict)
     done: dict[str, Node] = field(default_factory=dict)
-    copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # keys: (column, domain of the copy)
-    parts: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
+    kept: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
     broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
 
     def __post_init__(self) -> None:
         self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
-        self.writers: dict[str, Node] = {}
+        self.writers: dict[str, list[Node]] = {}
         self.outputs: dict[str, str] = {}  # column -> the op's name of the output that it is
         for node in self.graph.nodes:
             for output, column in self.outs[node.name].items():
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
         self.axes = TokenAxes(self.graph.models)
+        self.parts = ColumnParts(self.axes)
+        self.columns, self.domains = self.parts.columns, self.parts.domains
         self.leaving = {node.name for node in self.graph.nodes if node.op.declared.leaves}
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
 
@@ -71,6 +70,8 @@ class Inference:
         """Bind every node, writers before readers."""
         for node in self.in_order():
             self.bind_node(node)
+        for column in {*self.graph.report.values()} & self.parts.of.keys():
+            self.parts.met(column, None)  # it is reported of all rows
         return self
 
     def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "", drawing: str = "") -> None:
@@ -86,12 +87,11 @@ class Inference:
         return written(node)
 
     def _claim(self, column: str, node: Node, output: str) -> None:
-        first = self.writers.setdefault(column, node)
-        if (first, self.outputs.setdefault(column, output)) != (node, output):
-            law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
-            name = output or node.name
-            remedy = f"give one of them another name: {node.name}: {{..., out: {{{name}: other_{column}}}}}"
-            self.problem("two-writers", law, node.mark, remedy)
+        writers = self.writers.setdefault(column, [])
+        if node in writers:
+            self.problems.append(two_writers(column, node, node, output))
+        writers.append(node)
+        self.outputs.setdefault(column, output)
 
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
         """Yield each parameter that a node reads, the op's own and its hooks', with its port and column."""
@@ -103,7 +103,7 @@ class Inference:
                 self.problem("unknown-input", law, node.mark, remedy)
         for port in wanted(node):
             column = ins.get(port.name) or self._measured(node, port)
-            other = column in self.writers and self.writers[column].model != node.model
+            other = all(writer.model != node.model for writer in self.writers.get(column, [node]))
             if other and port.name in node.op.declared.own and port.name not in ins:
                 continue
             if column in self.writers or not port.optional or port.name in ins:
@@ -119,8 +119,8 @@ class Inference:
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
         waits = {
-            n.name: {self.writers[c].name for _, c in self.ports[n.name].values() if c in self.writers}
-            | ({n.rows} & self.filters if n.rows else set())
+            n.name: {w.name for c in self._read(n) for w in self.writers.get(c, ())} - {n.name}
+            | {*n.rows} & self.filters
             for n in self.graph.nodes
         }
         readers = nx.DiGraph()
@@ -142,8 +142,7 @@ class Inference:
 
     def bind_node(self, node: Node) -> None:
         """Check what one node reads, and type what it writes."""
-        ports = self.ports[node.name]
-        read = [column for _, column in ports.values()]
+        ports, read = self.ports[node.name], self._read(node)
         missing = [column for column in read if column not in self.writers]
         for column in missing:
             self._missing(node, column)
@@ -152,27 +151,30 @@ class Inference:
             self.broken.update(self.outs[node.name].values())
             return
         reads = {
-            name: (port, self.columns[column])
+            name: (port, at)
             for name, (port, column) in ports.items()
-            if start(self.domains, self.columns[column], domain.name)
+            if (at := self.parts.at(column, domain.name))
         }
-        outs = self.outs[node.name]
+        written_to = self._written_to(node, domain)
+        rows, wrong = reduced(self.domains, node, written_to, self.leaving)
+        outs = {port: self._part(column, rows) for port, column in self.outs[node.name].items()}
         asked = [read for read in reads.values() if not _by_chance(node, read[0])]
         makers = {made.maker for made in ancestors(self.domains, domain.name)}
         self.problems += self.axes.bind(node, asked, outs, makers)
         ins = {
-            name: self._edge(column.name, domain)
+            name: self.parts.edge(column.name, domain)
             for name, (port, column) in reads.items()
             if self.axes.is_here(port, column)
         }
-        written_to = self._written_to(node, domain)
-        rows, wrong = reduced(self.domains, node, written_to, self.leaving)
         self.problems += wrong
         for port in node.op.outputs:
-            column = outs[port.name]
-            self.columns[column] = Column(column, port.type, rows.name, node.name)
+            column, name = outs[port.name], self.outs[node.name][port.name]
+            if same := self.parts.add(name, Column(column, port.type, rows.name, node.name)):
+                self.broken.add(name)
+            if same and same.writer != node.name:
+                self.problems.append(two_writers(name, self.graph.node(same.writer), node, port.name))
         if node.name in self.filters:
-            self.parts[node.name] = part = f"{written_to.name}/{node.name}"
+            self.kept[node.name] = part = f"{written_to.name}/{node.name}"
             self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)
         self.done[node.name] = replace(
             node,
@@ -199,16 +201,18 @@ class Inference:
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
-        if node.rows is not None and node.rows not in self.filters:
-            self._no_filter(node, node.rows)
-        finest = self.domains.get(self.parts.get(node.rows or "", ""))
-        reads = [(port, self.columns[column]) for port, column in ports.values()]
+        for name in {*node.rows} - self.filters:
+            self._no_filter(node, name)
+        finest = next((self.domains[self.kept[name]] for name in node.rows if name in self.kept), None)
 
-        def last(read: tuple[Port, Column]) -> tuple[bool, bool]:
-            # a column read by chance decides nothing, and one row per prompt is repeated to the others
-            return _by_chance(node, read[0]), row_a_prompt(self.domains, read[1])
+        def last(read: tuple[Port, str]) -> tuple[bool, bool, bool]:
+            # a column read by chance decides nothing, which part of one the others do, and one row per
+            # prompt is repeated to the others
+            parts = self.parts.of[read[1]]
+            return _by_chance(node, read[0]), len(parts) > 1, row_a_prompt(self.domains, parts[0])
 
-        for port, column in sorted(reads, key=last):
+        for port, name in sorted(ports.values(), key=last):
+            column = self.parts.met(name, finest) or self.parts.of[name][0]
             finer = finest is None or finest.name in line(self.domains, column.domain)
             meets = finer or (finest and start(self.domains, column, finest.name) is not None)
             if not meets and _by_chance(node, port):
@@ -216,12 +220,33 @@ class Inference:
             if not self._type_fits(node, port, column):
                 return None
             if finest and not meets:
+                reads = [(port, self.parts.of[name][0]) for port, name in ports.values()]
                 asked = [column for port, column in reads if not _by_chance(node, port)]
                 maker = self.graph.node(self.domains[column.domain].maker)
                 self.problems.append(unrelated(self.domains, node, column, finest, asked, maker))
                 return None
             finest = self.domains[column.domain] if finer else finest
-        return finest or GraphDomain("", "", node.name)
+        finest = finest or GraphDomain("", "", node.name)
+        return self._routed(node, finest) if node.route else finest
+
+    def _routed(self, node: Node, whole: GraphDomain) -> GraphDomain | None:
+        """Return the domain of the rows of a node's route, of all those that it could read."""
+        route = written_out(node, self.graph.nodes)
+        column = self.parts.at(route.by, whole.name) if whole.kind else None
+        if wrong := unroutable(node, route, column):
+            self.problem("no-route", wrong[0], node.mark, wrong[1])
+            return None
+        assert column
+        return self.parts.routed(node, route, column, whole)
+
+    def _read(self, node: Node) -> list[str]:
+        """Return the columns that a node reads, that by which its rows are chosen among them."""
+        columns = [column for _, column in self.ports[node.name].values()]
+        return [*columns, node.route.by] if node.route else columns
+
+    def _part(self, column: str, rows: GraphDomain) -> str:
+        """Return the name of what a node writes: the column's, if it is alone, or that of its part."""
+        return column if len(self.writers[column]) == 1 else f"{column}/{rows.maker}"
 
     def _has_rows(self, node: Node, domain: GraphDomain) -> bool:
         """Return whether there is a row for each that the op declares: samples do not become prompts."""
@@ -250,33 +275,6 @@ class Inference:
             drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
             self.problem(wrong, law, node.mark, remedy, drawing)
         return not wrong
-
-    def _edge(self, column: str, domain: GraphDomain) -> str:
-        """Return the column as a node of a domain reads it: itself, or a copy made domain by domain."""
-        names, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
-        for name in reversed(names[: names.index(str(first))]):
-            if (column, name) not in self.copies:
-                self._copy(self.columns[column], self.domains[name])
-            column = self.copies[column, name].writes[0]
-        return column
-
-    def _copy(self, column: Column, domain: GraphDomain) -> None:
-        """Insert what makes a column's copy in a domain made of its own: a repeat, or a selection."""
-        name = f"{column.name}/{domain.maker}" if domain.filtered else f"{column.name}*{domain.name}"
-        kind = column.type.over(domain.kind)
-        self.columns[name] = Column(name, kind, domain.name, name, copy_of=column.copy_of or column.name)
-        because = f"`{column.name}` has one row per prompt; its readers have {domain.times}, one per sample"
-        if domain.filtered:
-            because = f"its readers see only the rows that `{domain.maker}` keeps"
-        self.copies[column.name, domain.name] = Node(
-            name=name,
-            kind=Kind.SELECT if domain.filtered else Kind.REPEAT,
-            reads=(column.name,),
-            writes=(name,),
-            domain=domain.name,
-            after=(domain.maker,) if domain.filtered else (),
-            because=because,
-        )
 
     def _no_filter(self, node: Node, rows: str) -> None:
         law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"

@@ -59,6 +59,13 @@ class TokenAxes:
                 if port.type.dtype == "boolean":
                     self.masks.setdefault(self.columns[outs[port.name]], outs[port.name])
 
+    def join(self, name: str, parts: Sequence[Column]) -> None:
+        """Note whose the tokens are of several columns in one: those of each, where they are of several."""
+        if parts[0].type.axis:
+            along = [*dict.fromkeys(self.columns[part.name] for part in parts)]
+            made = AxisOrigin("` and `".join(tokens.maker for tokens in along), along[0].model)
+            self.columns[name] = along[0] if len(along) == 1 else made
+
     def is_here(self, port: Port, column: Column) -> bool:
         """Return whether a column is along the tokens that the node bound last reads through such a port."""
         axis = port.type.axis

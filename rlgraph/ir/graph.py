@@ -38,6 +38,30 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Route:
+    """The rows whose value of the column ``by`` is one of ``values``, or those whose value is none of them.
+
+    Example:
+        >>> math, rest = Route("source", ("math",)), Route("source", ("math", "code"), rest=True)
+        >>> math.misses(rest), math.misses(Route("source", ("math", "web"))), rest.misses(rest)
+        (True, False, False)
+    """
+
+    by: str
+    values: tuple[str | int | bool, ...] = ()
+    rest: bool = False
+
+    def misses(self, other: Route) -> bool:
+        """Return whether no row is on both routes, whatever its value."""
+        if self.by != other.by or (self.rest and other.rest):
+            return False
+        if self.rest or other.rest:
+            taken, left = (other, self) if self.rest else (self, other)
+            return {*taken.values} <= {*left.values}
+        return not {*self.values} & {*other.values}
+
+
+@dataclass(frozen=True)
 class GraphDomain:
     """A set of rows: ``times`` per row of the parent, some of the parent's, or those that a source makes."""
 
@@ -141,7 +165,8 @@ class Node:
     of_next: bool = False  # of: policy@next
     of_version: int | None = None
     tokenizer: str | None = None
-    rows: str | None = None  # the filter whose rows alone it sees
+    rows: tuple[str, ...] = ()  # the filters, or makers of rows, whose rows alone it sees
+    route: Route | None = None  # likewise by a column's value; the rest without values
     state: str | None = None  # the node whose state it has, its own or another's
     refill: Refill | None = None  # a filter's: what is before it is repeated until enough rows stay
     reads: tuple[str, ...] = ()

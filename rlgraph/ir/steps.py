@@ -35,6 +35,7 @@ class Facts:
         moves: whether it moves parts of an engine ``off`` the device or ``back``.
         syncs: whether it hands weights of a train engine to a serve engine.
         collects: whether it ends a region, once an iteration, with rows of all the region's rounds.
+        joins: whether it makes a column of several, each of which has some of its rows.
         keeps_types: whether each column that it writes has the type of the one that it reads.
     """
 
@@ -49,6 +50,7 @@ class Facts:
     moves: Literal["", "off", "back"] = ""
     syncs: bool = False
     collects: bool = False
+    joins: bool = False
     keeps_types: bool = False
 
     @property
@@ -87,6 +89,10 @@ class Kind(StrEnum):
         Facts(
             "collect the rows that {region} keeps on {where}", layout="even", at_filter=True, collects=True
         ),
+    )
+    MERGE = (
+        "merge",
+        Facts("merge the rows of {reads} on {where}", rate="repartition", layout="even", joins=True),
     )
     REPARTITION = (
         "repartition",

@@ -43,7 +43,8 @@ def refill(graph: Graph) -> Graph:
 
 def members(graph: Graph, collect: Node) -> list[Node]:
     """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
-    inside = reached(graph.needs, graph.needs[collect.name], waits=lambda *_: False)
+    copies = {node.name for node in graph.nodes if node.inserted}  # a selection needs its filter
+    inside = reached(graph.needs, graph.needs[collect.name], waits=lambda node, _: node in copies)
     return [node for node in graph.nodes if node.name in inside]
 
 

@@ -30,6 +30,10 @@ def with_axis_sizes(plan: Plan) -> Plan:
 
 def _sized(plan: Plan, phase: str, column: ColumnPlan) -> ColumnPlan:
     made = plan.columns[phase][column.origin]
+    merge = next((s for s in plan.phases.get(phase, ()) if s.facts.joins and s.node == made.writer), None)
+    if merge:  # all that it joins are as long
+        first = _sized(plan, phase, plan.columns[phase][merge.reads[0]])
+        return replace(column, sizes=first.sizes, stored=first.stored)
     function = plan.functions[phase].get(made.writer)
     if function is None or not (column.type.fixed or column.type.dtype == "int64"):
         return column

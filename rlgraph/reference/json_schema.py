@@ -37,7 +37,20 @@ FUNCTION = r"\.py:\w+$"
 MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
 COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
 LATER = " NAME@next is the version after its update."
-ROWS = {"type": "string", "description": "The filter, by its node's name, whose rows alone are read."}
+VALUE = {"type": ["string", "integer", "boolean"]}
+ROWS = {
+    "type": ["string", "object"],
+    "description": "The filter, by its node's name, whose rows alone are read; or those by a column's value.",
+    "properties": {
+        "by": {**COLUMN, "description": "The column whose values choose the rows."},
+        "is": {
+            "anyOf": [VALUE, {"type": "array", "items": VALUE, "minItems": 1}],
+            "description": "Its value, or a list of them; without, those that no other route takes.",
+        },
+    },
+    "required": ["by"],
+    "additionalProperties": False,
+}
 STATE = {"type": "string", "description": "The node, by its name, whose state is read."}
 INS = "Which column each parameter reads, where names differ."
 OUTS = "Other names for the columns that it writes."

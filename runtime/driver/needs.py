@@ -43,6 +43,10 @@ def round_needs(execution: Execution, step: Step) -> set[Need]:
 def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
     """Return what says which rows a step has on each device."""
     rows, columns = execution.rows, execution.columns
+    if step.facts.joins:
+        whole = rows.known_by(columns[step.writes[0]].domain, step.layout)
+        parts = [columns[name] for name in step.reads]
+        return whole.union(*(rows.known_by(part.domain, part.layout) for part in parts))
     if not step.reads or (step.inserted and not step.facts.copies):
         return ()
     read = columns[step.reads[0]].domain

@@ -37,6 +37,16 @@ class Selection:
         return Selection(tuple(self.parts[part] for part in used), sizes, places + shift[owner])
 
 
+def end_to_end(held: Sequence[Selection]) -> Selection:
+    """Return the rows of several selections of one column, one after the other."""
+    start = np.cumsum([0] + [sum(one.sizes) for one in held])
+    return Selection(
+        tuple(part for one in held for part in one.parts),
+        tuple(size for one in held for size in one.sizes),
+        np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
+    )
+
+
 def gathering(columns: Sequence[Selection]) -> Arguments:
     """Return arguments and parts by which ``Worker.repartition`` joins the rows of some columns."""
     picks, counts = [column.places for column in columns], [len(column.parts) for column in columns]
@@ -93,15 +103,8 @@ class BufferedRows:
 def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
     """Return the rows of several, one after the other; those without rows have no columns to go by."""
     buffers = [buffered for buffered in buffers if len(buffered)] or buffers[:1]
-    columns = {}
-    for name in buffers[0].columns:
-        held = [buffered.columns[name] for buffered in buffers]
-        start = np.cumsum([0] + [sum(one.sizes) for one in held])
-        columns[name] = Selection(
-            tuple(part for one in held for part in one.parts),
-            tuple(size for one in held for size in one.sizes),
-            np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
-        )
+    names = buffers[0].columns
+    columns = {name: end_to_end([buffered.columns[name] for buffered in buffers]) for name in names}
     arrays = (
         np.concatenate([getattr(buffered, a) for buffered in buffers]) for a in ("lengths", "prompts", "made")
     )

@@ -145,6 +145,12 @@ class Rows:
         held = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
         return np.sort(np.concatenate([held[at][self.report(step, at).whole] for at in step.devices]))
 
+    def within(self, domain: str, whole: str) -> Any:
+        """Return int64 ``[rows]``: for each row of a domain, that of another from which filters made it."""
+        if domain == whole:
+            return np.arange(self.count(whole))
+        return self.within(self.above(domain), whole)[self.origin(domain)]
+
     def origin(self, domain: str) -> Any:
         """Return int64 ``[rows]``, ascending: the parent's row of each row of a filtered domain."""
         if domain not in self._origins:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.errors import RunError
 from rlgraph.ir.plan import Step
 from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.runtime.driver.adaptive import adapted
 from rlgraph.runtime.driver.iteration import Execution
-from rlgraph.runtime.driver.row_buffer import Arguments, gathering
+from rlgraph.runtime.driver.row_buffer import Arguments, end_to_end, gathering
 from rlgraph.runtime.driver.states import state
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
@@ -103,6 +104,23 @@ def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:
     return _each(step, "repartition", lambda at: gathering([c.take(target[at]) for c in columns]))
 
 
+def _merge(execution: Execution, step: Step) -> list[WorkerCall]:
+    """Return calls by which devices gather their rows of a column from the parts that have some each.
+
+    Raises:
+        RunError: no part has one of the rows.
+    """
+    columns, whole = execution.columns, execution.columns[step.writes[0]].domain
+    rows = np.concatenate([execution.rows.within(columns[name].domain, whole) for name in step.reads])
+    missing = np.setdiff1d(np.arange(execution.rows.count(whole)), rows)
+    if len(missing):
+        law = f"row {missing[0]} of {whole} has no `{step.writes[0]}`: {step.because}, and none has this row"
+        raise RunError(f"{law}\n  let each of {', '.join(step.reads)} have all rows of its route")
+    every = end_to_end([execution.selection(name) for name in step.reads]).take(np.argsort(rows))
+    target = execution.rows.layout(whole, step.layout, step.pool)
+    return _each(step, "repartition", lambda at: gathering([every.take(target[at])]))
+
+
 def _collect(execution: Execution, step: Step) -> list[WorkerCall]:
     """Return calls by which devices gather their share of a region's rows from the rounds' parts."""
     stream, domain = execution.streams[step.region], execution.columns[step.writes[0]].domain
@@ -120,6 +138,7 @@ HANDLERS: Mapping[Kind, Callable[[Execution, Step], list[WorkerCall]]] = complet
         Kind.REPEAT: _repeat,
         Kind.SELECT: _select,
         Kind.COLLECT: _collect,
+        Kind.MERGE: _merge,
         Kind.REPARTITION: _repartition,
         **dict.fromkeys(MOVES, _transition),
     }

@@ -69,20 +69,13 @@ def excerpts(execution: Execution) -> list[tuple[Excerpt, list[RowSource]]]:
 
 def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[RowSource]]:
     column, pool, lines, sources = execution.columns[name], execution.pools[name], [], list[RowSource]()
-    origin = _origin(execution, column.domain, base)
+    origin = execution.rows.within(column.domain, base)
     for device, held in enumerate(execution.rows.layout(column.domain, column.layout, pool)):
         wanted = np.flatnonzero(origin[held] < ROWS)
         if len(wanted) or not sources:  # a part at least, of no rows
             lines.append(origin[held][wanted])
             sources.append(RowSource((pool, device), execution.part(name, device).location, wanted))
     return Excerpt(column.origin, np.concatenate(lines), len(sources)), sources
-
-
-def _origin(execution: Execution, domain: str, base: str) -> Any:
-    """Return int64 ``[rows]``: for each row of a domain, the row of ``base`` from which filters made it."""
-    if domain == base:
-        return np.arange(execution.rows.count(base))
-    return _origin(execution, str(execution.domains[domain].parent), base)[execution.rows.origin(domain)]
 
 
 def is_recorded(every: int, iteration: int) -> bool:

@@ -28,7 +28,7 @@ def test_a_kind_that_copies_columns_is_named_in_four_files() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in PRODUCT if name.search(path.read_text("utf-8"))}
     assert found == {
         "rlgraph/ir/steps.py",
-        "rlgraph/frontend/infer.py",
+        "rlgraph/frontend/parts.py",
         "runtime/driver/step_calls.py",
         "runtime/worker/worker.py",
     }

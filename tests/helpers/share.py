@@ -21,6 +21,7 @@ FAMILIES = (
     "demo_sft",  # no rollout but in its evaluation
     "dpo",  # pairs
     "distill",  # a teacher
+    "mopd",  # rows by their source
     "rft",  # a filter
     "decoupled_ppo",  # two pools, generation ahead
     "calculator_tool",  # turns with tools

@@ -100,3 +100,4 @@ def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) 
 NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo")
 DISPENSABLE = {(graph, "update_policy") for graph in shipped_graphs() if graph not in NEEDED}
 DISPENSABLE |= {("ppo", "update_critic"), ("rm_ppo", "update_critic")}
+DISPENSABLE |= {("mopd", "rest_logprobs")}  # the others' rows are not trained on then: here, none is left
