@@ -11,6 +11,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import hidden
+from rlgraph.warnings.laws import warnings_of
 
 Look = Callable[[Plan, Tree], None]
 
@@ -46,33 +47,44 @@ def check_report(
     devices: int | None = None,
     target: Target | None = None,
     look: Look | None = None,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """Return the data that ``rlgraph check --format json`` prints.
 
-    It has ``ok``; ``problems``, each as ``problem_record`` makes it; ``open``, the paths of values written
-    ???; ``steps``, how many the plan of an iteration has; ``pools``, the devices that it was checked with. Of
-    a graph with problems the last three are not known: an empty list and null. See ``check_graph``.
+    It has ``ok``; ``problems`` and ``warnings``, each as ``problem_record`` makes it, with ``strict`` all of
+    them problems; ``open``, the paths of values written ???; ``steps``, how many the plan of an iteration
+    has; ``pools``, the devices that it was checked with. Of a graph with problems the last four are not
+    known: empty lists and null. See ``check_graph``.
     """
     try:
         plan = check_graph(graph, overrides, devices, target, look)
+        warnings = [*map(problem_record, warnings_of(plan, strict))]
     except GraphError as error:
         problems = [problem_record(problem) for problem in error.problems]
-        return {"ok": False, "problems": problems, "open": [], "steps": None, "pools": None}
-    found = {"open": list(plan.open_values), "steps": len(plan.steps), "pools": dict(plan.pools)}
+        unknown = {"warnings": [], "open": [], "steps": None, "pools": None}
+        return {"ok": False, "problems": problems, **unknown}
+    found = {
+        "warnings": warnings,
+        "open": list(plan.open_values),
+        "steps": len(plan.steps),
+        "pools": dict(plan.pools),
+    }
     return {"ok": True, "problems": [], **found}
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
     """Return a problem with its place: in a file, in an override of the command line, or nowhere.
 
-    ``line`` and ``column`` count from 1, in ``file`` or in ``override``, of which one at least is null.
-    ``accepted`` lists what may stand there, ``remedy`` says how to mend it, ``drawing`` is the piece of the
-    graph that it is about; they are empty where there is nothing to say.
+    ``grade`` is ``error`` or ``warning``. ``line`` and ``column`` count from 1, in ``file`` or in
+    ``override``, of which one at least is null. ``accepted`` lists what may stand there, ``remedy`` says how
+    to mend it, ``drawing`` is the piece of the graph that it is about; they are empty where there is nothing
+    to say.
     """
     mark = problem.mark
     typed = mark is not None and mark.source.name == "command line"
     return {
         "kind": problem.kind,
+        "grade": problem.grade,
         "law": hidden(problem.law),
         "file": mark.source.name if mark and not typed else None,
         "override": mark.source.text if mark and typed else None,

@@ -161,12 +161,17 @@ def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target
 
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
     """Return the plan of a composed graph; what only a cluster can settle is still ``auto``."""
-    train = bind(tree, devices, device)
-    evaluation = bind_evaluation(tree, devices, device)
-    lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
+    lowered, evaluation = lower_tree(tree, devices, device)
     every, made_of = evaluation_every(tree), digest(tree, device)
-    plan = share_weights(make_plan(lowered, rest[0] if rest else None, every, made_of, device))
+    plan = share_weights(make_plan(lowered, evaluation, every, made_of, device))
     return pipeline(with_axis_sizes(plan))
+
+
+def lower_tree(tree: Tree, devices: int, device: str = "cpu") -> tuple[Graph, Graph | None]:
+    """Return the graph of training and that of evaluation, if there is one, behind all passes."""
+    train, evaluation = bind(tree, devices, device), bind_evaluation(tree, devices, device)
+    lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
+    return lowered, rest[0] if rest else None
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:

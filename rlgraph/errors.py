@@ -60,10 +60,11 @@ class Problem:
     accepted: tuple[str, ...] = ()
     remedy: str = ""
     drawing: str = ""  # the piece of the graph, for a problem between nodes
+    grade: str = "error"  # or warning: the graph runs, and likely does not what is meant
 
     def render(self) -> str:
         """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
-        law, remedy = hidden(self.law), hidden(self.remedy)
+        law, remedy = "warning: " * (self.grade == "warning") + hidden(self.law), hidden(self.remedy)
         lines = [f"{self.mark}: {law}" if self.mark else law]
         if self.mark:
             number, (line, column) = str(self.mark.line), self.mark.excerpt()

@@ -26,6 +26,7 @@ from rlgraph.runtime.rundir.trackers import installed
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.yaml_text import show_text
+from rlgraph.warnings.laws import warnings_of
 
 
 def run_graph(
@@ -41,6 +42,7 @@ def run_graph(
     target: Target | None = None,
     track: Sequence[str] = (),
     profile: Iterable[int] = (),
+    strict: bool = False,
 ) -> Path:
     """Compile a graph and train; the run directory is returned.
 
@@ -59,6 +61,7 @@ def run_graph(
             is by default the cluster of those that there are.
         track: services that take the metrics too: ``wandb``, ``mlflow``.
         profile: iterations, counted from 1, of which every worker writes a trace.
+        strict: take warnings of the graph for errors.
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
@@ -71,6 +74,7 @@ def run_graph(
     plan = _planned(graph, overrides, devices, target, there)
     assert plan.origin
     tree = compose(plan.origin.graph, plan.origin.overrides)
+    warnings = warnings_of(plan, strict)
     preflight(plan, tree)
     path = run_dir or Path("runs") / plan.graph
     try:
@@ -85,6 +89,8 @@ def run_graph(
                 Progress(plan, total, folder.path) as progress,
                 StopSignals(partial(progress.say, stays=True)) as signals,
             ):
+                for warning in warnings:
+                    progress.note(warning.render())
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)
             progress.farewell()
             return folder.path

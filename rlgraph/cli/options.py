@@ -25,6 +25,7 @@ OUTPUT = click.option(
     "-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file."
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
+STRICT = click.option("--strict", is_flag=True, help="Take warnings of the graph for errors.")
 TOKENS = click.FloatRange(min=1)
 TOO_MANY = "--cluster says how many devices there are: leave out --devices"
 

@@ -16,6 +16,7 @@ from rlgraph.cli.options import (
     NO_CODE,
     OUTPUT,
     OVERRIDES,
+    STRICT,
     TOO_MANY,
     form_option,
     is_saved,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @form_option("text", "json")
 @click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
 @target_options
+@STRICT
 @NO_CODE
 @click.pass_context
 def check(
@@ -45,8 +47,9 @@ def check(
     form: str,
     files: bool,
     target: Target | None,
+    strict: bool,
 ) -> None:
-    """Find every error of a graph, without models, data or devices.
+    """Find every error of a graph, and what it likely does not mean, without models, data or devices.
 
     Where neither the graph nor an option says how many devices there are, it is checked with so many that the
     groups of its engines fit: on every machine alike.
@@ -54,6 +57,7 @@ def check(
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
     from rlgraph.check import check_graph, check_report
+    from rlgraph.warnings.laws import warnings_of
 
     if devices and target:
         raise click.UsageError(TOO_MANY)
@@ -63,17 +67,19 @@ def check(
 
         look = preflight
     if form == "json":
-        report = check_report(graph, overrides, devices, target, look)
+        report = check_report(graph, overrides, devices, target, look, strict)
         click.echo(json.dumps(report, indent=2))
         ctx.exit(0 if report["ok"] else 1)
     plan = check_graph(graph, overrides, devices, target, look)
+    warnings = warnings_of(plan, strict)
     for name in plan.open_values:
         say(f"still open: {name} (give it as {name}=...)")
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
-    say(
-        f"{plan.graph}: ok, {len(plan.steps)} steps per iteration"
-        + f" on {on}" * (max(plan.pools.values()) > 2)
-    )
+    where = f" on {on}" * (max(plan.pools.values()) > 2)
+    count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
+    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{count}")
+    for warning in warnings:
+        say(f"\n{warning.render()}")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -143,6 +149,7 @@ def plan(
     from rlgraph.reports.plan_file import load
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
+    from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
@@ -167,6 +174,8 @@ def plan(
     else:
         planned = Planned(shown, compiled=not is_saved(graph, (), None))
         click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
+    for warning in () if is_saved(graph, (), None) else warnings_of(shown):
+        say(f"\n{warning.render()}", err=True)
 
 
 def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, is_saved, say, target_options
+from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, STRICT, is_saved, say, target_options
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
@@ -48,6 +48,7 @@ def _iterations(text: str | None) -> tuple[int, ...]:
     metavar="N[,N]",
     help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
 )
+@STRICT
 @target_options
 def run(
     graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, **options: Any

@@ -233,6 +233,7 @@ class Graph:
     notes: tuple[str, ...] = ()  # what a pass did that the user should know
     open_values: tuple[str, ...] = ()  # paths of values written ???
     removed: Mapping[str, Mark] = field(default_factory=dict)  # what edits took out of it -> where
+    dropped: tuple[Node, ...] = ()  # nodes that lead to nothing
 
     @cached_property
     def _by_name(self) -> Mapping[str, Node]:

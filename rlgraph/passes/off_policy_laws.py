@@ -189,7 +189,7 @@ def _recompute(graph: Graph, rollout: Node, old: Node) -> str:
 
 def _there(graph: Graph, column: str) -> bool:
     """Return whether the user's graph writes a column, if only for nobody."""
-    return column in graph.columns or any(note.startswith(f"pruned `{column}`") for note in graph.notes)
+    return column in graph.columns or any(column in node.writes for node in graph.dropped)
 
 
 def _measured(rollout: Node) -> str:

@@ -33,4 +33,4 @@ def prune(graph: Graph) -> Graph:
     notes = tuple(f"pruned `{node.name}`: it {why}" for node in dead if not node.inserted)
     gone = {column for node in dead for column in node.writes}
     columns = {name: column for name, column in graph.columns.items() if name not in gone}
-    return replace(graph, nodes=tuple(kept), columns=columns, notes=graph.notes + notes)
+    return replace(graph, nodes=(*kept,), columns=columns, notes=graph.notes + notes, dropped=(*dead,))

@@ -16,7 +16,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.shipped import shipped_graphs
 
 BAD = Path(__file__).parent / "bad"
-KEYS = {"kind", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}
+KEYS = {"kind", "grade", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}
 
 
 def checked(*args: str) -> tuple[int, dict[str, Any]]:
@@ -30,8 +30,8 @@ def checked(*args: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize("name", shipped_graphs())
 def test_shipped_graphs_are_ok(name: str) -> None:
     plan = compile_graph(name, devices=1)
-    report = {"ok": True, "problems": [], "open": [*plan.open_values], "steps": len(plan.steps)}
-    report["pools"] = dict(plan.pools)
+    known = {"open": [*plan.open_values], "steps": len(plan.steps), "pools": dict(plan.pools)}
+    report = {"ok": True, "problems": [], "warnings": [], **known}
     assert checked(name) == (0, report)
 
 

@@ -107,6 +107,24 @@ def test_overlong_questions_may_be_dropped_instead() -> None:
     assert '"data/overlong": 0.5' in Path("runs/small/metrics.jsonl").read_text()
 
 
+def test_warnings_are_errors_where_that_is_asked_for() -> None:
+    greedy = GRAPH + "  - set: {rollout.temperature: 0}\n"
+    assert "most likely token" not in refused(greedy, FILE="no_answer.jsonl")  # it is the data that stops it
+    with pytest.raises(GraphError) as caught:
+        run_graph("small.yaml", (), 1, inline=True, strict=True)
+    assert [problem.kind for problem in caught.value.problems] == ["greedy"]
+    assert not Path("runs").exists()
+
+
+def test_a_run_begins_with_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = GRAPH + "  - set: {rollout.temperature: 0}\n"
+    for name, value in GOOD.items():
+        graph = graph.replace(name, value)
+    Path("small.yaml").write_text(graph)
+    run_graph("small.yaml", (), 1, inline=True, steps=0)
+    assert "small.yaml:7:11: warning: node `advantages`" in capsys.readouterr().out
+
+
 def test_inline_is_one_device() -> None:
     text = refused(GRAPH + "  - set: {pools.main.devices: 2}\n")
     assert "small.yaml:7:" in text

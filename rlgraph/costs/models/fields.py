@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face ``config.json`` that decide shapes, and what transformers takes for them."""
+"""The fields of a Hugging Face ``config.json`` that decide shapes and context, by transformers' defaults."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where conf
 
 
 class Fields(BaseModel):
-    """The fields that decide shapes; all others are passed over."""
+    """The fields that decide shapes, and the context; all others are passed over."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
@@ -69,6 +69,7 @@ class Fields(BaseModel):
     mlp_bias: bool = False
     use_qk_norm: bool = False
     sliding_window: Count | None = None
+    max_position_embeddings: Count | None = None
     layer_types: list[str] | None = None
     full_attention_interval: Count | None = None
     sliding_window_pattern: Count | None = None

@@ -1,0 +1,145 @@
+"""Find dead settings: values that can be changed, or taken out, and the plan stays the same.
+
+Nothing here knows what a setting means. A value that the plan holds is in use: the sections of models,
+pools and schedule that it repeats, and what functions are called with. Any other is changed, or taken out,
+and the graph planned again:
+
+    models.ref.serve.max_rows: 64 ─┬─> 65      same plan ─┐
+                                   ├─> 128     same plan ─┼─> dead
+                                   └─> (none)  same plan ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.frontend.edge_edits import TreePath
+from rlgraph.frontend.shipped import graphs_folder
+from rlgraph.frontend.tree_paths import find, put
+from rlgraph.ir.plan import Plan
+from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.source import OPEN, Tree
+
+
+def dead_settings(
+    written: Tree, plan: Plan, known: Collection[TreePath], plan_of: Callable[[Tree], Plan]
+) -> Iterator[Problem]:
+    """Yield a problem for each setting that decides nothing, or for the whole section of such.
+
+    Args:
+        written: the graph, with its ``${...}`` still in place.
+        plan: its plan.
+        known: paths of nodes and models of which a problem says already that nothing uses them.
+        plan_of: returns the plan of a composed graph.
+    """
+    search = Search(written, interpolate(written), plan, plan_of)
+    unsaid = any(name.startswith("models.") for name in plan.open_values)  # then vocabularies may be, too
+    for section in ("nodes", "eval") if unsaid else ("models", "nodes", "eval"):
+        for path in search.dead((section,), known):
+            place, name = search.tree.at(path), ".".join(path)
+            law = f"`{name}` decides nothing: whatever it is, the plan is the same"
+            mark = place.key or place.mark
+            shipped = Path(mark.source.name).parent == graphs_folder()
+            yield Problem("dead", law, mark, (), f"remove: [{name}]" if shipped else f"leave out `{name}`")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A graph, and what it is planned again with."""
+
+    written: Tree
+    tree: Tree  # the same with its ``${...}`` filled in
+    plan: Plan
+    plan_of: Callable[[Tree], Plan]
+
+    def dead(self, path: TreePath, known: Collection[TreePath]) -> Iterator[TreePath]:
+        """Yield the paths of what decides nothing at a path and below, the outermost alone."""
+        leaves = [*self._leaves(path)]
+        if path in known or all(self._holds(leaf) for leaf in leaves):
+            return
+        if len(path) > 1 and not any(map(self._holds, leaves)) and self._same(path):
+            yield path
+            return
+        for name in self.tree.at(path).items:
+            yield from self.dead((*path, name), known)
+
+    def _leaves(self, path: TreePath) -> Iterator[TreePath]:
+        place = find(self.tree, path)
+        if place and not place.items:
+            yield path
+        for name in place.items if place else ():
+            yield from self._leaves((*path, name))
+
+    def _holds(self, path: TreePath) -> bool:
+        """Return whether the plan holds a value, or it says nothing: null, or ???."""
+        if self.tree.at(path).value in (None, OPEN):
+            return True
+        match path:
+            case ("eval", "nodes", node, *rest):
+                return self._calls(("eval",), node, rest)
+            case ("nodes", node, *rest):
+                return self._calls(("train", "eval"), node, rest)
+            case ("models", *rest):
+                return _has(self.plan.models, rest)
+        return True
+
+    def _calls(self, phases: tuple[str, ...], node: str, rest: list[str]) -> bool:
+        """Return whether a function is called with an attribute, or reads or writes a column under a name."""
+        functions = [self.plan.functions[phase].get(node) for phase in phases if phase in self.plan.functions]
+        edges = {"in": "ins", "out": "outs"}
+        if rest and rest[0] in edges:
+            return any(function and _has(function, [edges[rest[0]], *rest[1:]]) for function in functions)
+        return any(functions)
+
+    def _same(self, path: TreePath) -> bool:
+        """Return whether each legal change of a value, or of a section, leaves the plan as it is.
+
+        It matters too where the graph can't be without it, or refuses another value for more than its type.
+        """
+        legal, section = False, bool(self.tree.at(path).items)
+        for leaf, value in self._changes(path):
+            try:
+                changed = put(self.written, leaf, None if value is None else Tree.of(value), None)
+                plan = self.plan_of(interpolate(changed))
+            except GraphError as error:
+                of_type = {problem.kind for problem in error.problems} == {"wrong-value"}
+                if (section and leaf == path) or not (section or value is None or of_type):
+                    return False
+                continue
+            if _decided(plan) != _decided(self.plan):
+                return False
+            legal = True
+        return legal
+
+    def _changes(self, path: TreePath) -> Iterator[tuple[TreePath, Any]]:
+        """Yield what may be changed at a path, and into what; None takes it out."""
+        yield path, None
+        for leaf in self._leaves(path):
+            value = self.tree.at(leaf).value
+            if leaf != path:
+                yield leaf, None
+            if isinstance(value, bool):
+                yield leaf, not value
+            elif isinstance(value, int | float):
+                yield from ((leaf, other) for other in (value + 1, value * 2, value / 2, value - 1))
+            elif isinstance(value, str):
+                names = (*self.plan.columns["train"], *self.plan.pools, *self.plan.models)
+                yield from ((leaf, other) for other in (f"{value}_", *names) if other != value)
+
+
+def _has(record: Any, path: list[str]) -> bool:
+    """Return whether a record holds something at a path of its fields and keys."""
+    for name in path:
+        record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+        if record is None:
+            return False
+    return True
+
+
+def _decided(plan: Plan) -> Plan:
+    """Return a plan without what it only repeats of the graph's text."""
+    return replace(plan, digest="", open_values=())

@@ -1,0 +1,198 @@
+"""Find what a graph that compiles likely does not mean: each a warning, with its place and an edit that mends
+it. ``--strict`` makes errors of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import networkx as nx
+
+from rlgraph.compiler import lower_tree, plan_tree
+from rlgraph.costs.plan_size import planned_size
+from rlgraph.errors import GraphError, Mark, Problem
+from rlgraph.frontend.compose import as_written
+from rlgraph.frontend.shipped import graphs_folder
+from rlgraph.frontend.tree_paths import find
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.plan import Plan
+from rlgraph.passes.trace import read_from, refusal, sampler
+from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.source import Tree
+from rlgraph.warnings.dead_settings import dead_settings
+
+
+def warnings_of(plan: Plan, strict: bool = False) -> list[Problem]:
+    """Return the warnings of the graph that a plan was made from.
+
+    Raises:
+        GraphError: there are any, and ``strict`` makes errors of them.
+    """
+    assert plan.origin, "a plan of a tree without a graph has no origin"
+    written = as_written(plan.origin.graph, plan.origin.overrides)
+    problems = find_warnings(written, plan.origin.devices, plan.device)
+    if problems and strict:
+        raise GraphError(replace(problem, grade="error") for problem in problems)
+    return problems
+
+
+def find_warnings(written: Tree, devices: int, device: str = "cpu") -> list[Problem]:
+    """Return the warnings of a graph that compiles, with its ``${...}`` still in place."""
+    tree = interpolate(written)
+    train, evaluation = lower_tree(tree, devices, device)
+    plan = plan_tree(tree, devices, device)
+    problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
+    for graph in (train, evaluation) if evaluation else (train,):
+        problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
+    lost = {("nodes", node.name) for node in train.dropped}
+    lost |= {("models", name) for name in _models_of(train.dropped) if name not in plan.models}
+    problems += dead_settings(written, plan, lost, lambda changed: plan_tree(changed, devices, device))
+    return [replace(problem, grade="warning") for problem in dict.fromkeys(problems)]
+
+
+def _dropped(graph: Graph, evaluation: Graph | None, plan: Plan, tree: Tree) -> Iterator[Problem]:
+    """Yield the last node of each chain that leads to no update and to nothing that is reported."""
+    used = {node.name for node in evaluation.nodes} if evaluation else set()
+    nodes = {node.name: node for node in graph.dropped}
+    writers = {column: node.name for node in nodes.values() for column in node.writes}
+    needs: nx.DiGraph[str] = nx.DiGraph()
+    needs.add_nodes_from(nodes)
+    needs.add_edges_from((n.name, writers[c]) for n in nodes.values() for c in n.reads if c in writers)
+    last = (node for node in nodes.values() if not needs.pred[node.name] and node.call)
+    for node in (node for node in last if node.name not in used):
+        chain = [node, *(nodes[name] for name in sorted(nx.descendants(needs, node.name) - used))]
+        chain = [one for one in chain if one.call]
+        models = [f"models.{name}" for name in _models_of(chain) if name not in plan.models]
+        more = f", and so are {', '.join(f'`{one.name}`' for one in chain[1:])}" if chain[1:] else ""
+        law = f"node `{node.name}` ({node.op.name}) leads to no update: it is left out{more}"
+        remedy = f"remove: [{', '.join([*(one.name for one in chain), *models])}]"
+        takers = [*_takers(graph, node)]
+        if taker := next((taker for taker, port in takers if port == "rewards"), None):
+            remedy += f", or let a node read it: set: {{{taker.name}.in.rewards: {node.writes[0]}}}"
+        ports = [_place(tree, graph, n, n.op.declared.when.get(port, "in")) for n, port in takers]
+        edits = [n.edited for n in (*chain, *(taker for taker, _ in takers))]
+        mark = _users([*edits[: len(chain)], *ports, *edits], node.mark)
+        yield Problem("dropped", law, mark, (), remedy)
+
+
+def _takers(graph: Graph, node: Node) -> Iterator[tuple[Node, str]]:
+    """Yield the nodes that could read what a dropped one writes, by the port's name or by its type."""
+    kinds = {port.type for port in node.op.outputs}
+    for taker in (other for other in graph.nodes if other.call):
+        for port in (port for call in (taker.called, *taker.hooks.values()) for port in call.op.inputs):
+            if port.name in node.writes or (port.name == "rewards" and port.type in kinds):
+                yield taker, port.name
+
+
+def _models_of(nodes: Iterable[Node]) -> list[str]:
+    return [*dict.fromkeys(model for n in nodes for model in (n.model, n.of, n.tokenizer) if model)]
+
+
+def _untrained(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
+    """Yield models that are to be trained and are not, and value heads that nothing has trained."""
+    bases = {m.path: m.name for m in reversed([*graph.models.values()]) if m.spec.head == "lm"}
+    updated = {node.model for node in graph.nodes if node.updates}
+    for name, model in graph.models.items():
+        spec, path, remedy = model.spec, f"models.{name}", ""
+        readers = [node.name for node in graph.nodes if node.model == name and node.call]
+        if name in updated or name not in plan.models:
+            continue
+        if spec.head == "value" and readers and not (spec.frozen and model.path not in bases):
+            law = f"what `{readers[0]}` writes is of random weights: no node updates model `{name}`, and its "
+            law += "value head is new"
+            remedy = f"add: {{update_{name}: {{op: update.critic, model: {name}}}}}"
+            if spec.frozen:
+                law += f", for its files are those of `{bases[model.path]}`, which has none"
+                train = f"set: {{{path}.frozen: false, {path}.optimizer: {{lr: 1e-5}}}}"
+                remedy = f"give {path}.path a model with a value head, or {train}, {remedy}"
+        elif not spec.frozen:
+            law = f"model `{name}` has an optimizer, and no node updates it"
+            remedy = f"set: {{{path}.frozen: true}}, and remove: [{path}.optimizer]; "
+            remedy += f"or add: {{update_{name}: {{op: ..., model: {name}}}}}"
+        if remedy:
+            marks = [place.key for _, place in tree.at(("models", name)).walk()]
+            marks += [mark for gone, mark in graph.removed.items() if name in gone]
+            yield Problem("untrained", law, _users(marks, model.mark), (), remedy)
+
+
+def _blind(graph: Graph) -> Iterator[Problem]:
+    """Yield nodes whose column is read as the rewards of samples, and depends on nothing that is sampled."""
+    for reader in graph.nodes:
+        node, rollout = read_from(graph, reader, "rewards"), sampler(graph, reader.domain)
+        if node is None or rollout is None:
+            continue
+        if rollout.name in reached(graph.needs, [node.name], waits=lambda *_: False):
+            continue
+        law = f"node `{node.name}` ({node.op.name}) reads nothing of what `{rollout.name}` samples: it is "
+        law += "the same for all samples of a prompt"
+        outs = rollout.called.outs
+        ports = [port.name for port in node.op.inputs if port.name in outs]
+        remedy = "let it read a column of the samples, as by a parameter `responses: text[samples]`"
+        if ports:
+            remedy = f"set: {{{node.name}.in.{ports[0]}: {outs[ports[0]]}}}"
+        yield refusal("blind", law, graph, node, [], remedy)
+
+
+def _greedy(graph: Graph, tree: Tree) -> Iterator[Problem]:
+    """Yield rollouts without chance whose samples of a prompt are compared."""
+    for node in (node for node in graph.nodes if node.call):
+        rollout = sampler(graph, node.domain)
+        if rollout is None or not (node.op.declared.rows == "group" or "groups" in node.op.declared.assumes):
+            continue
+        call, times = rollout.called, rollout.called.attributes.get(rollout.op.declared.times or "", 1)
+        if call.value("temperature") == 0 and isinstance(times, int) and times > 1:
+            law = f"node `{node.name}` ({node.op.name}) compares the {times} samples of a prompt; "
+            law += f"`{rollout.name}` takes the most likely token, so they are all the same"
+            name, at = call.name_of("temperature"), "eval.nodes." * bool(graph.report)
+            remedy = f"set: {{{at}{rollout.name}.{name}: 1.0}}"
+            found = refusal("greedy", law, graph, node, [rollout.name], remedy)
+            yield replace(found, mark=_place(tree, graph, rollout, name))
+
+
+def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
+    """Yield rollouts that may write more tokens than fit into a model that reads them."""
+    least: dict[str, tuple[int, str]] = {}  # rollout -> the shortest context, and whose it is
+    for node in graph.nodes:
+        rollout, model = sampler(graph, node.domain), node.model or ""
+        if rollout and (context := _context(plan, model)):
+            least[rollout.name] = min(least.get(rollout.name, (context, model)), (context, model))
+    for name, (context, model) in least.items():
+        rollout, at = graph.node(name), "eval.nodes." * bool(graph.report)
+        source = graph.node(graph.ancestors(rollout.domain)[-1].maker)
+        most, longest = rollout.called.value("response_limit"), source.called.value("prompt_limit") or 0
+        if not (isinstance(most, int) and isinstance(longest, int)) or most + longest <= context:
+            continue
+        response, prompt = rollout.called.name_of("response_limit"), source.called.name_of("prompt_limit")
+        limits = {f"{rollout.name}.{response}": most}
+        limits |= {f"{source.name}.{prompt}": longest} if longest else {}
+        fit = min(most, max(context - longest, context // 2))
+        edits = zip(limits.items(), (fit, min(longest, context - fit)), strict=False)
+        edit = ", ".join(f"{at}{limit}: {new}" for (limit, old), new in edits if new != old)
+        law = " and ".join(f"`{limit}` ({tokens:,})" for limit, tokens in limits.items())
+        law += f" are more tokens than the context of `{model}` has, {context:,}"
+        places = [_place(tree, graph, rollout, response), _place(tree, graph, source, prompt)]
+        mark = _users(places, places[0])
+        yield Problem("context", law, mark, (), f"set: {{{edit}}}")
+
+
+def _context(plan: Plan, model: str) -> int | None:
+    """Return the tokens that fit into a row of a model; None where its configuration is not known."""
+    try:
+        return planned_size(plan.models[model]).config.max_position_embeddings
+    except (GraphError, KeyError):
+        return None
+
+
+def _place(tree: Tree, graph: Graph, node: Node, key: str) -> Mark | None:
+    """Return where a key of a node is written, for an evaluation or for both; else where the node is."""
+    sections = (("eval", "nodes"), ("nodes",)) if graph.report else (("nodes",),)
+    paths = [(*section, node.name, key) for section in sections]
+    return next((place.key for path in paths if (place := find(tree, path))), node.mark)
+
+
+def _users(marks: Iterable[Mark | None], default: Mark | None) -> Mark | None:
+    """Return the first place that is not in a shipped graph."""
+    shipped = graphs_folder()
+    return next((m for m in marks if m and Path(m.source.name).parent != shipped), default)
