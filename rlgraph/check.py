@@ -61,15 +61,10 @@ def check_report(
         warnings = [*map(problem_record, warnings_of(plan, strict))]
     except GraphError as error:
         problems = [problem_record(problem) for problem in error.problems]
-        unknown = {"warnings": [], "open": [], "steps": None, "pools": None}
-        return {"ok": False, "problems": problems, **unknown}
-    found = {
-        "warnings": warnings,
-        "open": list(plan.open_values),
-        "steps": len(plan.steps),
-        "pools": dict(plan.pools),
-    }
-    return {"ok": True, "problems": [], **found}
+        found: dict[str, Any] = {"warnings": [], "open": [], "steps": None, "pools": None}
+        return {"ok": False, "problems": problems, **found}
+    found = {"open": list(plan.open_values), "steps": len(plan.steps), "pools": dict(plan.pools)}
+    return {"ok": True, "problems": [], "warnings": warnings, **found}
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
