@@ -24,13 +24,16 @@ QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,noun
 MEBI = 2**20
 RESERVE = 3.9e9  # bytes, as in clusters/h100-8.yaml
 HOST_SHARE = 0.75  # the fraction of host memory that may hold offloaded states (assumed)
+HOST = 8  # GPUs of a host
+HOST_MEMORY = 1.5e12  # bytes of one for offloaded states, as in clusters/h100-8.yaml
 ADAPTER = 50e9  # a 400 Gb/s adapter per device, as in clusters/h100-8.yaml: one host does not use it
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak rates of a GPU: dense operations per second, and bytes per second, one way."""
+    """Bytes of a GPU, and its peak rates: dense operations per second, and bytes per second, one way."""
 
+    memory: float
     bf16_flops: float
     fp32_flops: float
     memory_bandwidth: float
@@ -43,29 +46,29 @@ PCIE4, PCIE5 = 32e9, 64e9  # 16 lanes, one way
 # Words of a name -> rates; of those whose words all occur, the one with most words. NVIDIA's data sheets,
 # without sparsity; of GeForce cards the architectures' white papers, bfloat16 with float32 accumulation.
 GPUS = {
-    "B200": Gpu(2250e12, 75e12, 8.0e12, 900e9, PCIE5),
-    "H200": Gpu(989e12, 67e12, 4.8e12, 450e9, PCIE5),
-    "H200 NVL": Gpu(835e12, 60e12, 4.8e12, PCIE5, PCIE5),  # NVLink bridges of 2 or 4 are not counted
-    "H100": Gpu(989e12, 67e12, 3.35e12, 450e9, PCIE5),
-    "H100 NVL": Gpu(835e12, 60e12, 3.9e12, PCIE5, PCIE5),
-    "H100 PCIE": Gpu(756e12, 51e12, 2.0e12, PCIE5, PCIE5),
-    "H20": Gpu(148e12, 44e12, 4.0e12, 450e9, PCIE5),
-    "A100": Gpu(312e12, 19.5e12, 2.039e12, 300e9, PCIE4),
-    "A100 40GB": Gpu(312e12, 19.5e12, 1.555e12, 300e9, PCIE4),
-    "A100 PCIE": Gpu(312e12, 19.5e12, 1.935e12, PCIE4, PCIE4),
-    "A100 PCIE 40GB": Gpu(312e12, 19.5e12, 1.555e12, PCIE4, PCIE4),
-    "L40S": Gpu(362e12, 91.6e12, 0.864e12, PCIE4, PCIE4),
-    "L4": Gpu(121e12, 30.3e12, 0.3e12, PCIE4 / 2, PCIE4 / 2),  # 8 lanes
-    "A10": Gpu(125e12, 31.2e12, 0.6e12, PCIE4, PCIE4),
-    "4090": Gpu(165e12, 82.6e12, 1.008e12, PCIE4, PCIE4),
-    "3090": Gpu(71e12, 35.6e12, 0.936e12, PCIE4, PCIE4),
+    "B200": Gpu(180e9, 2250e12, 75e12, 8.0e12, 900e9, PCIE5),
+    "H200": Gpu(141e9, 989e12, 67e12, 4.8e12, 450e9, PCIE5),
+    "H200 NVL": Gpu(141e9, 835e12, 60e12, 4.8e12, PCIE5, PCIE5),  # NVLink bridges of 2 or 4 are not counted
+    "H100": Gpu(80e9, 989e12, 67e12, 3.35e12, 450e9, PCIE5),
+    "H100 NVL": Gpu(94e9, 835e12, 60e12, 3.9e12, PCIE5, PCIE5),
+    "H100 PCIE": Gpu(80e9, 756e12, 51e12, 2.0e12, PCIE5, PCIE5),
+    "H20": Gpu(96e9, 148e12, 44e12, 4.0e12, 450e9, PCIE5),
+    "A100": Gpu(80e9, 312e12, 19.5e12, 2.039e12, 300e9, PCIE4),
+    "A100 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, 300e9, PCIE4),
+    "A100 PCIE": Gpu(80e9, 312e12, 19.5e12, 1.935e12, PCIE4, PCIE4),
+    "A100 PCIE 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, PCIE4, PCIE4),
+    "L40S": Gpu(48e9, 362e12, 91.6e12, 0.864e12, PCIE4, PCIE4),
+    "L4": Gpu(24e9, 121e12, 30.3e12, 0.3e12, PCIE4 / 2, PCIE4 / 2),  # 8 lanes
+    "A10": Gpu(24e9, 125e12, 31.2e12, 0.6e12, PCIE4, PCIE4),
+    "4090": Gpu(24e9, 165e12, 82.6e12, 1.008e12, PCIE4, PCIE4),
+    "3090": Gpu(24e9, 71e12, 35.6e12, 0.936e12, PCIE4, PCIE4),
 }
 
 
 def load_cluster(name: str, here: Here | None = None) -> Cluster:
     """Return a shipped cluster by name, the one that a YAML file describes, or what ``auto`` stands for.
 
-    That is ``here``, or this machine.
+    That is ``here``, or this machine. Of a GPU that is known, a name as ``a100-16`` means so many of it.
 
     Raises:
         GraphError: there is no such cluster, or the file is wrong; the error lists every problem.
@@ -74,10 +77,25 @@ def load_cluster(name: str, here: Here | None = None) -> Cluster:
         return (here or this_machine)()
     path = shipped_file(name) if name in shipped_clusters() else Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
-        known = ["auto", *shipped_clusters()]
-        remedy = nearest(name, known) or "or give the path of a YAML file (see docs/cost_model.md)"
-        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy)
+        if cluster := _of_name(name):
+            return cluster
+        known, kinds = ["auto", *shipped_clusters()], [kind.lower().replace(" ", "-") for kind in GPUS]
+        remedy = f"{nearest(name, known)} " * (name.rpartition("-")[0] not in kinds)
+        remedy += f"KIND-N are N GPUs, up to {HOST} or whole hosts of {HOST}, of {', '.join(kinds)}; "
+        remedy += "for others give the path of a YAML file that describes them (docs/cost_model.md)"
+        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy.lstrip())
     return read_cluster(path)
+
+
+def _of_name(name: str) -> Cluster | None:
+    """Return the GPUs, of a host or of whole ones, that a name as ``a100-16`` says; None for another name."""
+    kind, _, number = name.rpartition("-")
+    gpu, count = GPUS.get(kind.upper().replace("-", " ")), int(number) if number.isdecimal() else 0
+    hosts = max(count // HOST, 1)
+    if gpu is None or not count or count % hosts or count // hosts > HOST:
+        return None
+    host = {"hosts": hosts, "devices": count // hosts, "host_memory": HOST_MEMORY, "inter_link": ADAPTER}
+    return Cluster.model_validate({"cluster": name, "kind": "cuda", "reserve": RESERVE, **host, **vars(gpu)})
 
 
 def this_machine() -> Cluster:
@@ -179,7 +197,7 @@ def _known(name: str, hosts: int, devices: int, mebibytes: str, host_memory: flo
         known["memory"] = float(mebibytes) * MEBI
     if gpu is None or "memory" not in known:
         raise _unknown(name, known)
-    return Cluster.model_validate({**known, **vars(gpu)})
+    return Cluster.model_validate({**vars(gpu), **known})
 
 
 def rates_of(name: str) -> Gpu | None:

@@ -21,6 +21,7 @@ from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model, Node
+from rlgraph.ops.declare import Port
 from rlgraph.syntax.model_settings import Train
 from rlgraph.syntax.section import Section
 from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
@@ -104,7 +105,7 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
     kept = [n for n in graph.nodes if n.name in changes or not (n.updates or taken & {*written(n).values()})]
     report = section.items["report"].items
-    _reported_exist(report, {column for node in kept for column in written(node).values()})
+    _reported_exist(report, {written(n)[port.name]: port for n in kept for port in n.op.outputs})
     metrics = {name: str(column.value) for name, column in report.items()}
     return replace(graph, nodes=tuple(kept), report=metrics) if metrics else None
 
@@ -277,12 +278,15 @@ def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) ->
     return validate(section, item, name, binder) if item else None
 
 
-def _reported_exist(report: Mapping[str, Tree], columns: set[str]) -> None:
+def _reported_exist(report: Mapping[str, Tree], columns: Mapping[str, Port]) -> None:
     binder = Binder()
-    for column in report.values():
-        if column.value not in (OPEN, *columns):
-            law = f"`eval.report` names column `{column.value}`, which nothing writes"
-            remedy = nearest(str(column.value), columns)
-            binder.problem("missing-column", law, column.mark, sorted(columns), remedy)
+    known = sorted(name for name, port in columns.items() if port.type.dtype != "text")
+    for name, mark in ((column.value, column.mark) for column in report.values()):
+        if name not in (OPEN, *columns):
+            law = f"`eval.report` names column `{name}`, which nothing writes"
+            binder.problem("missing-column", law, mark, known, nearest(str(name), known))
+        elif name not in (OPEN, *known):
+            law = f"`eval.report` takes the mean of column `{name}`, which is {columns[name].type}"
+            binder.problem("wrong-dtype", law, mark, known, "report numbers, such as a reward or a metric")
     if binder.problems:
         raise GraphError(binder.problems)

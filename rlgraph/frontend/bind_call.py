@@ -65,7 +65,11 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
     op, target = binder.attempt(find_hook, hook, kind.value, kind.mark) or (None, "")
     if op is None:
         return None
-    rest = replace(tree, value={n: t for n, t in tree.items.items() if n != "kind"})
+    rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in ("kind", "in")})
+    if ins := tree.get("in"):
+        law = f"`{path}` has no `in`: its node maps the columns that a {hook.word} reads"
+        remedy = f"set: {{{path.partition('.')[0]}.in: {flow(ins)}}}"
+        binder.problem("unknown-attribute", law, ins.key, remedy=remedy)
     attributes, courses = _attributes(path, rest, op, binder, f"{hook.word} {op.name}")
     return Call(op, target, attributes or {}, courses=courses)
 

@@ -197,8 +197,11 @@ def _cadence(name: str, tree: Tree, op: Op, binder: Binder) -> Cadences:
         if item is None or item.value == OPEN:
             continue
         if op.outputs:
-            law = f"node `{name}` runs in the iterations in which what it writes is read"
-            binder.problem("cadence", law, item.key, remedy=f"give `{key}` to the update that it leads to")
+            law = f"node `{name}` runs in the iterations in which what it writes is read, "
+            law += "and its rows are of that iteration alone"
+            remedy = f"give `{key}` to the update that it leads to; to learn more often from the same rows, "
+            remedy += "set that update's `epochs`, or its `minibatches` and a larger batch"
+            binder.problem("cadence", law, item.key, remedy=remedy)
         elif not item.is_count:
             law = f"`{name}.{key}` is a number of iterations, 1 or more; it is {item.plain()!r}"
             binder.problem("wrong-value", law, item.mark)

@@ -11,6 +11,9 @@ from rlgraph.ops.column_types import ColumnType, is_made_of
 
 AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
+ROW_REMEDY = "an op between them makes one number per row of those of its tokens; of numbers per token "
+ROW_REMEDY += "advantage.gae and advantage.reinforce_pp make advantages"
+FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
 Domains = Mapping[str, GraphDomain]
 
 
@@ -52,7 +55,7 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
         remedy = f"an op that reduces groups makes {want.domain} of {kind}, such as group.mean"
         return f"{kind}-to-{want.domain}", remedy
     if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
-        return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ""
+        return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ROW_REMEDY * (want.axis is None)
     pairs = [*zip(want.fixed, have.fixed, strict=False)]
     # a name that is a number on the other side stands for it
     alike = all(one == other or one.isdigit() != other.isdigit() for one, other in pairs)
@@ -119,7 +122,12 @@ def unrelated(
     if times and start(one_each, column, rest.name):
         remedy = "of two rollouts of the same prompts, one makes one row per prompt: "
         remedy += f"set: {{{maker.name}.{times}: 1}}"
-    return Problem("unrelated-domains", law, node.mark, (), remedy, _drawn(domains, reads, node.name))
+    if rest.filtered and rest.parent in line(domains, column.domain):
+        remedy = f"`{rest.maker}` keeps {rest.kind}: let `{maker.name}` go on from those, "
+        remedy += f"set: {{{maker.name}.rows: {rest.maker}}}"
+    return Problem(
+        "unrelated-domains", law, node.edited or node.mark, (), remedy, _drawn(domains, reads, node.name)
+    )
 
 
 def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.frontend.domains import line, misfit, reduced, row_a_prompt, start, two_writers, unrelated
+from rlgraph.frontend.domains import (
+    FILTER_REMEDY,
+    line,
+    misfit,
+    reduced,
+    row_a_prompt,
+    start,
+    two_writers,
+    unrelated,
+)
 from rlgraph.frontend.parts import ColumnParts, unroutable, written_out
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
@@ -197,7 +206,7 @@ class Inference:
         }
         if attribute := next(filter(None, asked.values()), None):
             remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
-        self.problem("missing-column", law, taken or node.mark, remedy)
+        self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
@@ -260,8 +269,8 @@ class Inference:
         elif finer:
             law += f" reads `{finer[0].name}` as {finer[0].type}; all that it reads has one row per "
             law += domain.kind.removesuffix("s")
-            wrong = f"{domain.kind}-to-{finer[0].type.domain}"
-            self.problem(wrong, law, node.mark, "read a column that a rollout wrote")
+            remedy = "read a column that a rollout wrote" + FILTER_REMEDY * node.op.declared.filters
+            self.problem(f"{domain.kind}-to-{finer[0].type.domain}", law, node.mark, remedy)
         else:
             return True
         return False
@@ -273,7 +282,7 @@ class Inference:
         wrong, remedy = misfit(want, have, self.domains[column.domain].kind)
         if wrong:
             drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
-            self.problem(wrong, law, node.mark, remedy, drawing)
+            self.problem(wrong, law, node.edited or node.mark, remedy, drawing)
         return not wrong
 
     def _no_filter(self, node: Node, rows: str) -> None:

@@ -108,6 +108,11 @@ def take_courses(
     known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
     for name, field in record.model_fields.items():
         item, kinds = tree.get(name), {*_kinds(field.annotation)}
+        if item and _maps_to_numbers(field.annotation) and (part := _course_within(item)):
+            law = f"`{path}.{name}` has no course: only an attribute that is one number may have one"
+            remedy = "for a curriculum let a filter of prompts have one (docs/data.md)"
+            binder.problem("course", law, part.key or part.mark, remedy=remedy)
+            tree = tree.with_item(name, replace(item, value=OPEN))
         if not (item and kinds & {int, float} and {*item.items} & {*SHAPES, "adaptive"}):
             continue
         where = f"{path}.{name}"
@@ -127,6 +132,20 @@ def take_courses(
                 validate(record, tree.with_item(name, leaf), path, tried, what)
                 binder.problems += [problem for problem in tried.problems if problem.mark == leaf.mark]
     return tree, courses
+
+
+def _maps_to_numbers(annotation: Any) -> bool:
+    maps = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is dict]
+    return any({*_kinds(get_args(part)[1])} <= {int, float} for part in maps)
+
+
+def _course_within(item: Tree) -> Tree | None:
+    """Return a value, or one of its parts, that is written as a course."""
+    parts = (item, *item.items.values())
+    return next(
+        (p for p in parts for shape in SHAPES if p.at((shape,)) is not p and not p.items[shape].is_number),
+        None,
+    )
 
 
 def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:

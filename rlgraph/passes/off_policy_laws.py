@@ -11,9 +11,11 @@ sampled makes up for it, and so do importance weights:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlgraph.errors import Problem
 from rlgraph.ir.graph import Call, Graph, Node
-from rlgraph.passes.trace import read_from, refusal, sampler, source
+from rlgraph.passes.trace import draw, read_from, refusal, sampler, source, writer
 
 SFT = "replace: {%s.loss: {kind: sft}}"
 
@@ -39,6 +41,14 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         remedy = _corrections(graph, node, rollout)
         return refusal("quantized-ratio", law, graph, node, [rollout.name, old.name], remedy)
     law += f"`{old.writes[0]}` is {source(old)}, and the rows are sampled by {rollout.weights}"
+    if brings := _of_others(graph, node, rollout, old):
+        law += f": `{brings.writes[0]}` is of the rows of `{rollout.name}`, and all else is repeated to these"
+        remedy = f"let `{node.name}` read what is of the rows that `{old.model}` sampled, "
+        remedy += f"or train what sampled these: set: {{{node.name}.model: {rollout.model}}}"
+        names = [rollout.name, brings.name, old.name]
+        return replace(
+            refusal("other-rows", law, graph, brings, [], remedy), drawing=draw(graph, [*names, node.name])
+        )
     if _newer(old, rollout, node):
         if "rollout_weights" in node.called.ins:
             return None
@@ -119,6 +129,14 @@ def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
     remedy = f"set: {{{', '.join(f'{greedy.name}.{name}: {value}' for name, value in edits.items())}}}"
     names = [rollout.name, greedy.name, base.name]
     return refusal("no-greedy", law.rstrip("; "), graph, node, names, remedy) if edits else None
+
+
+def _of_others(graph: Graph, node: Node, rollout: Node, old: Node) -> Node | None:
+    """Return what brings a node the rows of another model's rollout than its log-probs are of."""
+    if rollout.model in (node.model, old.model) or sampler(graph, old.domain) is rollout:
+        return None
+    written = (writer(graph, column) for column in node.reads)
+    return next((other for other in written if sampler(graph, other.domain) is rollout), None)
 
 
 def _quantized(graph: Graph, rollout: Node) -> str:

@@ -51,7 +51,10 @@ def draw(graph: Graph, names: Sequence[str]) -> str:
     lines = []
     for index, node in enumerate(nodes):
         later = nodes[index + 1 :]
-        edges = [([c for c in other.reads if writer(graph, c) is node], other) for other in later]
+        edges = [
+            ([graph.columns[c].copy_of or c for c in other.reads if writer(graph, c) is node], other)
+            for other in later
+        ]
         if index == 0 or any(columns for columns, _ in edges):
             lines.append(_label(node))
             lines += [f"  └─ {', '.join(names)} ─> {_label(reader)}" for names, reader in edges if names]

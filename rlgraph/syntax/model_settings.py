@@ -25,7 +25,9 @@ class Optimizer(Section):
         "adamw; or muon, which orthogonalises the averaged gradient of each matrix in the decoder layers "
         "(arXiv 2502.16982), scaled so that AdamW's lr and weight_decay fit; AdamW steps the other weights.",
     )
-    lr: Positive = Field(description="the learning rate at its highest.")
+    lr: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="the learning rate at its highest: about how far a step moves each weight, 1 at most."
+    )
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = option(
         [0.9, 0.999], "decay an optimizer step of the averages of the gradient and of its square."
     )

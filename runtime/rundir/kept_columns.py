@@ -23,7 +23,7 @@ from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.messages.tasks import Excerpt, Place
 
 ROWS = 32  # rows per samples file
-WHOLE = ("text[samples]", "json[samples]", "float32[samples]")
+WHOLE = tuple(f"{dtype}[samples]" for dtype in ("text", "json", "float32", "boolean", "int64"))
 EACH = ("float32[samples, tokens]", "boolean[samples, tokens]", "int64[samples, tokens]")
 
 

@@ -32,7 +32,7 @@ def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -
     others = [*zip(columns, values, strict=True)][1:]
     for column, part in others:
         if part.offsets is None:
-            _put(lines, column, part.values)
+            _put(lines, column, part.values if isinstance(part.values, list) else part.values.tolist())
     room = np.cumsum([len(row) for row in ids]) <= TOKENS
     room[:1] = True
     whole = lines[: room.sum()]  # those that are written token by token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,20 @@ def planned(*edits: str, base: str = "grpo", devices: int = 2) -> Plan:
     body = "".join(f"  - {edit}\n" for edit in edits)
     Path("filtered.yaml").write_text(f"graph: filtered\nextends: {base}\nedits:\n{body}")
     return compile_graph("filtered.yaml", devices=devices)
+
+
+def test_a_curriculum_is_a_filter_of_prompts_with_a_course() -> None:
+    """As in docs/data.md."""
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"```python\n(@op.*?)```", page, re.DOTALL)
+    Path("my_ops.py").write_text("from rlgraph.ops import boolean, op, prompts, text\n\n\n" + block)
+    edits = re.search(r"## A curriculum.*?```yaml\n  - (.*?)\n  - (.*?)\n```", page, re.DOTALL)
+    assert edits
+    plan = planned(*edits.groups())
+    assert plan.functions["train"]["easy"].courses["most"].at(101) == 550
+    assert plan.columns["train"]["tokens"].domain.startswith("samples")
+    (collect,) = [step for step in plan.steps if step.kind == "collect"]
+    assert collect.after and "until 128 rows stay" in collect.because
 
 
 def selected(plan: Plan) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,36 @@ def test_a_shipped_cluster_and_the_table_agree() -> None:
     for name, key in (("h100-8", "H100"), ("h200-8", "H200")):
         shipped = load_cluster(name)
         assert {field: getattr(shipped, field) for field in vars(GPUS[key])} == vars(GPUS[key])
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "devices", "key"),
+    [
+        ("a100-8", 1, 8, "A100"),
+        ("h100-16", 2, 8, "H100"),
+        ("a100-40gb-4", 1, 4, "A100 40GB"),
+        ("b200-1024", 128, 8, "B200"),
+        ("4090-1", 1, 1, "4090"),
+    ],
+)
+def test_so_many_of_any_gpu_that_is_known(name: str, hosts: int, devices: int, key: str) -> None:
+    cluster = load_cluster(name)
+    assert (cluster.cluster, cluster.hosts, cluster.devices, cluster.device) == (name, hosts, devices, "cuda")
+    assert {field: getattr(cluster, field) for field in vars(GPUS[key])} == vars(GPUS[key])
+
+
+def test_a_name_says_the_same_as_the_shipped_file() -> None:
+    said, shipped = load_cluster("h100-16"), load_cluster("h100-64")
+    assert said.model_copy(update={"cluster": shipped.cluster, "hosts": shipped.hosts}) == shipped
+
+
+def test_names_that_are_no_cluster_say_which_are(golden: Callable[[str, str], None]) -> None:
+    said = []
+    for name in ("a1000-8", "h100-12", "h100-0"):
+        with pytest.raises(GraphError) as caught:
+            load_cluster(name)
+        said.append(str(caught.value))
+    golden("check/names_that_are_no_cluster.txt", "\n\n".join(said) + "\n")
 
 
 def test_an_unknown_gpu_gives_a_file_to_fill_in(tmp_path: Path) -> None:

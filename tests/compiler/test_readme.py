@@ -38,6 +38,28 @@ def test_the_graphs_shown_are_the_shipped_ones() -> None:
         assert any(block.strip() in text for text in without_about), block
 
 
+def commands(text: str) -> str:
+    """What a page's blocks have that is typed into a shell, without comments."""
+    blocks = re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    typed = [block for language, block in blocks if not language and re.search(COMMAND, block)]
+    return re.sub(r"(^|\s)#.*", "", "".join(typed), flags=re.MULTILINE)
+
+
+COMMAND = re.compile(r"^(?:\$ )?(?:rlgraph|pip|python\S*|make|ray|docker|kubectl) .*", re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_are_quoted_for_every_shell(page: Path) -> None:
+    """Outside quotes zsh, and bash where a file matches, take brackets and stars for patterns of files."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", commands(page.read_text(encoding="utf-8")))
+    assert not [line for line in COMMAND.findall(bare) if re.search(r"[][*?{}()]", line)]
+
+
+def test_the_readme_has_commands_with_lists() -> None:
+    assert "'prompts.files=[train.jsonl]'" in commands(README)
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists(), target

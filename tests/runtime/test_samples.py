@@ -51,6 +51,7 @@ def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on(
         assert {len(values) for values in known} == {len(line["pieces"])}
         wrote = "".join(p for p, mine in zip(line["pieces"], line["loss_mask"], strict=True) if mine)
         assert re.sub(r"<[a-z|]+>", "", wrote) == line["responses"]
+        assert type(line["truncated"]) is bool and type(line["group"]) is int
         assert all(
             value == 0
             for value, mine in zip(line["rollout_logprobs"], line["loss_mask"], strict=True)
@@ -68,6 +69,40 @@ def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on(
     evaluated = samples("one", "step-000001-eval.jsonl")[0]
     assert len(evaluated["rollout_logprobs"]) == len(evaluated["pieces"])
     assert "old_logprobs" not in evaluated, "an evaluation computes none"
+
+
+BY_SOURCE = """
+import torch
+
+from rlgraph.ops import boolean, float32, op, prompts, samples, text
+
+
+@op(filters=True)
+def of_a(source: text[prompts]) -> boolean[prompts]:
+    return torch.tensor([name == "a" for name in source])
+
+
+@op()
+def is_a(source: text[samples], responses: text[samples]) -> float32[samples]:
+    return torch.tensor([float(name == "a") for name in source])
+"""
+
+
+def test_a_filter_that_reads_prompts_alone_selects_what_a_rollout_answers() -> None:
+    Path("by_source.py").write_text(BY_SOURCE)
+    train = "${env:RLGRAPH_TEST_FILES}/train.parquet"
+    Path("filtered.yaml").write_text(f"""graph: filtered
+extends: {ONES}
+edits:
+  - add: {{only_a: {{op: "by_source.py:of_a"}}}}
+  - replace: {{rewards: {{op: "by_source.py:is_a"}}}}
+  - set: {{prompts.files: {{a: ["{train}"], b: ["{train}"]}}, prompts.batch: 8, schedule.save_every: 1}}
+""")
+    run_graph("filtered.yaml", (), 1, steps=1, inline=True, run_dir=Path("all"))
+    run_graph("filtered.yaml", ["rollout.rows=only_a"], 1, steps=1, inline=True, run_dir=Path("a"))
+    every, of_a = ([line["rewards"] for line in samples(folder)] for folder in ("all", "a"))
+    assert 0 < sum(every) < len(every) == 32
+    assert of_a == [1.0] * int(sum(every))
 
 
 class Letters:

@@ -41,6 +41,8 @@ def test_your_own_ops(demo_files: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "select the rows of penalised that stay" in plan
     kind = json.loads(Path("run/plan.json").read_text())["functions"]["train"]["update_policy"]["hooks"]
     assert kind["loss"]["target"].endswith("my_ops.py:dro")
+    run_graph("my_sums.yaml", settings, 1, steps=1, inline=True, run_dir=Path("sums"))
+    assert "prompts (my_source.py:sums)" in Path("sums/plan.txt").read_text()
 
 
 @pytest.mark.parametrize(
