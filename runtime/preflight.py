@@ -189,7 +189,7 @@ class Preflight:
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
             weights = function.attributes.get("weights")
             if weights and function.value("rows") != "all":
-                pick_mixed(data.sources, weights, 1, 0, self.plan.seed, shuffle=False)
+                pick_mixed(data.by_source, weights, 1, 0, self.plan.seed, shuffle=False)
         except RlgraphError as error:
             hint = "".join(map(_how_to_make, listed))[:200]
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -19,8 +18,8 @@ from rlgraph.nodes.data.prompts import (
     with_columns,
 )
 from rlgraph.nodes.support.conversation import Template, Turns
-from rlgraph.nodes.support.dataset import DataSet, Example, SourceFiles, load_examples
-from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.dataset import DataSet, SourceFiles, load_examples
+from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.row_field import FileColumns
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
@@ -32,14 +31,6 @@ class Pairs(NamedTuple):
     loss_mask: boolean[samples, tokens]
     chosen: boolean[samples]
     group: int64[samples]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairSet(DataSet):
-    """Token ids of each pair's prompt with either response."""
-
-    chosen: Sequence[Example]
-    rejected: Sequence[Example]
 
 
 @op(makes="samples", rows="all", columns="columns", roles={"rows": "batch"})
@@ -111,7 +102,8 @@ def pairs(
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     picked = rows_of(data, ctx, batch, weights, shuffle, written=2)
-    rows = [side[row] for row in picked for side in (data.chosen, data.rejected)]
+    sides = zip(data.examples(picked), data.examples(picked, 1), strict=True)
+    rows = [example for pair in sides for example in pair]
     number = torch.arange(len(rows))
     own = Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)
     return with_columns(own, data, [row for row in picked for _ in range(2)], columns)
@@ -125,7 +117,7 @@ def load_pairs(
     rejected: str = "rejected",
     max_tokens: int | None = None,
     **reading: Any,
-) -> PairSet:
+) -> DataSet:
     """Load all pairs that ``data.pairs`` with these attributes goes through.
 
     Raises:
@@ -137,7 +129,6 @@ def load_pairs(
         load_examples(tokenizer, files=files, answer=side, other=other if begins else None, **reading)
         for side, other in sides
     )
-    longer = list(map(max, better.lengths, worse.lengths))
-    both = {"chosen": better.examples, "rejected": worse.examples}
-    data = PairSet(better.places, better.sources, longer, better.filtered, more=better.more, **both)
-    return data.within(max_tokens, "max_tokens")
+    longer = numpy.maximum(better.lengths, worse.lengths)
+    both = replace(better, tables=better.tables + worse.tables, lengths=longer)
+    return both.within(max_tokens, "max_tokens")

@@ -14,11 +14,12 @@ from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.nodes.support.conversation import Template, Turns
-from rlgraph.nodes.support.dataset import DataSet, Example, load_examples, load_prompts
+from rlgraph.nodes.support.dataset import DataSet, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
+from rlgraph.nodes.support.row_tokens import Example
 from rlgraph.ops import Context, File, Tokenizer, boolean, int64, op, prompt_tokens, samples, text, tokens
 from rlgraph.ops import prompts as prompts_domain
 from rlgraph.ops.tools import ShownTool, Tool, tool_schema
@@ -131,12 +132,12 @@ def prompts(
     )
     record_dropped(ctx, data, where is not None, max_prompt_tokens is not None, truncate is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
-    taken = [data.prompts[row] for row in rows]
+    taken = data.column("ids", rows)
     if max_prompt_tokens and truncate:  # where it refuses, none is longer
         taken = [cut(ids, max_prompt_tokens, truncate, []) for ids in taken]
     ids = Ragged.of(taken, torch.int64)
-    texts = (data.questions, data.answers, data.sources)
-    own = Prompts(ids, *([column[row] for row in rows] for column in texts))
+    sources = [data.files[number][0] for number in data.column("file", rows)]
+    own = Prompts(ids, data.column("question", rows), data.column("answer", rows), sources)
     return with_columns(own, data, rows, columns)
 
 
@@ -212,13 +213,14 @@ def examples(
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
-    return with_columns(Examples(*sequences([data.examples[row] for row in rows])), data, rows, columns)
+    return with_columns(Examples(*sequences(data.examples(rows))), data, rows, columns)
 
 
 def with_columns(own: Any, data: DataSet, rows: Sequence[int], columns: FileColumns | None) -> Any:
     """Return what an op writes of rows of a set, and beside it the columns that a graph names."""
     types = {name: type_of(spec) for name, spec in (columns or {}).items()}
-    more = {n: as_column(kind, [data.more[row][n] for row in rows]) for n, kind in types.items()}
+    values = data.more(rows) if types else []
+    more = {name: as_column(kind, [row[name] for row in values]) for name, kind in types.items()}
     return SimpleNamespace(**own._asdict(), **more)
 
 
@@ -239,8 +241,8 @@ def rows_of(
     """
     position = ctx.position // written  # a position counts the rows that were written
     if batch == "all" or weights is None:
-        return pick(len(data.places), batch, position, ctx.seed, shuffle)
-    return pick_mixed(data.sources, weights, batch, position, ctx.seed, shuffle)
+        return pick(len(data), batch, position, ctx.seed, shuffle)
+    return pick_mixed(data.by_source, weights, batch, position, ctx.seed, shuffle)
 
 
 def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:
@@ -248,7 +250,7 @@ def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, k
 
     ``kept`` says that the latter are among the rows, shortened.
     """
-    left = len(data.places) + data.overlong * (not kept)
+    left = len(data) + data.overlong * (not kept)
     if filtered:
         ctx.record("data/filtered", data.filtered, count=data.filtered + left)
     if limited:

@@ -15,8 +15,8 @@ from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between
 from rlgraph.nodes.support.conversation import ReadingOptions, Template, written
-from rlgraph.nodes.support.dataset import encode
 from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.row_tokens import encode
 from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op, samples, text
 
 PLACE = re.compile(r"\{(question|response|answer)\}")

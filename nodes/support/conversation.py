@@ -23,7 +23,7 @@ Template = Literal["chat", "plain"]
 Turns = Literal["last", "all"]
 Messages = list[dict[str, Any]]
 Question = str | Messages
-Piece = tuple[str, bool]  # a text, and whether it is learnt
+TextPiece = tuple[str, bool]  # a text, and whether it is learnt
 GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
 
 
@@ -194,7 +194,7 @@ def _conversation(reading: ReadingOptions, question: Question) -> Messages:
     return [*before, {**last, "content": last["content"] + reading.suffix}]
 
 
-def pieces_of(tokenizer: Any, reading: ReadingOptions, row: Asked) -> list[Piece]:
+def pieces_of(tokenizer: Any, reading: ReadingOptions, row: Asked) -> list[TextPiece]:
     """Return a row as texts, each of which is learnt or not, and tokenised for itself, as in a rollout.
 
     A turn begins where the template has the policy begin, and ends with the end token.
@@ -209,7 +209,7 @@ def pieces_of(tokenizer: Any, reading: ReadingOptions, row: Asked) -> list[Piece
     first = row.first + len(talk) - len(row.turns)
     learnt = [place for place in range(first, len(talk)) if talk[place]["role"] == "assistant"]
     whole, end = rendered(tokenizer, talk, row.options, begun=False), 0
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     for place in learnt if reading.assistant_turns == "all" else learnt[-1:]:
         begin = rendered(tokenizer, talk[:place], row.options)
         if not whole.startswith(begin):

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlgraph.nodes.support.row_field import given, missing, root_of, schema_fiel
 
 Row = Mapping[str, Any]
 KINDS = "a .parquet or .jsonl file, or a folder that datasets' save_to_disk wrote"
+BATCH = 1024  # rows of Arrow that are Python objects at a time
 SHOWN = 8  # values of a column that an error names
 
 
@@ -54,10 +55,25 @@ def changed(file: str) -> int:
     return (state if state.is_file() else local).stat().st_mtime_ns
 
 
+def state_of(file: str) -> tuple[int, int]:
+    """Return when a file was written, in ns, and its bytes; of a folder, those of the files in it.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    time, local = changed(file), Path(local_path(file))
+    return time, sum(path.stat().st_size for path in (local.iterdir() if local.is_dir() else [local]))
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is kept of data: ``$RLGRAPH_CACHE/data``, or ``~/.cache/rlgraph/data``."""
+    return Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
+
+
 def local_path(file: str) -> str:
     """Return a path as it is; of a URL, that of a cached copy, which is made on first use.
 
-    The cache is ``$RLGRAPH_CACHE``, or ``~/.cache/rlgraph``. A copy is known by the URL and by what its
+    A copy is known by the URL and by what its
     system says of each file (its time, size or checksum), so that a changed one is fetched anew.
 
     Raises:
@@ -87,8 +103,7 @@ def _fetched(url: str) -> str:
         if not files:
             raise DataError(f"{url}: there is no such file; give {KINDS}")
         names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
-        cache = Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
-        copy = cache / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
+        copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
         if not copy.exists():
             _copy(system, path, not is_file, copy)
     except DataError:
@@ -115,18 +130,20 @@ def _parquet(
     file: str, local: Path, columns: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[str, Row]]:
     try:
-        names = roots(file, columns, optional, schema_fields(parquet.read_schema(local)))
-        rows = _rows(parquet.read_table(local, columns=names))
+        with parquet.ParquetFile(local) as whole:
+            names = roots(file, columns, optional, schema_fields(whole.schema_arrow))
+            yield from _rows(file, whole.iter_batches(BATCH, columns=names))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
-    for number, row in enumerate(rows, 1):
-        yield f"{file}:{number}", row
 
 
-def _rows(table: Any) -> list[Row]:
-    """Return the rows of a table; raise an ``ArrowException`` where a text is not UTF-8."""
-    table.validate(full=True)
-    return list(table.to_pylist())
+def _rows(file: str, batches: Iterable[Any]) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of batches; raise an ``ArrowException`` where a text is not UTF-8."""
+    number = 0
+    for batch in batches:
+        batch.validate(full=True)
+        for number, row in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 - goes on counting
+            yield f"{file}:{number}", row
 
 
 def _jsonl(
@@ -168,16 +185,19 @@ def _saved(
     file: str, folder: Path, columns: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a ``Dataset.save_to_disk`` folder: state.json lists its Arrow stream files."""
-    number = 0
-    for name in _data_files(file, folder):
-        try:
-            table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name))).read_all()
-            rows = _rows(table.select(roots(file, columns, optional, schema_fields(table.schema))))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
-        for row in rows:
-            number += 1
-            yield f"{file}:{number}", row
+    name = ""
+
+    def batches() -> Iterator[Any]:
+        nonlocal name
+        for name in _data_files(file, folder):
+            stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name)))
+            names = roots(file, columns, optional, schema_fields(stream.schema))
+            yield from (batch.select(names) for batch in stream)
+
+    try:
+        yield from _rows(file, batches())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
 
 
 def _data_files(file: str, folder: Path) -> list[str]:
@@ -219,10 +239,13 @@ def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
     )
 
 
-def seen(rows: Sequence[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
+def seen(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
     """Describe the values that ``where`` asks for, and the most frequent ones that the rows have."""
-    descriptions = []
-    for name, wanted in (where or {}).items():
-        most = Counter(repr(given(place, row, name)) for place, row in rows).most_common(SHOWN)
-        descriptions.append(f"{name} is {wanted!r}; it is {', '.join(value for value, _ in most)}")
-    return ", or ".join(descriptions)
+    counts: dict[str, Counter[str]] = {name: Counter() for name in where or {}}
+    for place, row in rows:
+        for name, count in counts.items():
+            count[repr(given(place, row, name))] += 1
+    most = {name: [value for value, _ in count.most_common(SHOWN)] for name, count in counts.items()}
+    return ", or ".join(
+        f"{n} is {wanted!r}; it is {', '.join(most[n])}" for n, wanted in (where or {}).items()
+    )

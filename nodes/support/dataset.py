@@ -1,47 +1,95 @@
-"""Data sets that data sources go through: rows of files, filtered and tokenised once per process."""
+"""Data sets that data sources go through: rows of files, filtered and tokenised once, and kept as Arrow.
+
+    files ── CHUNK rows at a time ── where ── tokenised ──> FILE:N, token ids, texts, columns
+
+What comes of more than ``ON_DISK`` bytes of files is written to the cache on first use, and mapped from there
+by every process on this host: none has it in memory. A cached set is known by the files' sizes and times of
+change, the tokenizer's own contents and all that says how rows are read.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
-from operator import itemgetter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from rlgraph.nodes.support.chat_template import TemplateError
-from rlgraph.nodes.support.conversation import (
-    Asked,
-    ReadingOptions,
-    asked,
-    marked_by_template,
-    pieces_of,
-    written,
-)
-from rlgraph.nodes.support.data_file import DataError, changed, fits, read_rows, seen
+from rlgraph.nodes.support.conversation import ReadingOptions, asked
+from rlgraph.nodes.support.data_file import DataError, cache_folder, fits, read_rows, seen, state_of
+from rlgraph.nodes.support.lazy import numpy, pyarrow
 from rlgraph.nodes.support.row_field import column_values, path_of
+from rlgraph.nodes.support.row_tokens import Example, examples_of, prompt_ids
 from rlgraph.ops import Tokenizer
 
 SourceFiles = Sequence[str] | Mapping[str, Sequence[str]]
-Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
+PlacedRow = tuple[int, str, Mapping[str, Any]]  # the number of a row's file, its place and its fields
+SetKind = Literal["prompts", "examples"]
+CHUNK = 4096  # rows that are tokenised at a time, by as many threads as the tokenizer has
+ON_DISK = 2**18  # bytes of files from which what comes of them is cached on disk
+FORMAT = 1  # of a cached set; another one is made anew
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """All rows of a source; item i of each sequence belongs to one row."""
+    """Rows of a source, from 0; of pairs there is a table for each side.
 
-    places: Sequence[str]  # FILE:N
-    sources: Sequence[str]  # the name under which ``files`` lists it
-    lengths: Sequence[int]  # tokens that a model must have room for
-    filtered: int = 0  # rows that ``where`` leaves out
-    overlong: int = 0  # rows dropped for their length
-    more: Sequence[Mapping[str, Any]] = ()  # what ``columns`` takes of each row
+    Attributes:
+        tables: Arrow tables of all rows that ``where`` keeps.
+        files: the source and the name of each file.
+        rows: int64 ``[rows]``, the rows of the tables that are not too long.
+        lengths: int64 ``[rows]``, tokens that a model must have room for.
+        filtered: rows that ``where`` leaves out.
+        overlong: rows dropped or cut for their length.
+    """
+
+    tables: tuple[Any, ...]
+    files: Sequence[tuple[str, str]]
+    rows: Any
+    lengths: Any
+    filtered: int = 0
+    overlong: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str, rows: Sequence[int] | None = None, side: int = 0) -> list[Any]:
+        """Return a column of the table of some rows, or of all."""
+        column = self.tables[side][name]
+        taken = self.rows if rows is None else self.rows[list(rows)]
+        if pyarrow.types.is_large_list(column.type):
+            return [column[row].values.to_numpy(zero_copy_only=False).tolist() for row in taken.tolist()]
+        return [column[row].as_py() for row in taken.tolist()]
+
+    def examples(self, rows: Sequence[int], side: int = 0) -> list[Example]:
+        """Return the token ids of some rows, and which of them are learnt."""
+        return [*zip(self.column("ids", rows, side), self.column("learnt", rows, side), strict=True)]
+
+    def more(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return what ``columns`` takes of some rows."""
+        return [*map(json.loads, self.column("more", rows))]
+
+    def place(self, row: int) -> str:
+        """Return where a row stands: FILE:N."""
+        return f"{self.files[self.column('file', [row])[0]][1]}:{self.column('number', [row])[0]}"
+
+    @functools.cached_property
+    def by_source(self) -> dict[str, Any]:
+        """Return source -> its rows, int64."""
+        numbers, names = self.tables[0]["file"].to_numpy()[self.rows], [name for name, _ in self.files]
+        numbers_of = {name: [n for n, other in enumerate(names) if other == name] for name in names}
+        return {name: numpy.flatnonzero(numpy.isin(numbers, own)) for name, own in numbers_of.items()}
 
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
-        return max(zip(self.places, self.lengths, strict=True), key=itemgetter(1))
+        row = int(self.lengths.argmax())
+        return self.place(row), int(self.lengths[row])
 
     def within(self, limit: int | None, attribute: str, truncate: str | None = None) -> Self:
         """Return the rows of at most ``limit`` tokens; with ``truncate`` all, to be cut where longer.
@@ -57,54 +105,37 @@ class DataSet:
         if truncate == "refuse" and longest > limit:
             law = f"{place}: {longest} tokens, more than {attribute} {limit}"
             raise DataError(f"{law}; raise it, shorten the row, or cut it by truncate: left, right or middle")
+        fitting = self.lengths <= limit
+        overlong = int((~fitting).sum())
         if truncate:
-            cut = [min(length, limit) for length in self.lengths]
-            return replace(self, lengths=cut, overlong=sum(length > limit for length in self.lengths))
-        kept = [row for row, length in enumerate(self.lengths) if length <= limit]
-        for name in dict.fromkeys(self.sources):
-            mine = [row for row, source in enumerate(self.sources) if source == name]
-            shortest = min(self.lengths[row] for row in mine)
-            if shortest > limit:
-                files = ", ".join(dict.fromkeys(self.places[row].rpartition(":")[0] for row in mine))
-                law = f"all {len(mine)} rows have over {limit} tokens, the shortest {shortest}"
+            return replace(self, lengths=self.lengths.clip(max=limit), overlong=overlong)
+        for mine in self.by_source.values():
+            if not fitting[mine].any():
+                files = ", ".join(dict.fromkeys(self.files[n][1] for n in self.column("file", mine)))
+                law = (
+                    f"all {len(mine)} rows have over {limit} tokens, the shortest {self.lengths[mine].min()}"
+                )
                 raise DataError(f"{files}: {law}; raise {attribute}")
-        columns = [f.name for f in fields(self) if f.name not in ("filtered", "overlong")]
-        taken = {name: [getattr(self, name)[row] for row in kept] for name in columns}
-        return replace(self, **taken, overlong=len(self.lengths) - len(kept))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptSet(DataSet):
-    """Questions, tokenised.
-
-    Example:
-        >>> ids = [[5], [5, 6]]
-        >>> PromptSet(["a:1", "a:2"], "aa", [1, 2], prompts=ids, questions="xy", answers="zz").longest()
-        ('a:2', 2)
-    """
-
-    prompts: Sequence[list[int]]
-    questions: Sequence[str]
-    answers: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExampleSet(DataSet):
-    """Token ids of each conversation, and which of them are learnt."""
-
-    examples: Sequence[Example]
+        return replace(self, rows=self.rows[fitting], lengths=self.lengths[fitting], overlong=overlong)
 
 
 @dataclass(frozen=True)
 class DataSetKey:
-    """The files and the reading of a set: the key under which a process caches it."""
+    """The files, the tokenizer and the reading of a set: the key by which it is cached."""
 
-    files: tuple[tuple[str, tuple[str, ...]], ...]  # name -> its files
-    changed: tuple[int, ...]  # ns; each file's time of change
-    tokenizer_name: str
+    kind: SetKind
+    files: tuple[tuple[str, str], ...]  # source and file
+    states: tuple[tuple[int, int], ...]  # of each file: time of change in ns, bytes
+    tokens: str  # the tokenizer's contents
     key: str  # the reading as text
     reading: ReadingOptions = field(compare=False)
     tokenizer: Any = field(compare=False, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """Return the file in the cache."""
+        said = json.dumps([FORMAT, self.kind, self.files, self.states, self.tokens, self.key])
+        return cache_folder() / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.arrow"
 
 
 def load_prompts(
@@ -114,7 +145,7 @@ def load_prompts(
     max_prompt_tokens: int | None = None,
     truncate: str | None = None,
     **reading: Any,
-) -> PromptSet:
+) -> DataSet:
     """Load all prompts that ``data.prompts`` with these attributes goes through.
 
     ``files`` are those of one source, or of each by its name; ``reading`` are ``ReadingOptions``.
@@ -123,28 +154,29 @@ def load_prompts(
         DataError: a file that is missing, can't be read or lacks a column; a row without what it needs; or no
             row left.
     """
-    data = _prompts(source_of(tokenizer, files, reading))
+    data = _loaded(source_of("prompts", tokenizer, files, reading))
     return data.within(max_prompt_tokens, "max_prompt_tokens", truncate)
 
 
 def load_examples(
     tokenizer: Tokenizer, *, files: SourceFiles, max_tokens: int | None = None, **reading: Any
-) -> ExampleSet:
+) -> DataSet:
     """Load all examples that ``data.examples`` with these attributes goes through."""
-    return _examples(source_of(tokenizer, files, reading)).within(max_tokens, "max_tokens")
+    return _loaded(source_of("examples", tokenizer, files, reading)).within(max_tokens, "max_tokens")
 
 
-def source_of(tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) -> DataSetKey:
+def source_of(kind: SetKind, tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) -> DataSetKey:
     """Return the key of these rows: the files as they are now, and how they are read.
 
     A list of files is one source, named after the first of them.
     """
     named = files if isinstance(files, Mapping) else {Path(files[0]).stem: files}
-    settled = ReadingOptions(**reading)
+    settled, listed = ReadingOptions(**reading), [(name, path) for name in named for path in named[name]]
     return DataSetKey(
-        files=tuple((name, tuple(paths)) for name, paths in named.items()),
-        changed=tuple(changed(file) for paths in named.values() for file in paths),
-        tokenizer_name=str(getattr(tokenizer, "name_or_path", "")),
+        kind=kind,
+        files=tuple(listed),
+        states=tuple(state_of(file) for _, file in listed),
+        tokens=_contents(tokenizer),
         key=json.dumps(asdict(settled), sort_keys=True),
         reading=settled,
         tokenizer=tokenizer,
@@ -152,91 +184,87 @@ def source_of(tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) ->
 
 
 @functools.lru_cache(maxsize=8)
-def _prompts(source: DataSetKey) -> PromptSet:
-    kept, filtered = _kept(source)
-    reading, tokenizer = source.reading, source.tokenizer
-    rows, texts = [asked(place, row, reading) for _, place, row in kept], []
-    for row in rows:
-        with _placed(row.place):
-            texts.append(written(tokenizer, reading, row.question, row.options))
-    prompts = encode(tokenizer, reading, texts)
-    for row, ids in zip(rows, prompts, strict=True):
-        if not ids:
-            raise DataError(f"{row.place}: the question has no tokens; remove the row or give it a question")
-    return PromptSet(
-        **_common(kept, reading, prompts),
-        filtered=filtered,
-        prompts=prompts,
-        questions=[row.words for row in rows],
-        answers=[row.answer for row in rows],
-    )
+def _contents(tokenizer: Any) -> str:
+    """Return a digest of what a tokenizer makes of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    said = (type(tokenizer).__name__, vocabulary, tokenizer.chat_template, tokenizer.special_tokens_map)
+    return hashlib.sha256(repr(said).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=8)
-def _examples(source: DataSetKey) -> ExampleSet:
-    kept, filtered = _kept(source)
-    if source.tokenizer.eos_token_id is None:
-        law = f"the tokenizer {source.tokenizer_name} has no end token"
+def _loaded(source: DataSetKey) -> DataSet:
+    """Return a set out of the cache, which is made where it is not there or not whole."""
+    if sum(size for _, size in source.states) < ON_DISK:
+        memory = pyarrow.BufferOutputStream()
+        _write(source, memory)
+        return _read(source, pyarrow.BufferReader(memory.getvalue()))
+    with suppress(OSError, pyarrow.ArrowInvalid):
+        return _read(source, pyarrow.memory_map(str(source.path)))
+    try:
+        _keep(source)
+    except OSError as error:
+        law = f"{source.path.parent}: what comes of the data can't be kept there: {error}"
+        raise DataError(f"{law}; name another folder in the environment, as RLGRAPH_CACHE=DIR") from error
+    return _read(source, pyarrow.memory_map(str(source.path)))
+
+
+def _keep(source: DataSetKey) -> None:
+    """Write a set under another name and rename it once it is whole; the last of several processes wins."""
+    source.path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=source.path.parent, ignore_cleanup_errors=True) as aside:
+        path = Path(aside, source.path.name)
+        with pyarrow.OSFile(str(path), "wb") as sink:
+            _write(source, sink)
+        os.replace(path, source.path)
+
+
+def _read(source: DataSetKey, stored: Any) -> DataSet:
+    reader = pyarrow.ipc.open_file(stored)
+    batches = [reader.get_batch_with_custom_metadata(n) for n in range(reader.num_record_batches)]
+    table = pyarrow.Table.from_batches([batch for batch, _ in batches])
+    filtered = sum(int(metadata[b"filtered"]) for _, metadata in batches)
+    lengths = table["length"].to_numpy()
+    return DataSet((table,), source.files, numpy.arange(len(lengths)), lengths, filtered)
+
+
+def _write(source: DataSetKey, sink: Any) -> None:
+    if source.kind == "examples" and source.tokenizer.eos_token_id is None:
+        law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
         raise DataError(f"{law}; set eos_token in its config")
-    rows = [asked(place, row, source.reading) for _, place, row in kept]
-    examples = list(_tokenised(source.tokenizer, source.reading, rows))
-    common = _common(kept, source.reading, [ids for ids, _ in examples])
-    return ExampleSet(**common, filtered=filtered, examples=examples)
+    whole, text = pyarrow.int64(), pyarrow.large_string()
+    lists = {"ids": pyarrow.large_list(pyarrow.int32()), "learnt": pyarrow.large_list(pyarrow.bool_())}
+    types = {"file": whole, "number": whole, "length": whole, **lists, "question": text, "answer": text}
+    schema = pyarrow.schema({**types, "more": text})
+    with pyarrow.ipc.new_file(sink, schema) as writer:
+        for kept, filtered in _chunks(source):
+            batch = pyarrow.RecordBatch.from_pydict(_columns(source, kept), schema)
+            writer.write_batch(batch, custom_metadata={"filtered": str(filtered)})
 
 
-def _common(
-    kept: Sequence[tuple[str, str, Mapping[str, Any]]], reading: ReadingOptions, ids: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    return {
-        "places": [place for _, place, _ in kept],
-        "sources": [name for name, _, _ in kept],
-        "lengths": [len(row) for row in ids],
-        "more": [column_values(place, row, reading.columns) for _, place, row in kept],
-    }
-
-
-def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> Iterator[Example]:
-    """Yield the ids of each row and which of them are learnt; an end token is behind the last turn.
+def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
+    """Yield rows that ``where`` keeps, and of how many read beside them it does not.
 
     Raises:
-        DataError: a row has nothing before what is learnt.
-        TemplateError: a chat template can't write one.
+        DataError: a source has no row, or none that is kept.
     """
-    marked, pieces = [], []
-    for row in rows:
-        with _placed(row.place):
-            marked.append(marked_by_template(tokenizer, reading, row))
-            pieces.append([] if marked[-1] else pieces_of(tokenizer, reading, row))
-    first = iter(encode(tokenizer, reading, [row[0][0] for row in pieces if row]))
-    texts = [text for row in pieces for text, _ in row[1:]]
-    rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
-    for row, made, parts in zip(rows, marked, pieces, strict=True):
-        ids, mask = made or ([], [])
-        for number, (_, learnt) in enumerate(parts):
-            part = next(rest if number else first)
-            ids, mask = [*ids, *part], [*mask, *[learnt] * len(part)]
-        if not row.turns or ids[-1:] != [tokenizer.eos_token_id]:
-            ids, mask = [*ids, tokenizer.eos_token_id], [*mask, True]
-        if mask[:1] != [False]:
-            raise DataError(f"{row.place}: the question has no tokens; remove the row or give it a question")
-        yield ids, mask
+    reading = source.reading
+    for name in dict.fromkeys(name for name, _ in source.files):
+        total, left = 0, 0
+        files = {number: file for number, (own, file) in enumerate(source.files) if own == name}
+        rows = ((n, *row) for n, file in files.items() for row in read_rows(file, *_needed(reading)))
+        while chunk := [*islice(rows, CHUNK)]:
+            kept = [(number, place, row) for number, place, row in chunk if fits(place, row, reading.where)]
+            total, left = total + len(chunk), left + len(kept)
+            yield kept, len(chunk) - len(kept)
+        if not total:
+            raise DataError(f"{', '.join(files.values())}: no rows; give a file that has some")
+        if not left:
+            again = (row for file in files.values() for row in read_rows(file, *_needed(reading)))
+            raise DataError(f"{', '.join(files.values())}: no row is where {seen(again, reading.where)}")
 
 
-def _kept(source: DataSetKey) -> tuple[list[tuple[str, str, Mapping[str, Any]]], int]:
-    """Return source, place and columns of each row that ``where`` keeps, and how many it leaves out."""
-    reading, kept, filtered = source.reading, [], 0
-    for name, files in source.files:
-        rows = [row for file in files for row in read_rows(file, *_columns(reading))]
-        if not rows:
-            raise DataError(f"{', '.join(files)}: no rows; give a file that has some")
-        fitting = [(name, place, row) for place, row in rows if fits(place, row, reading.where)]
-        if not fitting:
-            raise DataError(f"{', '.join(files)}: no row is where {seen(rows, reading.where)}")
-        kept, filtered = kept + fitting, filtered + len(rows) - len(fitting)
-    return kept, filtered
-
-
-def _columns(reading: ReadingOptions) -> tuple[list[str], list[str]]:
+def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
     """Return the fields that are read of each row, and those that it may lack."""
     columns = reading.columns or {}
     optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
@@ -244,16 +272,21 @@ def _columns(reading: ReadingOptions) -> tuple[list[str], list[str]]:
     return [*reading.named, *named], [path_of(name, columns[name]) for name in optional]
 
 
-@contextmanager
-def _placed(place: str) -> Iterator[None]:
-    """Name the row in what is said of a chat template."""
-    try:
-        yield
-    except TemplateError as error:
-        raise TemplateError(f"{place}: {error}") from error
-
-
-def encode(tokenizer: Any, reading: ReadingOptions, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompts as they are written; a chat template writes special tokens itself."""
-    special = reading.template == "plain"
-    return list(tokenizer(list(texts), add_special_tokens=special)["input_ids"]) if texts else []
+def _columns(source: DataSetKey, kept: Sequence[PlacedRow]) -> dict[str, Any]:
+    """Return the columns of a chunk of rows."""
+    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in kept]
+    if source.kind == "prompts":
+        examples = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
+    else:
+        examples = list(examples_of(source.tokenizer, reading, rows))
+    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in kept]
+    return {
+        "file": [number for number, _, _ in kept],
+        "number": [int(place.rpartition(":")[2]) for _, place, _ in kept],
+        "length": [len(ids) for ids, _ in examples],
+        "ids": [ids for ids, _ in examples],
+        "learnt": [learnt for _, learnt in examples],
+        "question": [row.words for row in rows],
+        "answer": [row.answer for row in rows],
+        "more": more,
+    }

@@ -31,32 +31,36 @@ def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuff
 
 
 def pick_mixed(
-    sources: Sequence[str], weights: Mapping[str, float], batch: int, position: int, seed: int, shuffle: bool
+    sources: Mapping[str, Sequence[int]],
+    weights: Mapping[str, float],
+    batch: int,
+    position: int,
+    seed: int,
+    shuffle: bool,
 ) -> list[int]:
     """Return rows ``[batch]`` of several sources, after ``position`` rows were taken of them together.
 
-    ``sources`` has the source of each row, and ``weights`` each source's share of a batch, up to a common
+    ``sources`` has the rows of each source, and ``weights`` its share of a batch, up to a common
     factor. Without ``shuffle`` each source goes in its own order; how sources alternate is drawn in any case.
 
     Raises:
         DataError: ``weights`` does not name the sources, or one has less than a thousandth.
 
     Example:
-        >>> pick_mixed("aab", {"a": 1, "b": 1}, 4, 0, 0, shuffle=False)
+        >>> pick_mixed({"a": [0, 1], "b": [2]}, {"a": 1, "b": 1}, 4, 0, 0, shuffle=False)
         [2, 0, 1, 0]
     """
-    names = list(dict.fromkeys(sources))
+    names = [*sources]
     if weights.keys() != set(names):
         law = f"weights are for {', '.join(weights)}, and files has {', '.join(names)}"
         raise DataError(f"{law}; name each source once")
     quotas = shares([weights[name] for name in names])
-    rows = [[row for row, source in enumerate(sources) if source == name] for name in names]
     taken = _taken(tuple(quotas), batch, position, seed)
     places = [
         iter(_through(len(own), [index for n, index in taken if n == number], (seed, number), shuffle))
-        for number, own in enumerate(rows)
+        for number, own in enumerate(sources.values())
     ]
-    return [rows[number][next(places[number])] for number, _ in taken]
+    return [int(sources[names[number]][next(places[number])]) for number, _ in taken]
 
 
 def shares(weights: Sequence[float]) -> list[int]:
@@ -107,8 +111,10 @@ def _through(size: int, indices: Iterable[int], key: tuple[int, ...], shuffle: b
     places = [divmod(index, size) for index in indices]
     if not shuffle:
         return [place for _, place in places]
-    orders = {
-        epoch: numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(size)
-        for epoch in {epoch for epoch, _ in places}
-    }
-    return [int(orders[epoch][place]) for epoch, place in places]
+    return [int(_order(size, epoch, key)[place]) for epoch, place in places]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(size: int, epoch: int, key: tuple[int, ...]) -> numpy.ndarray:
+    """Return the order of an epoch's rows."""
+    return numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(size)

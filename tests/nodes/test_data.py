@@ -70,8 +70,10 @@ def test_both_kinds_of_file_are_read_alike(tmp_path: Path, tokenizer, write) -> 
 def test_files_follow_each_other_and_blank_lines_count_in_places(tmp_path: Path, tokenizer) -> None:
     files = [jsonl(tmp_path, ["", ROWS[0]]), parquet(tmp_path, ROWS[1:])]
     data = load_prompts(tokenizer, files=files, template="plain")
-    assert data.places == [f"{files[0]}:2"] + [f"{files[1]}:{n}" for n in range(1, 7)]
-    assert list(data.questions) == [row["question"] for row in ROWS]
+    assert [data.place(row) for row in range(7)] == [f"{files[0]}:2"] + [
+        f"{files[1]}:{n}" for n in range(1, 7)
+    ]
+    assert data.column("question") == [row["question"] for row in ROWS]
 
 
 @pytest.mark.parametrize(("batch", "shuffle"), [(3, True), (3, False), (7, True), (20, True), (1, True)])
@@ -95,10 +97,10 @@ def test_a_batch_depends_on_nothing_but_seed_and_position(tmp_path: Path, tokeni
 
 def test_a_rewritten_file_is_read_again(tmp_path: Path, tokenizer) -> None:
     file = jsonl(tmp_path, ROWS)
-    assert load_prompts(tokenizer, files=[file], template="plain").questions[0] == "0+0="
+    assert load_prompts(tokenizer, files=[file], template="plain").column("question")[0] == "0+0="
     jsonl(tmp_path, ROWS[3:])
     os.utime(file, ns=(1, 1))
-    assert load_prompts(tokenizer, files=[file], template="plain").questions[0] == "3+3="
+    assert load_prompts(tokenizer, files=[file], template="plain").column("question")[0] == "3+3="
 
 
 def test_overlong_rows_are_dropped_and_counted(tmp_path: Path, tokenizer) -> None:
@@ -215,5 +217,5 @@ GSM8K = Path(__file__).parents[3] / "shared/data/gsm8k/test.jsonl"
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K questions are not part of the project")
 def test_every_gsm8k_answer_is_a_number(chatty) -> None:
     data = load_prompts(chatty, files=[str(GSM8K)], answer_after="####")
-    assert len(data.places) == 1319
-    assert all(answer.replace(",", "").lstrip("-").isdigit() for answer in data.answers)
+    assert len(data) == 1319
+    assert all(answer.replace(",", "").lstrip("-").isdigit() for answer in data.column("answer"))

@@ -76,9 +76,9 @@ def asked(tokenizer: Any, position: int = 0, **options: Any) -> list[str]:
 def test_a_saved_data_set_is_read_part_after_part(tmp_path: Path, tokenizer: Any) -> None:
     folder = saved(tmp_path / "set", ROWS[:3], ROWS[3:])
     data = load_prompts(tokenizer, files=[folder], template="plain")
-    assert data.questions == [row["question"] for row in ROWS]
-    assert data.places[4] == f"{folder}:5"
-    assert set(data.sources) == {"set"}
+    assert data.column("question") == [row["question"] for row in ROWS]
+    assert data.place(4) == f"{folder}:5"
+    assert data.by_source.keys() == {"set"}
 
 
 def test_what_datasets_itself_saves_is_read(tmp_path: Path, tokenizer: Any) -> None:
@@ -137,9 +137,13 @@ def test_each_row_carries_its_source(tmp_path: Path, tokenizer: Any) -> None:
     assert prompts(tokenizer, context(), files=files["small"], batch=1, template="plain").source == ["a"]
 
 
+def by_source(sources: list[str]) -> dict[str, list[int]]:
+    return {name: [row for row, other in enumerate(sources) if other == name] for name in sources}
+
+
 def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
     sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, {"a": 2, "b": 1, "c": 1}
-    rows = pick_mixed(sources, weights, 3 * BLOCK, 0, 3, shuffle=True)
+    rows = pick_mixed(by_source(sources), weights, 3 * BLOCK, 0, 3, shuffle=True)
     for block in range(3):
         found = Counter(sources[row] for row in rows[block * BLOCK : (block + 1) * BLOCK])
         assert found == {"a": 500, "b": 250, "c": 250}
@@ -153,13 +157,13 @@ def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 13, 1, 19], [40], [BLOCK + 3, 5, 2 * BLOCK]])
 def test_a_mixed_batch_depends_on_seed_and_position_alone(shuffle: bool, sizes: list[int]) -> None:
     sources, weights = ["a"] * 3 + ["b"] * 11, {"a": 1, "b": 4}
-    straight = pick_mixed(sources, weights, sum(sizes), 990, 5, shuffle)
+    straight = pick_mixed(by_source(sources), weights, sum(sizes), 990, 5, shuffle)
     cut, at = [], 990
     for size in sizes:
-        cut += pick_mixed(sources, weights, size, at, 5, shuffle)
+        cut += pick_mixed(by_source(sources), weights, size, at, 5, shuffle)
         at += size
     assert cut == straight
-    assert straight != pick_mixed(sources, weights, sum(sizes), 990, 6, shuffle)
+    assert straight != pick_mixed(by_source(sources), weights, sum(sizes), 990, 6, shuffle)
 
 
 def test_resuming_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, tokenizer: Any) -> None:
@@ -188,7 +192,7 @@ def test_pairs_and_examples_mix_alike(tmp_path: Path, tokenizer: Any) -> None:
 )
 def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        pick_mixed(["a", "b"], weights, 1, 0, 0, shuffle=True)
+        pick_mixed({"a": [0], "b": [1]}, weights, 1, 0, 0, shuffle=True)
 
 
 def test_shares_add_up() -> None:
@@ -238,7 +242,7 @@ def test_a_url_is_copied_once(memory: Any, tmp_path: Path, tokenizer: Any) -> No
     assert asked(tokenizer, 3, files=[url], batch=1, shuffle=False) == ["3+3="]
     copies = [*(tmp_path / "cache").rglob("*.jsonl")]
     assert [copy.name for copy in copies] == ["rows.jsonl"], "one whole copy, and nothing beside it"
-    assert load_prompts(tokenizer, files=[url], template="plain").places[0] == f"{url}:1"
+    assert load_prompts(tokenizer, files=[url], template="plain").place(0) == f"{url}:1"
 
 
 def test_a_saved_data_set_is_fetched_whole(memory: Any, tmp_path: Path, tokenizer: Any) -> None:
