@@ -16,7 +16,7 @@ from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.nodes.support.conversation import Template, Turns
 from rlgraph.nodes.support.dataset import DataSet, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.mixture import pick, pick_mixed
+from rlgraph.nodes.support.mixture import BLOCK, pick, pick_mixed, shares
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
 from rlgraph.nodes.support.row_tokens import Example
@@ -82,8 +82,9 @@ def prompts(
     Each epoch goes through every row once in an order drawn from (seed, epoch); batches run on across epochs,
     so no row is lost at the end of one. With ``weights`` each source has epochs of its own, and of every 1000
     rows it gives its share, in an order drawn from the seed. ``source`` is the name of a row's source in
-    ``files``, or of the first file of a list. Records, where they are given, ``data/overlong``, the fraction
-    of rows over ``max_prompt_tokens``, and ``data/filtered``, the fraction that ``where`` leaves out.
+    ``files``, or of the first file of a list. Records ``data/epoch``, how often all rows were taken by then
+    (with ``weights`` that of each source, ``data/epoch/NAME``), and, where they are given, ``data/overlong``,
+    the fraction of rows over ``max_prompt_tokens``, and ``data/filtered``, that which ``where`` leaves out.
 
     Attributes:
         files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
@@ -236,13 +237,22 @@ def rows_of(
 ) -> list[int]:
     """Return rows ``[batch]`` of a set, each of which writes some, after those that earlier iterations took.
 
+    Records ``data/epoch``, how often all rows were taken; with ``weights`` of each source, as it has its own.
+
     Raises:
         DataError: ``weights`` does not name the sources.
     """
     position = ctx.position // written  # a position counts the rows that were written
-    if batch == "all" or weights is None:
+    if batch == "all":
         return pick(len(data), batch, position, ctx.seed, shuffle)
-    return pick_mixed(data.by_source, weights, batch, position, ctx.seed, shuffle)
+    if weights is None:
+        ctx.record("data/epoch", (position + batch) / len(data), count=1)
+        return pick(len(data), batch, position, ctx.seed, shuffle)
+    rows = pick_mixed(data.by_source, weights, batch, position, ctx.seed, shuffle)
+    quotas = shares([weights[name] for name in data.by_source])
+    for (name, own), quota in zip(data.by_source.items(), quotas, strict=True):
+        ctx.record(f"data/epoch/{name}", (position + batch) * quota / BLOCK / len(own), count=1)
+    return rows
 
 
 def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:

@@ -278,3 +278,25 @@ def test_a_protocol_that_needs_a_package_names_it(tokenizer: Any) -> None:
         pytest.skip("the package is here")
     with pytest.raises(DataError, match=r"dropbox:// needs a package that is not here: .*dropboxdrivefs"):
         asked(tokenizer, files=["dropbox://a/rows.jsonl"], batch=1)
+
+
+def test_the_epoch_is_where_the_data_stand(tmp_path: Path, tokenizer: Any) -> None:
+    options: dict[str, Any] = {"files": [jsonl(tmp_path, ROWS)], "template": "plain"}
+
+    def epoch(source: Any, position: int, **more: Any) -> dict[str, float]:
+        ctx = context(position)
+        source(tokenizer, ctx, **options, **more)
+        return {name: total / count for name, (total, count) in ctx.metrics.items()}
+
+    assert epoch(prompts, 0, batch=7) == epoch(prompts, 4, batch=3) == {"data/epoch": 1.0}
+    assert epoch(examples, 7, batch=7) == {"data/epoch": 2.0}
+    assert epoch(prompts, 0, batch="all") == {}
+    assert epoch(prompts, 0, batch=2, where={"of": "x"})["data/epoch"] == 2 / 4
+    two = {"chosen": "answer", "rejected": "of"}
+    assert epoch(pairs, 14, batch=7, **two) == {"data/epoch": 2.0}, "a pair is two rows of the position"
+    options["files"] = {
+        "a": [jsonl(tmp_path, ROWS[:2], "a.jsonl")],
+        "b": [jsonl(tmp_path, ROWS[2:], "b.jsonl")],
+    }
+    own = {"data/epoch/a": 0.75 * 8 / 2, "data/epoch/b": 0.25 * 8 / 5}
+    assert epoch(prompts, 4, batch=4, weights={"a": 3, "b": 1}) == own
