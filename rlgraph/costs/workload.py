@@ -164,7 +164,6 @@ def _rows(plan: Plan) -> dict[str, float]:
     One with ``refill`` has the rows that it says, of as many more as are expected to go.
     """
     columns, functions, domains = plan.columns["train"], plan.functions["train"], plan.domains["train"]
-    writers = {c.domain: c.writer for c in columns.values() if c.writer in functions}
     rows: dict[str, float] = {}
     for end in (step for step in plan.steps if step.facts.collects):
         region = plan.regions[end.region]
@@ -174,11 +173,15 @@ def _rows(plan: Plan) -> dict[str, float]:
 
     def count(name: str) -> float:
         if name not in rows:
-            parent, times = domains[name].parent, domains[name].times
-            rows[name] = count(parent) * times if parent else _number(functions[writers[name]], "rows", BATCH)
+            parent, times, parts = domains[name].parent, domains[name].times, domains[name].parts
+            if not parent and not parts:
+                rows[name] = _number(functions[domains[name].maker], "rows", BATCH)
+            else:
+                rows[name] = sum(map(count, parts)) or count(str(parent)) * times
         return rows[name]
 
-    for name in dict.fromkeys((*writers, *(c.domain for c in columns.values()))):
+    written = [column.domain for column in columns.values() if column.writer in functions]
+    for name in dict.fromkeys((*written, *(column.domain for column in columns.values()))):
         count(name)
     return rows
 

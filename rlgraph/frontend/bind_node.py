@@ -67,13 +67,15 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
     if isinstance(item.value, str):
         return {"rows": (item.value,)}
+    if isinstance(item.value, list) and item.value and all(isinstance(n, str) for n in item.plain()):
+        return {"rows": (*item.plain(),)}
     route = item.plain() if item.is_map else {}
     values = route.get("is", [])
     values = values if isinstance(values, list) else [values]
     scalar = all(type(value) in (str, int, bool) for value in values) and OPEN not in values
     if not isinstance(route.get("by"), str) or not scalar or {*route} - {"by", "is"} or route.get("is") == []:
-        law = f"`rows` of node `{name}` names a filter, or rows by the value of a column"
-        remedy = "as rows: mixed, or rows: {by: source, is: math}, also a list; or {by: source}, the rest"
+        law = f"`rows` of node `{name}` names a filter, what makes its rows, or a value of a column"
+        remedy = "as rows: mixed; [rollout, examples], both; {by: source, is: math}; {by: source}, the rest"
         binder.problem("wrong-type", law, item.mark, remedy=remedy)
         return {}
     return {"route": Route(route["by"], tuple(values))}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from rlgraph.errors import Problem
-from rlgraph.ir.graph import Column, GraphDomain, Node, ancestors
+from rlgraph.errors import Problem, nearest
+from rlgraph.frontend.ports import written
+from rlgraph.ir.graph import Column, GraphDomain, Node, Route, ancestors
 from rlgraph.ops.column_types import ColumnType, is_made_of
 
 AXIS_REMEDY = "an op between them makes one of the other: "
@@ -15,6 +16,7 @@ ROW_REMEDY = "an op between them makes one number per row of those of its tokens
 ROW_REMEDY += "advantage.gae and advantage.reinforce_pp make advantages"
 FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
 Domains = Mapping[str, GraphDomain]
+DTYPES = {str: "text", int: "int64", bool: "boolean"}
 
 
 def line(domains: Domains, domain: str) -> list[str]:
@@ -93,6 +95,14 @@ def reduced(
     return next(above for above in line if above.kind == kind), problems
 
 
+def no_filter(node: Node, rows: str, filters: Set[str]) -> Problem:
+    """Return the problem of a node whose `rows` names nothing that makes or keeps rows."""
+    law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
+    known = f"the filters are {', '.join(sorted(filters))}" if filters else ""
+    remedy = nearest(rows, filters) or known or f"add one: {rows}: {{op: filter.mixed}}"
+    return Problem("no-filter", law, node.mark, (), remedy)
+
+
 def two_writers(column: str, first: Node, node: Node, output: str) -> Problem:
     """Return the problem of a column that two nodes write for the same rows, the second as its ``output``."""
     law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
@@ -135,3 +145,38 @@ def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:
     rows = [f"{domains[column.domain].maker} ─ {column.name} ─┐" for column in dict.fromkeys(columns)]
     width = max(map(len, rows))
     return "\n".join([*(f"{row:>{width}}" for row in rows), f"{'└─> ' + node:>{width + 3 + len(node)}}"])
+
+
+def written_out(node: Node, nodes: Sequence[Node]) -> Route:
+    """Return a node's route with its values: of the rest, those of the other routes by the same column.
+
+    Of these, where there are any, those alone whose nodes write a column that this one writes too.
+    """
+    assert node.route
+    route, columns = node.route, {*written(node).values()}
+    if route.values:
+        return route
+    routes = [(other, other.route) for other in nodes if other.route and other.route.by == route.by]
+    beside = [(other, taken) for other, taken in routes if columns & {*written(other).values()}]
+    values = (value for _, taken in beside or routes for value in taken.values)
+    return replace(route, values=tuple(dict.fromkeys(values)), rest=True)
+
+
+def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] | None:
+    """Return why the rows of a node can't go by the column that its route names, and a remedy, if so."""
+    law, dtypes = (
+        f"`rows` of node `{node.name}` goes by `{route.by}`",
+        {DTYPES[type(v)] for v in route.values},
+    )
+    if not dtypes:
+        law = f"`rows` of node `{node.name}` is the rest by `{route.by}`, of which no node takes a part"
+        return law, f"give another node rows: {{by: {route.by}, is: VALUE}}"
+    if by is None:
+        return f"{law}, which its rows do not have", "name a column of its own rows, or of their prompts"
+    if by.type.axis or by.type.fixed or dtypes != {by.type.dtype}:
+        law += f", {by.label}; its values are of {' and of '.join(sorted(dtypes))}"
+        return (
+            law,
+            "a route goes by a column of text, int64 or boolean, with values of its own type",
+        )
+    return None

@@ -104,6 +104,11 @@ def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark)
             for key in keys:
                 item = node.get(key)
                 thing, at, version = str(item.value).partition("@") if item else ("", "", "")
+                if item and isinstance(item.value, list):  # several that make its rows
+                    renamed = item.mapped(
+                        lambda leaf: replace(leaf, value=new) if leaf.value == old else leaf
+                    )
+                    tree = put(tree, (*section, name, key), renamed, mark)
                 if item and thing == old:
                     tree = put(tree, (*section, name, key), replace(item, value=new + at + version), mark)
     return tree

@@ -20,13 +20,14 @@ from rlgraph.frontend.domains import (
     FILTER_REMEDY,
     line,
     misfit,
+    no_filter,
     reduced,
     row_a_prompt,
     start,
     two_writers,
     unrelated,
 )
-from rlgraph.frontend.parts import ColumnParts, unroutable, written_out
+from rlgraph.frontend.parts import ColumnParts
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
@@ -58,7 +59,6 @@ class Inference:
     graph: Graph
     problems: list[Problem] = field(default_factory=list)
     done: dict[str, Node] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)  # filter -> the domain of the rows that it keeps
     broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
 
     def __post_init__(self) -> None:
@@ -70,10 +70,13 @@ class Inference:
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
         self.axes = TokenAxes(self.graph.models)
-        self.parts = ColumnParts(self.axes)
+        self.parts = ColumnParts(self.axes, self.problems)
         self.columns, self.domains = self.parts.columns, self.parts.domains
         self.leaving = {node.name for node in self.graph.nodes if node.op.declared.leaves}
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
+        self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
+        for node in self.graph.nodes:
+            self.problems += (no_filter(node, name, self.filters) for name in {*node.rows} - self.makers)
 
     def walk(self) -> Inference:
         """Bind every node, writers before readers."""
@@ -129,7 +132,7 @@ class Inference:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
         waits = {
             n.name: {w.name for c in self._read(n) for w in self.writers.get(c, ())} - {n.name}
-            | {*n.rows} & self.filters
+            | {*n.rows} & self.makers
             for n in self.graph.nodes
         }
         readers = nx.DiGraph()
@@ -183,7 +186,7 @@ class Inference:
             if same and same.writer != node.name:
                 self.problems.append(two_writers(name, self.graph.node(same.writer), node, port.name))
         if node.name in self.filters:
-            self.kept[node.name] = part = f"{written_to.name}/{node.name}"
+            self.parts.kept[node.name] = part = f"{written_to.name}/{node.name}"
             self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)
         self.done[node.name] = replace(
             node,
@@ -210,9 +213,9 @@ class Inference:
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
-        for name in {*node.rows} - self.filters:
-            self._no_filter(node, name)
-        finest = next((self.domains[self.kept[name]] for name in node.rows if name in self.kept), None)
+        finest = self.parts.named(node)
+        if node.rows and finest is None:
+            return None
 
         def last(read: tuple[Port, str]) -> tuple[bool, bool, bool]:
             # a column read by chance decides nothing, which part of one the others do, and one row per
@@ -221,7 +224,10 @@ class Inference:
             return _by_chance(node, read[0]), len(parts) > 1, row_a_prompt(self.domains, parts[0])
 
         for port, name in sorted(ports.values(), key=last):
-            column = self.parts.met(name, finest) or self.parts.of[name][0]
+            column = self.parts.met(name, finest)
+            if column is None and not _by_chance(node, port) and self.parts.is_unread(node, name, finest):
+                return None
+            column = column or self.parts.of[name][0]
             finer = finest is None or finest.name in line(self.domains, column.domain)
             meets = finer or (finest and start(self.domains, column, finest.name) is not None)
             if not meets and _by_chance(node, port):
@@ -236,17 +242,7 @@ class Inference:
                 return None
             finest = self.domains[column.domain] if finer else finest
         finest = finest or GraphDomain("", "", node.name)
-        return self._routed(node, finest) if node.route else finest
-
-    def _routed(self, node: Node, whole: GraphDomain) -> GraphDomain | None:
-        """Return the domain of the rows of a node's route, of all those that it could read."""
-        route = written_out(node, self.graph.nodes)
-        column = self.parts.at(route.by, whole.name) if whole.kind else None
-        if wrong := unroutable(node, route, column):
-            self.problem("no-route", wrong[0], node.mark, wrong[1])
-            return None
-        assert column
-        return self.parts.routed(node, route, column, whole)
+        return self.parts.routed(node, self.graph.nodes, finest) if node.route else finest
 
     def _read(self, node: Node) -> list[str]:
         """Return the columns that a node reads, that by which its rows are chosen among them."""
@@ -285,12 +281,6 @@ class Inference:
             self.problem(wrong, law, node.edited or node.mark, remedy, drawing)
         return not wrong
 
-    def _no_filter(self, node: Node, rows: str) -> None:
-        law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
-        known = f"the filters are {', '.join(sorted(self.filters))}" if self.filters else ""
-        remedy = nearest(rows, self.filters) or known or f"add one: {rows}: {{op: filter.mixed}}"
-        self.problem("no-filter", law, node.mark, remedy)
-
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""
         kind, times = node.op.declared.makes, node.op.declared.times
@@ -299,6 +289,7 @@ class Inference:
         name = f"{kind}:{node.name}" if kind in self.domains else kind
         copies = node.called.attributes[times] if times else 1
         self.domains[name] = GraphDomain(name, kind, node.name, domain.name or None, copies)
+        self.parts.kept[node.name] = name
         return self.domains[name]
 
 

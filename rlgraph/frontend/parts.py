@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import combinations, product, takewhile
 
-from rlgraph.frontend.domains import line, start
-from rlgraph.frontend.ports import written
+from rlgraph.errors import Problem
+from rlgraph.frontend.domains import line, start, unroutable, written_out
 from rlgraph.frontend.token_axes import TokenAxes
-from rlgraph.ir.graph import Call, Column, GraphDomain, Node, Route, ancestors
+from rlgraph.ir.graph import Call, Column, GraphDomain, Node, Route, ancestors, origins
 from rlgraph.ir.steps import Kind
 from rlgraph.ops.registry import load
 
 ROUTE = "rlgraph.nodes.select.route:route"  # the op of an inserted filter
-DTYPES = {str: "text", int: "int64", bool: "boolean"}
 
 
 @dataclass
@@ -27,9 +26,11 @@ class ColumnParts:
     """The parts of each column, by the name that the graph has for it, and what makes copies of them."""
 
     axes: TokenAxes
+    problems: list[Problem]
     columns: dict[str, Column] = field(default_factory=dict)
     domains: dict[str, GraphDomain] = field(default_factory=dict)
     of: dict[str, list[Column]] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)  # a filter or maker -> the domain of its rows
     routes: dict[str, Route] = field(default_factory=dict)  # an inserted filter -> the rows that it keeps
     copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # keys: (column, domain of the copy)
 
@@ -38,26 +39,35 @@ class ColumnParts:
         self.columns[column.name] = column
         held = self.of.setdefault(name, [])
         held.append(column)
-        parts = (part for part in held[:-1] if part.type != column.type or not self.apart(part, column))
-        return next(parts, None)
+        other = (part for part in held[:-1] if not self.apart(part.domain, column.domain))
+        return next(other, None) or next((part for part in held[:-1] if part.type != column.type), None)
 
-    def apart(self, one: Column, other: Column) -> bool:
-        """Return whether no row of one column's domain is one of the other's, by the routes to them."""
-        first, second = (self._routes_to(column.domain) for column in (one, other))
-        return any(route.misses(opposite) for route in first for opposite in second)
+    def apart(self, one: str, other: str) -> bool:
+        """Return whether no row of one domain is one of the other's: by their routes or their makers."""
+        lines = product(origins(self.domains, one), origins(self.domains, other))
+        return all(self._apart(first, second) for first, second in lines)
+
+    def _apart(self, first: Sequence[GraphDomain], second: Sequence[GraphDomain]) -> bool:
+        routes = [[self.routes[d.maker] for d in line if d.maker in self.routes] for line in (first, second)]
+        if any(route.misses(opposite) for route, opposite in product(*routes)):
+            return True
+        made = [next(domain for domain in line if not domain.filtered) for line in (first, second)]
+        return made[0].kind == made[1].kind and made[0] not in second and made[1] not in first
 
     def at(self, name: str, domain: str) -> Column | None:
         """Return the column that the rows of a domain have; None where they have none, or several."""
         fit = [part for part in self.of[name] if start(self.domains, part, domain)]
         if len(fit) == 1:
             return fit[0]
-        whole = None if fit else self.whole(name)
-        return self._merged(name, whole) if whole and whole in line(self.domains, domain) else None
+        whole, union = None if fit else self.whole(name), self._union(domain)
+        if whole and whole in line(self.domains, domain):
+            return self._merged(name, whole)
+        return self._joined(name, union) if union and not fit else None
 
     def met(self, name: str, finest: GraphDomain | None) -> Column | None:
         """Return the column that a node reads that has rows of a domain, or of one made of it, if any."""
         parts = self.of[name]
-        if len(parts) == 1:
+        if len(parts) == 1 and not (finest and self._union(finest.name)):
             return parts[0]
         if finest is None:
             made = parts
@@ -75,6 +85,46 @@ class ColumnParts:
         lines = [self._filtered(part.domain) for part in self.of[name]]
         return next((above for above in lines[0] if all(above in other for other in lines)), None)
 
+    def named(self, node: Node) -> GraphDomain | None:
+        """Return the domain that `rows` of a node names: that of one maker or filter, or a union."""
+        parts = {name: self.kept[name] for name in dict.fromkeys(node.rows) if name in self.kept}
+        if len(parts) < 2:
+            return next((self.domains[part] for part in parts.values()), None)
+        kinds = {self.domains[part].kind for part in parts.values()}
+        for first, second in combinations(parts, 2):
+            if len(kinds) > 1 or not self.apart(parts[first], parts[second]):
+                law = f"`rows` of node `{node.name}` joins those of `{first}` and of `{second}`, "
+                law += f"which are {' and '.join(sorted(kinds))}" if len(kinds) > 1 else "which share some"
+                remedy = "rows that are joined are of one kind, and made by different nodes or by routes"
+                self.problems.append(Problem("no-union", law, node.mark, (), remedy))
+                return None
+        (kind,), name = kinds, "+".join(parts)
+        maker = self.domains[next(iter(parts.values()))].maker
+        made = GraphDomain(f"{kind}:{name}", kind, maker, parts=(*parts.values(),))
+        return self.domains.setdefault(made.name, made)
+
+    def is_unread(self, node: Node, name: str, finest: GraphDomain | None) -> bool:
+        """Return whether rows of several nodes leave a node without a column, and note why."""
+        writers = " and ".join(f"`{part.writer}`" for part in self.of[name])
+        if finest and (union := self._union(finest.name)):
+            makers = union.name.partition(":")[2].split("+")
+            pairs = zip(makers, union.parts, strict=True)
+            rows = next((maker for maker, part in pairs if self.at(name, part) is None), makers[0])
+            law = f"node `{node.name}` reads `{name}` of the rows of {' and of '.join(makers)}, "
+            law += f"and for those of `{rows}` nothing writes it, or in another type"
+            remedy = f"write it, or say what it is there: add: {{{rows}_{name}: {{op: fill, rows: {rows}, "
+            remedy += f"value: 1, out: {{{rows}_{name}: {name}}}}}}}"
+            self.problems.append(Problem("part-without", law, node.mark, (), remedy))
+            return True
+        if len(self.of[name]) == 1 or self.whole(name):
+            return False
+        law = f"node `{node.name}` reads `{name}`, which {writers} write, each for rows of its own"
+        every = ", ".join(part.writer for part in self.of[name])
+        remedy = f"say whose: rows: {self.of[name][0].writer}, or all: rows: [{every}]"
+        remedy += "; or give one another name by `out`"
+        self.problems.append(Problem("several-rows", law, node.mark, (), remedy))
+        return True
+
     def edge(self, column: str, domain: GraphDomain) -> str:
         """Return the column as a node of a domain reads it: itself, or a copy made domain by domain."""
         names, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
@@ -84,7 +134,15 @@ class ColumnParts:
             column = self.copies[column, name].writes[0]
         return column
 
-    def routed(self, node: Node, route: Route, by: Column, whole: GraphDomain) -> GraphDomain:
+    def routed(self, node: Node, nodes: Sequence[Node], whole: GraphDomain) -> GraphDomain | None:
+        """Return the domain of the rows of a node's route, of those that it could read, if it is right."""
+        route = written_out(node, nodes)
+        by = self.at(route.by, whole.name) if whole.kind else None
+        if wrong := unroutable(node, route, by):
+            self.problems.append(Problem("no-route", wrong[0], node.mark, (), wrong[1]))
+        return None if wrong or by is None else self._on(node, route, by, whole)
+
+    def _on(self, node: Node, route: Route, by: Column, whole: GraphDomain) -> GraphDomain:
         """Return the domain of a route's rows, with a filter that the nodes of the same route share."""
         taken = {domain.parent: domain for domain in self.domains.values() if self._is_on(domain, route)}
         if whole.name in taken:
@@ -127,9 +185,21 @@ class ColumnParts:
         filtered = [*takewhile(lambda part: part.filtered, above)]
         return [part.name for part in above[: len(filtered) + 1]]
 
-    def _routes_to(self, domain: str) -> list[Route]:
-        makers = [made.maker for made in ancestors(self.domains, domain)]
-        return [self.routes[maker] for maker in makers if maker in self.routes]
+    def _union(self, domain: str) -> GraphDomain | None:
+        """Return the union that a domain is, or was made of."""
+        return next((above for above in ancestors(self.domains, domain) if above.parts), None)
+
+    def _joined(self, name: str, union: GraphDomain) -> Column | None:
+        """Return a column of all rows of a union; None where those of a part have none of its type."""
+        held = [column for part in union.parts if (column := self.at(name, part))]
+        if len(held) < len(union.parts) or len({column.type.over("") for column in held}) > 1:
+            return None
+        joined = f"{name}/{union.name.partition(':')[2]}"
+        if joined not in self.columns:
+            pairs = zip(held, union.parts, strict=True)
+            reads = [self.edge(column.name, self.domains[part]) for column, part in pairs]
+            self._merge(joined, union, held, reads)
+        return self.columns[joined]
 
     def _copy(self, column: Column, domain: GraphDomain) -> None:
         """Insert what makes a column's copy in a domain made of its own: a repeat, or a selection."""
@@ -188,38 +258,3 @@ class ColumnParts:
                 node = self.copies[name, whole]
                 call = replace(node.called, attributes={**node.called.attributes, "taken": values})
                 self.copies[name, whole] = replace(node, call=call)
-
-
-def written_out(node: Node, nodes: Sequence[Node]) -> Route:
-    """Return a node's route with its values: of the rest, those of the other routes by the same column.
-
-    Of these, where there are any, those alone whose nodes write a column that this one writes too.
-    """
-    assert node.route
-    route, columns = node.route, {*written(node).values()}
-    if route.values:
-        return route
-    routes = [(other, other.route) for other in nodes if other.route and other.route.by == route.by]
-    beside = [(other, taken) for other, taken in routes if columns & {*written(other).values()}]
-    values = (value for _, taken in beside or routes for value in taken.values)
-    return replace(route, values=tuple(dict.fromkeys(values)), rest=True)
-
-
-def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] | None:
-    """Return why the rows of a node can't go by the column that its route names, and a remedy, if so."""
-    law, dtypes = (
-        f"`rows` of node `{node.name}` goes by `{route.by}`",
-        {DTYPES[type(v)] for v in route.values},
-    )
-    if not dtypes:
-        law = f"`rows` of node `{node.name}` is the rest by `{route.by}`, of which no node takes a part"
-        return law, f"give another node rows: {{by: {route.by}, is: VALUE}}"
-    if by is None:
-        return f"{law}, which its rows do not have", "name a column of its own rows, or of their prompts"
-    if by.type.axis or by.type.fixed or dtypes != {by.type.dtype}:
-        law += f", {by.label}; its values are of {' and of '.join(sorted(dtypes))}"
-        return (
-            law,
-            "a route goes by a column of text, int64 or boolean, with values of its own type",
-        )
-    return None

@@ -33,6 +33,7 @@ class TokenAxes:
     masks: dict[AxisOrigin, str] = field(default_factory=dict)  # the first boolean column of each
     here: dict[str, AxisOrigin] = field(default_factory=dict)  # of the node that was bound last
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)
+    joined: dict[AxisOrigin, list[AxisOrigin]] = field(default_factory=dict)  # of columns that are merged
 
     def bind(
         self, node: Node, reads: Sequence[tuple[Port, Column]], outs: Mapping[str, str], makers: Set[str]
@@ -51,7 +52,8 @@ class TokenAxes:
                 yield self._others(node, others[0], read[axis])
         model = node.model or node.tokenizer
         if model:
-            yield from (problem for t in {*read.values()} if (problem := self._numbered(node, model, t)))
+            each = [tokens for axis in {*read.values()} for tokens in self.joined.get(axis, [axis])]
+            yield from (problem for tokens in each if (problem := self._numbered(node, model, tokens)))
         made = AxisOrigin(node.name, model or next((tokens.model for tokens in read.values()), None))
         for port in node.op.outputs:
             if port.type.axis:
@@ -65,6 +67,7 @@ class TokenAxes:
             along = [*dict.fromkeys(self.columns[part.name] for part in parts)]
             made = AxisOrigin("` and `".join(tokens.maker for tokens in along), along[0].model)
             self.columns[name] = along[0] if len(along) == 1 else made
+            self.joined[self.columns[name]] = along
 
     def is_here(self, port: Port, column: Column) -> bool:
         """Return whether a column is along the tokens that the node bound last reads through such a port."""

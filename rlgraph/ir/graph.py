@@ -71,6 +71,7 @@ class GraphDomain:
     parent: str | None = None
     times: int = 1
     filtered: bool = False  # some of the parent's rows, not several for each
+    parts: tuple[str, ...] = ()  # of a union, which has no parent: the domains whose rows it has
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,10 @@ class Graph:
         """Return a domain and those that it was made of, up to its source."""
         return ancestors(self.domains, domain)
 
+    def origins(self, domain: str | None) -> list[list[GraphDomain]]:
+        """Return a domain's ancestors; of a union, or what was made of one, those by way of each part."""
+        return origins(self.domains, domain)
+
     def readers(self, column: str) -> list[Node]:
         """Return the nodes that read a column, in their order."""
         return self._readers.get(column, [])
@@ -283,6 +288,13 @@ def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool
     """Return whether a domain is another, or the rows of it that filters kept."""
     parts = takewhile(lambda part: part.filtered, ancestors(domains, domain))
     return whole in (domain, *(part.parent for part in parts))
+
+
+def origins(domains: Mapping[str, GraphDomain], domain: str | None) -> list[list[GraphDomain]]:
+    """Return a domain's ancestors; of a union, or what was made of one, those by way of each part."""
+    line = ancestors(domains, domain)
+    parts = line[-1].parts if line else ()
+    return [[*line, *above] for part in parts for above in origins(domains, part)] or [line]
 
 
 def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:

@@ -6,7 +6,7 @@ the edit that would make the graph legal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from math import prod
@@ -26,27 +26,51 @@ def assume(graph: Graph) -> Graph:
         GraphError: with every law that is broken.
     """
     oldest = aged(graph)
+    views = _views(oldest)  # rows of data are in one update with sampled ones by the graph's own word
     problems = [
         problem
         for node in oldest.nodes
         if node.call
         for call in (node.call, *node.hooks.values())
         for law in call.op.declared.assumes
-        if (problem := LAWS[law](oldest, node, call))
+        for view in [view for view in views if sampler(view, node.domain)] or views
+        if (problem := LAWS[law](view, node, call))
     ]
     problems += [problem for node in oldest.nodes if (problem := _rows_for_each(oldest, node))]
     if problems:
-        raise GraphError(problems)
+        raise GraphError(dict.fromkeys(problems))
     return replace(graph, notes=graph.notes + _cut_groups(graph))
+
+
+def _views(graph: Graph) -> Sequence[Graph]:
+    """Return the graph as the rows of each part of what is merged see it: the nodes that wrote theirs."""
+    most = max((len(node.reads) for node in graph.nodes if node.kind.facts.joins), default=1)
+    if most == 1:
+        return [graph]
+    return [
+        replace(
+            graph,
+            nodes=tuple(
+                replace(n, reads=n.reads[at:][:1] or n.reads[-1:]) if n.kind.facts.joins else n
+                for n in graph.nodes
+            ),
+            domains={n: replace(d, parts=d.parts[at:][:1] or d.parts[-1:]) for n, d in graph.domains.items()},
+        )
+        for at in range(most)
+    ]
 
 
 def _rows_for_each(graph: Graph, node: Node) -> Problem | None:
     """An update has rows for each of its mini-batches."""
-    if not node.updates or not (line := graph.ancestors(node.domain)):
+    if not node.updates or not graph.ancestors(node.domain):
         return None
-    maker, minibatches = graph.node(line[-1].maker), node.called.value("minibatches", 1)
-    batch = maker.called.value("rows")
-    rows = batch * prod(domain.times for domain in line) if isinstance(batch, int) else minibatches
+    lines, minibatches = graph.origins(node.domain), node.called.value("minibatches", 1)
+    makers = [graph.node(line[-1].maker) for line in lines]
+    maker, batches = makers[0], [maker.called.value("rows") for maker in makers]
+    if not all(isinstance(batch, int) for batch in batches):
+        return None
+    pairs = zip(batches, lines, strict=True)
+    rows = sum(batch * prod(domain.times for domain in line) for batch, line in pairs)
     if minibatches <= rows:
         return None
     law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
@@ -127,15 +151,22 @@ def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
     if call.attributes.get("on_error") != "drop" or graph.report:
         return None
     rewards, failed = (call.outs[name] for name in ("rewards", "failed"))
-    if any(reader.op.declared.filters for reader in graph.readers(failed)):
+    if any(reader.op.declared.filters for reader in _users(graph, failed)):
         return None
-    readers = [reader.name for reader in graph.readers(rewards)]
+    readers = [reader.name for reader in _users(graph, rewards)]
     law = f"node `{node.name}` leaves it to a filter to drop samples without a reward (on_error: drop); "
     law += f"none reads `{failed}`"
     into = f", in: {{failed: {failed}}}" * (failed != "failed")
     rows = ", ".join(f"{name}.rows: judged" for name in readers)
     remedy = f"add: {{judged: {{op: filter.judged{into}}}}}, and set: {{{rows}}}; or on_error: zero"
     return refusal("not-dropped", law, graph, node, [], remedy)
+
+
+def _users(graph: Graph, column: str) -> list[Node]:
+    """Return the nodes of the user that read a column, or a copy of it."""
+    readers = graph.readers(column)
+    copies = [copy for reader in readers if reader.inserted for copy in reader.writes]
+    return [r for r in readers if r.call] + [user for copy in copies for user in _users(graph, copy)]
 
 
 def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:

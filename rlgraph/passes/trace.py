@@ -16,7 +16,8 @@ def writer(graph: Graph, column: str) -> Node:
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
     """Return the rollout that made a domain's rows, recorded or not, or None where they come from data."""
-    makers = [graph.node(ancestor.maker) for ancestor in graph.ancestors(domain)]
+    line = (ancestor for line in graph.origins(domain) for ancestor in line if not ancestor.parts)
+    makers = [graph.node(ancestor.maker) for ancestor in line]
     return next((n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded)), None)
 
 

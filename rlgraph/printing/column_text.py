@@ -87,7 +87,7 @@ def _readers(
 
 def _domain(domain: GraphDomain) -> str:
     if domain.parent is None:
-        return domain.name
+        return domain.name + (f", the rows of {' and of '.join(domain.parts)}" if domain.parts else "")
     if domain.filtered:
         return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"
     return f"{domain.name}, {domain.times} row{'s' * (domain.times != 1)} for each of {domain.parent}"

@@ -39,8 +39,11 @@ COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
 LATER = " NAME@next is the version after its update."
 VALUE = {"type": ["string", "integer", "boolean"]}
 ROWS = {
-    "type": ["string", "object"],
-    "description": "The filter, by its node's name, whose rows alone are read; or those by a column's value.",
+    "type": ["string", "array", "object"],
+    "description": "The filter, or the node that makes rows, whose rows alone are read; several, whose rows "
+    "are read together; or rows by a column's value.",
+    "items": {"type": "string"},
+    "minItems": 1,
     "properties": {
         "by": {**COLUMN, "description": "The column whose values choose the rows."},
         "is": {

@@ -57,6 +57,8 @@ class Rows:
             step = self.filters[domain]
             above = self.above(domain)
             return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
+        if parts := self.domains[domain].parts:
+            return {event for part in parts for event in self.known_by(part, layout)}
         parent, step = self.domains[domain].parent, self.makers.get(domain)
         events = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
         if step and (parent is None or step.leaves or layout.way == "balanced"):  # which goes by lengths
@@ -83,6 +85,8 @@ class Rows:
         if domain in self.filters:
             return len(self.origin(domain))
         own = self.domains[domain]
+        if own.parts:
+            return sum(map(self.count, own.parts))
         if own.parent is None:
             return len(self.report(self.makers[domain], 0).lengths)
         whole = self.whole(domain)
@@ -109,6 +113,9 @@ class Rows:
         if domain in self.collects:
             return layouts.grouped(self.collected[domain].prompts, devices)
         own = self.domains[domain]
+        if own.parts:
+            laid = [self._part(part, domain, self.layout(part, name, pool)) for part in own.parts]
+            return [np.sort(np.concatenate(rows)) for rows in zip(*laid, strict=True)]
         if own.parent and own.filtered:
             return layouts.some(self.layout(own.parent, name, pool), self.origin(domain))
         if own.parent is None:
@@ -116,13 +123,23 @@ class Rows:
         above, whole = self.layout(own.parent, name, pool), self.whole(domain)
         return layouts.children(above if whole is None else layouts.some(above, whole), own.times)
 
+    def _part(self, part: str, whole: str, layout: Layout) -> Layout:
+        """Return the rows of a union that those of one of its parts are."""
+        rows = self.within(part, whole)
+        return [rows[held] for held in layout]
+
     def lengths(self, domain: str) -> Any:
         """Return int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
         if domain in self.collects:
             return self.collected[domain].lengths
         if domain in self.filters:
             return self.lengths(self.above(domain))[self.origin(domain)]
-        step, lengths = self.makers[domain], np.zeros(self.count(domain), np.int64)
+        lengths = np.zeros(self.count(domain), np.int64)
+        for part in self.domains[domain].parts:
+            lengths[self.within(part, domain)] = self.lengths(part)
+        if self.domains[domain].parts:
+            return lengths
+        step = self.makers[domain]
         held = self.layout(domain, step.layout, step.pool)
         for device in step.devices:
             lengths[held[device]] = self.report(step, device).lengths
@@ -146,9 +163,18 @@ class Rows:
         return np.sort(np.concatenate([held[at][self.report(step, at).whole] for at in step.devices]))
 
     def within(self, domain: str, whole: str) -> Any:
-        """Return int64 ``[rows]``: for each row of a domain, that of another from which filters made it."""
+        """Return int64 ``[rows]``: for each row of a domain, that of another from which filters made it.
+
+        Rows of a union's parts are spread evenly, so that each of its mini-batches has its share of them.
+        """
         if domain == whole:
             return np.arange(self.count(whole))
+        if domain in (parts := self.domains[whole].parts):
+            counts = [self.count(part) for part in parts]
+            places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+            order, first = np.argsort(np.argsort(places, kind="stable")), np.cumsum((0, *counts))
+            at = parts.index(domain)
+            return order[first[at] : first[at + 1]]
         return self.within(self.above(domain), whole)[self.origin(domain)]
 
     def origin(self, domain: str) -> Any:

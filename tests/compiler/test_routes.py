@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.workload import workload
+from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.column_text import lineage_text
 from rlgraph.reports.plan_file import parse
@@ -86,3 +88,40 @@ def test_a_route_is_shown_and_priced() -> None:
     plan = compile_graph("routed.yaml", settings, target=Target("h100-8"))
     assert all(step.seconds for step in plan.steps)
     assert "merge the rows of rewards/route:math" in lineage_text(plan, "rewards")
+
+
+UNION = """
+  - remove: [ref_logprobs, models.ref, update_policy.kl_coef]
+  - set: {old_logprobs.rows: [rollout, examples], update_policy.rows: [rollout, examples]}
+  - add:
+      examples: {op: data.examples, files: [b.jsonl], batch: 32}
+      filled: {op: fill, rows: examples, value: 1, out: {filled: advantages}}
+"""
+
+
+def test_rows_of_two_origins_are_joined_for_one_update() -> None:
+    plan = planned(UNION)
+    merges = {step.writes[0]: step.reads for step in plan.steps if step.kind == "merge"}
+    joined = ("tokens", "loss_mask", "advantages")
+    both = {f"{name}/rollout+examples": (f"{name}/rollout", f"{name}/examples") for name in joined}
+    assert {name: reads for name, reads in merges.items() if name != "rewards"} == both
+    columns = plan.columns["train"]
+    assert columns["old_logprobs"].domain == columns["tokens/rollout+examples"].domain
+    update = next(step for step in plan.steps if step.updates)
+    assert update.layout == "balanced/4" and not [name for name in update.reads if "rollout_logprobs" in name]
+
+
+def test_a_union_has_the_rows_of_its_parts_in_the_work_that_is_planned() -> None:
+    rows = workload(planned(UNION)).rows
+    assert rows["samples:rollout+examples"] == 128 * 8 + 32
+
+
+def test_a_union_follows_its_makers_names() -> None:
+    plan = planned(f"{UNION}  - rename: {{rollout: generate}}\n")
+    assert "tokens/generate+examples" in plan.columns["train"]
+
+
+def test_laws_hold_for_the_rows_that_were_sampled() -> None:
+    stale = "  - set: {update_policy.loss: {kind: reinforce}, update_policy.minibatches: 2}\n"
+    with pytest.raises(GraphError, match="all but the first are off-policy"):
+        planned(UNION + stale)
