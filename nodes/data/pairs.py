@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
     group: int64[samples]
 
 
-@op(makes="samples", rows="all", columns="columns", roles={"rows": "batch"})
+@op(makes="samples", of_each=2, rows="all", columns="columns", roles={"rows": "batch"})
 def pairs(
     tokenizer: Tokenizer,
     ctx: Context,

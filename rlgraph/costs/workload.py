@@ -175,7 +175,7 @@ def _rows(plan: Plan) -> dict[str, float]:
         if name not in rows:
             parent, times, parts = domains[name].parent, domains[name].times, domains[name].parts
             if not parent and not parts:
-                rows[name] = _number(functions[domains[name].maker], "rows", BATCH)
+                rows[name] = _number(functions[domains[name].maker], "rows", BATCH) * times
             else:
                 rows[name] = sum(map(count, parts)) or count(str(parent)) * times
         return rows[name]

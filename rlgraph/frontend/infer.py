@@ -287,7 +287,7 @@ class Inference:
         if kind is None:
             return domain
         name = f"{kind}:{node.name}" if kind in self.domains else kind
-        copies = node.called.attributes[times] if times else 1
+        copies = (node.called.attributes[times] if times else 1) * node.op.declared.of_each
         self.domains[name] = GraphDomain(name, kind, node.name, domain.name or None, copies)
         self.parts.kept[node.name] = name
         return self.domains[name]

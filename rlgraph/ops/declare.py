@@ -113,6 +113,7 @@ class Declaration:
             prompt), ``all`` (the whole batch).
         makes: the domain that the op makes: ``prompts`` or ``samples``. A source makes it from nothing.
         times: the attribute that says how many rows each input row becomes.
+        of_each: rows that it makes of each that ``times``, or a source's role ``rows``, counts: 2 of pairs.
         updates: whether it writes the next version of its model.
         head: the head that its model must have, ``lm``, ``value`` or ``any``.
         when: optional column -> attribute; the column is read, or written, only where the attribute is
@@ -142,6 +143,7 @@ class Declaration:
     rows: RowScope = "each"
     makes: str | None = None
     times: str | None = None
+    of_each: int = 1
     updates: bool = False
     head: str = "lm"
     when: Mapping[str, str] = field(default_factory=dict)
