@@ -17,9 +17,10 @@ from rlgraph.ops import boolean, float32, int64, op, prompts, samples, tokens
 
 EQUAL = 1e-6  # float32 sums tell no closer rewards apart
 OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
+EPS = {"eps": "scale"}
 
 
-@op(rows="group", assumes=("groups",))
+@op(rows="group", assumes=("groups",), when=EPS)
 def grpo(
     rewards: float32[samples],
     group: int64[samples],
@@ -122,7 +123,7 @@ def gpg(
     return _over_tokens(centred * len(centred) / felt / f_norm, loss_mask)
 
 
-@op(rows="group", assumes=("groups",))
+@op(rows="group", assumes=("groups",), when=EPS)
 def grpo_passk(
     rewards: float32[samples],
     group: int64[samples],

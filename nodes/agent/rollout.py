@@ -15,7 +15,7 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import SAMPLING, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
@@ -38,7 +38,7 @@ class Conversations(NamedTuple):
     tool_rewards: float32[samples]
 
 
-@op(makes="samples", times="n", rows="each", roles=SAMPLING)
+@op(makes="samples", times="n", rows="each", when=CUT, roles=SAMPLING)
 def agent(
     model: ServeEngine,
     ctx: Context,

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, NonNegativeFloat
 
-from rlgraph.nodes.rollout.rollout import SAMPLING, assemble, record_lengths, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, assemble, record_lengths, seed
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Enough, Generation, Request, Sampling, ServeEngine, op
@@ -31,7 +31,7 @@ class PartialRollout(NamedTuple):
     truncated: boolean[samples]
 
 
-@op(makes="samples", times="n", rows="each", leaves=LEFT, roles=SAMPLING)
+@op(makes="samples", times="n", rows="each", leaves=LEFT, when=CUT, roles=SAMPLING)
 def partial(
     model: ServeEngine,
     ctx: Context,

@@ -43,13 +43,14 @@ SAMPLING: dict[Role, str] = {
     "temperature": "temperature",
     "nucleus": "top_p",
 }
+CUT = {"top_p": "temperature", "top_k": "temperature"}  # the most likely token is left by any cut
 
 
 @op(
     makes="samples",
     times="n",
     rows="each",
-    when={"routing": "routing"},
+    when={**CUT, "routing": "routing"},
     stores={"routing": "int16"},
     assumes=("routed",),
     roles={**SAMPLING, "routing": "routing"},

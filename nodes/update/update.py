@@ -21,7 +21,7 @@ PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 
 @op(
     updates=True,
-    when={"ref_logprobs": "kl_coef"},
+    when={"ref_logprobs": "kl_coef", "kl": "kl_coef"},
     own=("routing",),
     assumes=("reference", "constant_norm", "replayed"),
     measures={"kl_coef": "kl_ref"},

@@ -116,8 +116,8 @@ class Declaration:
         of_each: rows that it makes of each that ``times``, or a source's role ``rows``, counts: 2 of pairs.
         updates: whether it writes the next version of its model.
         head: the head that its model must have, ``lm``, ``value`` or ``any``.
-        when: optional column -> attribute; the column is read, or written, only where the attribute is
-            neither 0 nor false. One that it may write and that is not named here it never does.
+        when: optional column, or an attribute -> attribute; the first is read, or written, only where the
+            other is neither 0 nor false. A column that it may write and that is not named here it never does.
         own: optional columns that it reads unasked only of a node that runs on the same model.
         assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/check_laws.py``.
         filters: whether its one boolean column says which rows stay: other nodes then read those alone

@@ -152,7 +152,7 @@ def _declared_well(op: Op, mark: Mark) -> None:
     ports, attributes, declared = [port.name for port in op.inputs], op.attributes.model_fields, op.declared
     named: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
         ("times", filter(None, [declared.times]), attributes),
-        ("when", declared.when, ports),
+        ("when", declared.when, [*ports, *attributes]),
         ("when", declared.when.values(), attributes),
         ("measures", declared.measures, attributes),
         ("roles", declared.roles.values(), attributes),

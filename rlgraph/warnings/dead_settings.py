@@ -20,9 +20,12 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.edge_edits import TreePath
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.frontend.tree_paths import find, put
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.graph import Graph
+from rlgraph.ir.plan import Function, Plan
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
+
+ALL = "all"  # what the plan holds, or may hold, whatever it is
 
 
 def dead_settings(
@@ -36,32 +39,56 @@ def dead_settings(
         known: paths of nodes and models of which a problem says already that nothing uses them.
         plan_of: returns the plan of a composed graph.
     """
-    search = Search(written, interpolate(written), plan, plan_of)
-    unsaid = any(name.startswith("models.") for name in plan.open_values)  # then vocabularies may be, too
-    for section in ("nodes", "eval") if unsaid else ("models", "nodes", "eval"):
-        for path in search.dead((section,), known):
-            place, name = search.tree.at(path), ".".join(path)
-            law = f"`{name}` decides nothing: whatever it is, the plan is the same"
-            mark = place.key or place.mark
-            shipped = Path(mark.source.name).parent == graphs_folder()
-            yield Problem("dead", law, mark, (), f"remove: [{name}]" if shipped else f"leave out `{name}`")
+    trained, evaluated = (dict(plan.functions.get(phase, {})) for phase in ("train", "eval"))
+    held: dict[str, Any] = {"models": plan.models, "nodes": evaluated | trained}
+    held |= {"eval": {"nodes": evaluated, "every": plan.eval_every, "report": plan.report}}
+    if any(name.startswith("models.") for name in plan.open_values):
+        held["models"] = ALL  # vocabularies are not known either then
+    search = Search(written, interpolate(written), plan, held, plan_of)
+    for path in (path for section in held for path in search.dead((section,), known)):
+        yield _decides_nothing(search.tree, path, "whatever it is, the plan is the same")
+
+
+def unread_attributes(tree: Tree, train: Graph, evaluation: Graph | None) -> Iterator[Problem]:
+    """Yield a problem for each attribute that its op reads only where another is not 0
+    (``Declaration.when``), and the other is 0 wherever the node runs."""
+    both = {("nodes",): (train, evaluation), ("eval", "nodes"): (evaluation,)}
+    for section, graphs in both.items():
+        nodes = [node for graph in graphs if graph for node in graph.nodes if node.call]
+        for name, item in (place.items if (place := find(tree, section)) else {}).items():
+            calls = [node.called for node in nodes if node.name == name]
+            for key, other in calls[0].op.declared.when.items() if calls else ():
+                open_value = (set_to := item.get(other)) and set_to.value == OPEN
+                read = open_value or any(call.attributes[other] or other in call.courses for call in calls)
+                if key != other and key in calls[0].attributes and item.get(key) and not read:
+                    why = f"{calls[0].op.name} reads it only where `{other}` is not 0"
+                    yield _decides_nothing(tree, (*section, name, key), why)
+
+
+def _decides_nothing(tree: Tree, path: TreePath, why: str) -> Problem:
+    place, name = tree.at(path), ".".join(path)
+    mark = place.key or place.mark
+    shipped = Path(mark.source.name).parent == graphs_folder()
+    remedy = f"remove: [{name}]" if shipped else f"leave out `{name}`"
+    return Problem("dead", f"`{name}` decides nothing: {why}", mark, (), remedy)
 
 
 @dataclass(frozen=True)
 class Search:
-    """A graph, and what it is planned again with."""
+    """A graph, what its plan holds of it, and how it is planned again."""
 
     written: Tree
     tree: Tree  # the same with its ``${...}`` filled in
     plan: Plan
+    held: Mapping[str, Any]  # by the graph's names
     plan_of: Callable[[Tree], Plan]
 
     def dead(self, path: TreePath, known: Collection[TreePath]) -> Iterator[TreePath]:
         """Yield the paths of what decides nothing at a path and below, the outermost alone."""
-        leaves = [*self._leaves(path)]
-        if path in known or all(self._holds(leaf) for leaf in leaves):
+        holds = [self._holds(leaf) for leaf in self._leaves(path)]
+        if path in known or all(holds):
             return
-        if len(path) > 1 and not any(map(self._holds, leaves)) and self._same(path):
+        if len(path) > 1 and not any(holds) and self._same(path):
             yield path
             return
         for name in self.tree.at(path).items:
@@ -76,24 +103,15 @@ class Search:
 
     def _holds(self, path: TreePath) -> bool:
         """Return whether the plan holds a value, or it says nothing: null, or ???."""
-        if self.tree.at(path).value in (None, OPEN):
-            return True
-        match path:
-            case ("eval", "nodes", node, *rest):
-                return self._calls(("eval",), node, rest)
-            case ("nodes", node, *rest):
-                return self._calls(("train", "eval"), node, rest)
-            case ("models", *rest):
-                return _has(self.plan.models, rest)
-        return True
-
-    def _calls(self, phases: tuple[str, ...], node: str, rest: list[str]) -> bool:
-        """Return whether a function is called with an attribute, or reads or writes a column under a name."""
-        functions = [self.plan.functions[phase].get(node) for phase in phases if phase in self.plan.functions]
-        edges = {"in": "ins", "out": "outs"}
-        if rest and rest[0] in edges:
-            return any(function and _has(function, [edges[rest[0]], *rest[1:]]) for function in functions)
-        return any(functions)
+        record: Any = ALL if self.tree.at(path).value in (None, OPEN) else self.held
+        for name in path:
+            if record is None or record is ALL:
+                break
+            if isinstance(record, Function):  # it is called with any attribute; of columns it reads some
+                record = {"in": record.ins, "out": record.outs}.get(name, ALL)
+            else:
+                record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+        return record is not None
 
     def _same(self, path: TreePath) -> bool:
         """Return whether each legal change of a value, or of a section, leaves the plan as it is.
@@ -129,15 +147,6 @@ class Search:
             elif isinstance(value, str):
                 names = (*self.plan.columns["train"], *self.plan.pools, *self.plan.models)
                 yield from ((leaf, other) for other in (f"{value}_", *names) if other != value)
-
-
-def _has(record: Any, path: list[str]) -> bool:
-    """Return whether a record holds something at a path of its fields and keys."""
-    for name in path:
-        record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
-        if record is None:
-            return False
-    return True
 
 
 def _decided(plan: Plan) -> Plan:

@@ -21,7 +21,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.passes.trace import read_from, refusal, sampler
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
-from rlgraph.warnings.dead_settings import dead_settings
+from rlgraph.warnings.dead_settings import dead_settings, unread_attributes
 
 
 def warnings_of(plan: Plan, strict: bool = False) -> list[Problem]:
@@ -48,6 +48,7 @@ def find_warnings(written: Tree, devices: int, device: str = "cpu") -> list[Prob
         problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
     lost |= {("models", name) for name in _models_of(train.dropped) if name not in plan.models}
+    problems += unread_attributes(tree, train, evaluation)
     problems += dead_settings(written, plan, lost, lambda changed: plan_tree(changed, devices, device))
     return [replace(problem, grade="warning") for problem in dict.fromkeys(problems)]
 

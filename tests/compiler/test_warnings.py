@@ -112,6 +112,14 @@ DEAD = [
     ("grpo", "add: {models.a: {path: b/c, frozen: true, serve: {engine: sglang}}}", {"models.a"}),
     ("grpo", "remove: [ref_logprobs], set: {update_policy.kl_coef: 0}", {"models.ref"}),
 ]  # fmt: skip
+# attributes that an op reads only where another is not 0
+DEAD += [
+    ("grpo", "set: {update_policy.kl: k1, update_policy.kl_coef: 0}, remove: [ref_logprobs, models.ref]",
+     {"nodes.update_policy.kl"}),
+    ("grpo", "set: {advantages.scale: false, advantages.eps: 0.1}", {"nodes.advantages.eps"}),
+    ("demo", "set: {eval.nodes.rollout.top_p: 0.9}", {"eval.nodes.rollout.top_p"}),
+    ("remax", "set: {greedy.top_k: 5}", {"nodes.greedy.top_k"}),
+]  # fmt: skip
 # settings that look idle and are not
 LIVE = [
     ("demo", "set: {models.policy.serve.max_rows: 65, models.policy.serve.dtype: float32}"),
@@ -125,6 +133,10 @@ LIVE = [
      "models.ref.config: {rope_parameters: {rope_type: default}}}"),
     ("grpo", "set: {update_policy.minibatches: 1, update_policy.in.old_logprobs: old_logprobs}"),
     ("grpo", "set: {old_logprobs.keep: false, old_logprobs.temperature: 1.0, update_policy.minibatches: 1}"),
+    ("grpo", "set: {update_policy.kl: k1, advantages.eps: 0.1, rollout.top_p: 0.9}"),
+    ("grpo", "set: {update_policy.kl: k1, update_policy.kl_coef: {linear: [0.0, 0.1], over: 9}}"),
+    ("grpo", "set: {update_policy.kl: k1, update_policy.kl_coef: '???'}"),
+    ("demo", "set: {rollout.top_p: 0.9, eval.nodes.rollout.temperature: 0}"),
     ("dapo", "set: {informative.refill: {rounds: 10, expected: 1.0, over_sample: 1.0, keep: 0}}"),
     ("distill", "set: {models.teacher.path: a/b, models.policy.vocabulary: v, models.teacher.vocabulary: v}"),
     ("calculator_tool", "set: {rollout.tools.calculator.kind: calculator}"),
