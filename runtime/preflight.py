@@ -10,7 +10,8 @@ from typing import Any
 
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
-from rlgraph.ir.plan import Function, Plan
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import Plan
 from rlgraph.nodes import OPS
 from rlgraph.nodes.agent.toolbox import check_tools
 from rlgraph.nodes.data.pairs import load_pairs

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlgraph.ir.plan import Function, Plan, Step
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.declare import Role
 
 BATCH, PROMPT, RESPONSE = 128, 256, 1024  # defaults: prompts, prompt tokens, new tokens

@@ -10,7 +10,8 @@ from typing import Any
 from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import KEYS, bind_call, names
 from rlgraph.frontend.shipped import graphs_folder
-from rlgraph.ir.graph import Model, Node, Route
+from rlgraph.ir.domains import Route
+from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
 from rlgraph.ops.declare import Op
 from rlgraph.ops.registry import find_function

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from rlgraph.errors import Problem, nearest
 from rlgraph.frontend.ports import written
-from rlgraph.ir.graph import Column, GraphDomain, Node, Route, ancestors
+from rlgraph.ir.domains import GraphDomain, Route, ancestors
+from rlgraph.ir.graph import Column, Node
 from rlgraph.ops.column_types import ColumnType, is_made_of
 
 AXIS_REMEDY = "an op between them makes one of the other: "

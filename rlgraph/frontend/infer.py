@@ -31,7 +31,8 @@ from rlgraph.frontend.parts import ColumnParts
 from rlgraph.frontend.ports import declared, wanted, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
-from rlgraph.ir.graph import Column, Graph, GraphDomain, Node, ancestors
+from rlgraph.ir.domains import GraphDomain, ancestors
+from rlgraph.ir.graph import Column, Graph, Node
 from rlgraph.ops.column_types import is_made_of
 from rlgraph.ops.declare import Port
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 import networkx as nx
 
 from rlgraph.errors import Mark, fail
 from rlgraph.ir.dependencies import dependencies
+from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.intervals import Cadences
 from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
@@ -35,43 +35,6 @@ class Model:
     spec: ModelSection
     mark: Mark
     rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
-
-
-@dataclass(frozen=True)
-class Route:
-    """The rows whose value of the column ``by`` is one of ``values``, or those whose value is none of them.
-
-    Example:
-        >>> math, rest = Route("source", ("math",)), Route("source", ("math", "code"), rest=True)
-        >>> math.misses(rest), math.misses(Route("source", ("math", "web"))), rest.misses(rest)
-        (True, False, False)
-    """
-
-    by: str
-    values: tuple[str | int | bool, ...] = ()
-    rest: bool = False
-
-    def misses(self, other: Route) -> bool:
-        """Return whether no row is on both routes, whatever its value."""
-        if self.by != other.by or (self.rest and other.rest):
-            return False
-        if self.rest or other.rest:
-            taken, left = (other, self) if self.rest else (self, other)
-            return {*taken.values} <= {*left.values}
-        return not {*self.values} & {*other.values}
-
-
-@dataclass(frozen=True)
-class GraphDomain:
-    """A set of rows: ``times`` per row of the parent, some of the parent's, or those that a source makes."""
-
-    name: str
-    kind: str  # prompts or samples
-    maker: str  # the node that makes it
-    parent: str | None = None
-    times: int = 1
-    filtered: bool = False  # some of the parent's rows, not several for each
-    parts: tuple[str, ...] = ()  # of a union, which has no parent: the domains whose rows it has
 
 
 @dataclass(frozen=True)
@@ -282,25 +245,3 @@ class Graph:
     def readers(self, column: str) -> list[Node]:
         """Return the nodes that read a column, in their order."""
         return self._readers.get(column, [])
-
-
-def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
-    """Return whether a domain is another, or the rows of it that filters kept."""
-    parts = takewhile(lambda part: part.filtered, ancestors(domains, domain))
-    return whole in (domain, *(part.parent for part in parts))
-
-
-def origins(domains: Mapping[str, GraphDomain], domain: str | None) -> list[list[GraphDomain]]:
-    """Return a domain's ancestors; of a union, or what was made of one, those by way of each part."""
-    line = ancestors(domains, domain)
-    parts = line[-1].parts if line else ()
-    return [[*line, *above] for part in parts for above in origins(domains, part)] or [line]
-
-
-def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:
-    """Return a domain and those that it was made of, up to its source."""
-    line = []
-    while domain:
-        line.append(domains[domain])
-        domain = line[-1].parent
-    return line

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,14 +15,14 @@ from pydantic import ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from rlgraph.ir.dependencies import dependencies
-from rlgraph.ir.graph import GraphDomain, Region
+from rlgraph.ir.domains import GraphDomain
+from rlgraph.ir.function import Function
+from rlgraph.ir.graph import Region
 from rlgraph.ir.intervals import Cadences, due
-from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.prediction import Peak, Prediction
-from rlgraph.ir.schedules import ValueSchedule, Varying
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
-from rlgraph.ops.declare import Role
 from rlgraph.syntax.model_settings import Optimizer, Serve, Train
 from rlgraph.syntax.settings import Schedule
 
@@ -105,48 +105,6 @@ class Step:
     def updated(self) -> str:
         """Return the model whose next version it writes; nothing where it writes none."""
         return next(iter(self.models)) if self.updates else ""
-
-
-@dataclass(frozen=True)
-class Function:
-    """An op or a hook as a worker calls it."""
-
-    target: str
-    attributes: Mapping[str, Any]
-    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
-    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
-    handles: Mapping[str, str] = field(default_factory=dict)
-    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
-    model: str | None = None
-    of: str | None = None  # the model whose weights it copies onto its own
-    tokenizer: str | None = None
-    state: str | None = None  # the node whose state it has, its own or another's
-    hooks: Mapping[str, Function] = field(default_factory=dict)
-    roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
-
-    def value(self, role: Role, default: Any = None) -> Any:
-        """Return what the attribute says that has a role, or the default."""
-        return self.attributes.get(self.roles.get(role, ""), default)
-
-    def at(self, iteration: int, adapted: Mapping[str, float] | None = None) -> Function:
-        """Return the same with the attributes that change as they are in an iteration, counted from 1.
-
-        ``adapted`` has those that have a controller; without, they are as in the first iteration.
-        """
-        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, ValueSchedule)}
-        hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
-        return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
-
-    @property
-    def controllers(self) -> dict[str, Controller]:
-        """Return the controllers of the attributes that follow what is measured."""
-        return {name: one for name, one in self.courses.items() if isinstance(one, Controller)}
-
-    @property
-    def varying(self) -> dict[str, Any]:
-        """Return the values of the attributes that have a course, those of hooks among them."""
-        hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
-        return {**hooks, **{name: self.attributes[name] for name in self.courses}}
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rlgraph.engines.registry import SERVING, no_adapter
+from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
-from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
 from rlgraph.passes.refill import collects, members

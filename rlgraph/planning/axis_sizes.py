@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, fail
-from rlgraph.ir.plan import ColumnPlan, Function, ModelPlan, Plan
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan
 from rlgraph.ops import registry
 from rlgraph.syntax.source import OPEN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.errors import fail, nearest
-from rlgraph.ir.graph import GraphDomain
+from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.printing.plan_text import sentence
 

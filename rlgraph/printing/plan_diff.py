@@ -14,8 +14,9 @@ from typing import Any
 
 import networkx as nx
 
+from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
-from rlgraph.ir.plan import Function, ModelPlan, Plan, Step, plain
+from rlgraph.ir.plan import ModelPlan, Plan, Step, plain
 from rlgraph.printing.plan_text import sentence
 
 EXPLAINS = ("about", "digest", "origin", "version", "checksum")

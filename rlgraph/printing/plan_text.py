@@ -130,7 +130,8 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
 
 def _state_text(plan: Plan, step: Step) -> str:
     """Return whose state a step has."""
-    state = None if step.inserted else plan.functions[step.phase][step.node].state
+    function = plan.functions[step.phase].get(step.node)
+    state = function.state if function else None
     if state == step.node:
         return "its own, kept for the next iteration and in checkpoints"
     return f"that of {state} before the iteration" if state else ""

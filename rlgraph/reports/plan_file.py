@@ -30,7 +30,8 @@ from rlgraph.costs.hardware import Here
 from rlgraph.errors import GraphError, Mark, RunError, Source, fail
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
-from rlgraph.ir.plan import VERSION, Function, Origin, Plan, Target, checksum
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import VERSION, Origin, Plan, Target, checksum
 from rlgraph.ops import registry
 from rlgraph.printing.plan_diff import differences
 from rlgraph.syntax.settings import GRAPH_NAME

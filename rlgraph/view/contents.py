@@ -11,8 +11,9 @@ from rlgraph.costs.memory import PARTS
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
-from rlgraph.ir.plan import Function, Plan, Step, plain
+from rlgraph.ir.plan import Plan, Step, plain
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.registry import load

@@ -20,8 +20,9 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.edge_edits import TreePath
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.frontend.tree_paths import find, put
+from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Graph
-from rlgraph.ir.plan import Function, Plan
+from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlgraph.costs.pricing import attention_share
 from rlgraph.costs.workload import row_work
-from rlgraph.ir.graph import GraphDomain
+from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout
 from rlgraph.runtime.columns import layouts

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlgraph.ir.graph import is_part
+from rlgraph.ir.domains import is_part
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.runtime.driver.iteration import Execution

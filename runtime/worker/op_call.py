@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.ir.graph import GraphDomain, ancestors
-from rlgraph.ir.plan import Function, Plan
+from rlgraph.ir.domains import GraphDomain, ancestors
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import Plan
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
 from rlgraph.runtime.columns.part import Part, empty, unpack

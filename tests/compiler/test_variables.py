@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError, shortened
-from rlgraph.ir.plan import Function
+from rlgraph.ir.function import Function
 from rlgraph.reports.plan_file import compile_again, load
 from rlgraph.variables import hidden, hide, with_values
 

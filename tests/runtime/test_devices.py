@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 import far
 from rlgraph.compiler import compile_graph
-from rlgraph.ir.graph import GraphDomain
-from rlgraph.ir.plan import ColumnPlan, Function
+from rlgraph.ir.domains import GraphDomain
+from rlgraph.ir.function import Function
+from rlgraph.ir.plan import ColumnPlan
 from rlgraph.ir.steps import NONE
 from rlgraph.nodes import LOSSES, OPS
 from rlgraph.nodes.loss.policy import reinforce

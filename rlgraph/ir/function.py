@@ -1,0 +1,53 @@
+"""Functions as workers call them: ops and their hooks, with attributes and the names of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlgraph.ir.kl_controller import Controller
+from rlgraph.ir.schedules import ValueSchedule, Varying
+from rlgraph.ops.declare import Role
+
+
+@dataclass(frozen=True)
+class Function:
+    """An op or a hook as a worker calls it."""
+
+    target: str
+    attributes: Mapping[str, Any]
+    ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
+    outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
+    handles: Mapping[str, str] = field(default_factory=dict)
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
+    model: str | None = None
+    of: str | None = None  # the model whose weights it copies onto its own
+    tokenizer: str | None = None
+    state: str | None = None  # the node whose state it has, its own or another's
+    hooks: Mapping[str, Function] = field(default_factory=dict)
+    roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
+
+    def value(self, role: Role, default: Any = None) -> Any:
+        """Return what the attribute says that has a role, or the default."""
+        return self.attributes.get(self.roles.get(role, ""), default)
+
+    def at(self, iteration: int, adapted: Mapping[str, float] | None = None) -> Function:
+        """Return the same with the attributes that change as they are in an iteration, counted from 1.
+
+        ``adapted`` has those that have a controller; without, they are as in the first iteration.
+        """
+        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, ValueSchedule)}
+        hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
+        return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
+
+    @property
+    def controllers(self) -> dict[str, Controller]:
+        """Return the controllers of the attributes that follow what is measured."""
+        return {name: one for name, one in self.courses.items() if isinstance(one, Controller)}
+
+    @property
+    def varying(self) -> dict[str, Any]:
+        """Return the values of the attributes that have a course, those of hooks among them."""
+        hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
+        return {**hooks, **{name: self.attributes[name] for name in self.courses}}
