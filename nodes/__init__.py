@@ -58,6 +58,8 @@ OPS: dict[str, str] = {
     "group.mean": "rlgraph.nodes.advantage.group:group_mean",
     "metric.pass_at_k": "rlgraph.nodes.select.metric:pass_at_k",
     "metric.mean_at_k": "rlgraph.nodes.select.metric:mean_at_k",
+    "segment.contexts": "rlgraph.nodes.score.segment:contexts",
+    "segment.align": "rlgraph.nodes.score.segment:align",
     "update.policy": "rlgraph.nodes.update.update:policy",
     "update.critic": "rlgraph.nodes.update.update:critic",
     "update.copy": "rlgraph.nodes.update.update:copy",

@@ -15,9 +15,11 @@ the * are attributes.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rlgraph.errors import RunError
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
@@ -42,6 +44,7 @@ class ChatLimits:
     max_calls: int
     max_result_tokens: int
     truncate: CutSide
+    forgets: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Chat:
     tokens: list[int] = field(default_factory=list)  # ids behind the prompt
     written: list[bool] = field(default_factory=list)  # true where the policy wrote the token
     logprobs: list[float] = field(default_factory=list)  # nats per token, 0 where others speak
+    forgotten: list[int] = field(default_factory=list)  # the row's length when it was forgotten; 0: never
     turns: int = 0
     calls: int = 0
     response: str = ""  # text of the newest turn
@@ -89,7 +93,7 @@ class Chat:
         if self.turns == self.limits.max_turns or room < 1:
             raise LimitReached
         limit = min(room, self.limits.max_turn_tokens or room)
-        request = Request((*self.prompt, *self.tokens), [self.seed + self.turns], str(self.seed), limit)
+        request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
         asked, self.turns = (self.number, self.turns), self.turns + 1
         generation = await self.engine.generate(asked, request)
         self._join(generation.tokens, generation.logprobs)
@@ -128,18 +132,37 @@ class Chat:
         """
         self._read([(role, "")], [text])
 
+    @property
+    def seen(self) -> list[int]:
+        """Return the ids behind the prompt that the policy has not forgotten."""
+        return [token for token, length in zip(self.tokens, self.forgotten, strict=True) if not length]
+
+    def forget(self, first: int, end: int) -> None:
+        """Let later turns not see ``tokens[first:end]``, such as the thinking of a turn or an old answer.
+
+        Raises:
+            RunError: the rollout says nothing of it: ``forgets: true``.
+        """
+        if not self.limits.forgets:
+            raise RunError(
+                "the agent loop forgets tokens; set: {ROLLOUT.forgets: true}, and train on segments"
+            )
+        length = len(self.prompt) + len(self.tokens)
+        self.forgotten[first:end] = [earlier or length for earlier in self.forgotten[first:end]]
+
     def _read(self, messages: Sequence[tuple[str, str]], texts: Sequence[str]) -> None:
         limits, mark = self.limits, self.pieces.content(MARK)
         contents = [self.pieces.content(text) for text in texts]
         if messages[0][0] == "tool":
             contents = [cut(ids, limits.max_result_tokens, limits.truncate, mark) for ids in contents]
-        ids = self.pieces.between(messages, contents, (*self.prompt, *self.tokens)[-1])
+        ids = self.pieces.between(messages, contents, (*self.prompt, *self.seen)[-1])
         if len(self.tokens) + len(ids) >= limits.max_new_tokens:
             raise LimitReached
         self._join(ids, None)
 
     def _join(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         self.tokens += ids
+        self.forgotten += [0] * len(ids)
         self.written += [logprobs is not None] * len(ids)
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
@@ -153,14 +176,23 @@ async def single_turn(chat: Chat) -> None:
     await chat.turn()
 
 
-async def tool_loop(chat: Chat) -> None:
+async def tool_loop(chat: Chat, *, forget: str | None = None) -> None:
     """The policy writes turns until one calls no tool (ReAct, arXiv 2210.03629).
 
     The calls of a turn run at the same time.
+
+    Attributes:
+        forget: where a turn's thinking ends, such as "</think>": later turns see only what comes behind it.
+            It wants ``forgets: true``. Null: they see all.
 
     Example:
         rollout: {op: rollout.agent, model: policy, loop: {kind: tool_loop}, max_new_tokens: 256,
                   tools: {calculator: {kind: calculator}}}
     """
+    decode = chat.pieces.tokenizer.decode
     while (turn := await chat.turn()).calls:
+        first, ids = len(chat.tokens) - len(turn.tokens), list(turn.tokens)
+        if forget and forget in turn.text:
+            end = bisect_left(range(len(ids)), True, key=lambda n: str(forget) in decode(ids[:n]))
+            chat.forget(first, first + end)
         await chat.use(turn.calls)

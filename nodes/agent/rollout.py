@@ -36,9 +36,16 @@ class Conversations(NamedTuple):
     turns: int64[samples]
     tool_calls: int64[samples]
     tool_rewards: float32[samples]
+    forgotten: int64[samples, tokens] | None
 
 
-@op(makes="samples", times="n", rows="each", when=CUT, roles=SAMPLING)
+@op(
+    makes="samples",
+    times="n",
+    rows="each",
+    when={**CUT, "forgotten": "forgets"},
+    roles={**SAMPLING, "contexts": "forgets"},
+)
 def agent(
     model: ServeEngine,
     ctx: Context,
@@ -60,6 +67,7 @@ def agent(
     tool_timeout: PositiveFloat = 30.0,
     parallel: AtLeastOne = 64,
     template_options: dict[str, Any] | None = None,
+    forgets: bool = False,
 ) -> Conversations:
     """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
 
@@ -94,13 +102,17 @@ def agent(
         tool_timeout: seconds that a call may take, above 0.
         parallel: calls of tools that are not async at a time, on a device.
         template_options: what the chat template is given beside messages, as of data.prompts.
+        forgets: whether the loop may let later turns not see earlier tokens (``chat.forget``). ``tokens`` are
+            all of them then; ``forgotten`` is the length of the row from which on each is unseen, 0 where it
+            is always seen. ``segment.contexts`` makes rows of what the policy saw.
 
     Example:
         rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,
                   tools: {calculator: {kind: calculator}}}
     """
     rows = [row * n + k for row in ctx.rows for k in range(n)]
-    limits = ChatLimits(max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens, truncate)
+    counts = (max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens)
+    limits = ChatLimits(*counts, truncate, forgets)
     offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
     engine = RequestBatcher(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
     threads = ThreadPoolExecutor(parallel)
@@ -159,6 +171,7 @@ def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[floa
         turns=torch.tensor([chat.turns for chat in chats], dtype=torch.int64),
         tool_calls=torch.tensor([chat.calls for chat in chats], dtype=torch.int64),
         tool_rewards=torch.tensor(rewards, dtype=torch.float32),
+        forgotten=Ragged.of([[0] * len(chat.prompt) + chat.forgotten for chat in chats], torch.int64),
     )
 
 

@@ -193,7 +193,8 @@ def aggregate(
     mean over its masked tokens, summed, / sequences of the mini-batch; a sequence with none adds 0.
     ``seq-mean-token-sum-norm``: seq-mean-token-sum / ``norm``, a constant in tokens, above 0 (Dr. GRPO, arXiv
     2503.20783). ``totals`` counts the tokens and sequences of the whole mini-batch, over all ranks;
-    ``losses`` and ``loss_mask`` are the micro-batch's.
+    ``losses`` and ``loss_mask`` are the micro-batch's. A sequence of several rows, a sample's segments,
+    counts once: its mean is over the tokens of all of them, which ``totals.lengths`` has.
     """
     masked = torch.where(loss_mask.values, losses.values, 0)
     if how == "token-sum":
@@ -201,7 +202,8 @@ def aggregate(
     if how == "token-mean":
         return masked.sum() / max(totals.tokens, 1)
     if how == "seq-mean-token-mean":
-        masked = masked / loss_mask.spread(loss_mask.sum().clamp(min=1)).values
+        tokens = loss_mask.sum() if totals.lengths is None else totals.lengths
+        masked = masked / loss_mask.spread(tokens.clamp(min=1)).values
     if how == "seq-mean-token-sum-norm":
         assert norm is not None, "the compiler refuses a graph without"
         masked = masked / norm

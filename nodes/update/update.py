@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -46,6 +46,7 @@ def policy(
     kl_coef: NonNegativeFloat = 0.0,
     kl: KlKind = "k3",
     entropy_coef: float = 0.0,
+    over: Literal["samples", "segments"] = "samples",
 ) -> None:
     """Train a policy on a loss per token; writes the next version of its model.
 
@@ -74,6 +75,8 @@ def policy(
             ``kl_ref`` then.
         kl: its estimator: k1, k2, k3 or abs.
         entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
+        over: the sequences that seq-mean-... averages over where rows are segments: samples, each of which
+            counts once, or segments.
 
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
@@ -90,8 +93,9 @@ def policy(
     columns = {"tokens": tokens, "loss_mask": loss_mask, **present, **loss.columns}
     objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
     divisor = 1.0 if temperature is None else temperature
+    several = bool(ctx.total_samples) and over == "samples"
     metrics = model.update(
-        columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs, divisor, entropy_coef != 0
+        columns, objective, *_rows(ctx), minibatches, epochs, divisor, entropy_coef != 0, several
     )
     _record(ctx, _with_deviation(metrics))
 
@@ -127,7 +131,8 @@ def critic(
     """
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
     objective = critic_objective(clip, aggregate)
-    _record(ctx, model.update(columns, objective, _rows(ctx), ctx.total_rows, minibatches, epochs))
+    several = bool(ctx.total_samples)
+    _record(ctx, model.update(columns, objective, *_rows(ctx), minibatches, epochs, merged=several))
 
 
 @op(updates=True, head="any")
@@ -250,8 +255,10 @@ def _same(column: Ragged, other: Ragged | None) -> bool:
     return column.values.equal(other.values)
 
 
-def _rows(ctx: Context) -> torch.Tensor:
-    return torch.tensor(list(ctx.rows), dtype=torch.int64)
+def _rows(ctx: Context) -> tuple[torch.Tensor, int]:
+    """Return the numbers that mini-batches go by, of how many: of segments, those of their samples."""
+    numbers = ctx.samples if ctx.total_samples else ctx.rows
+    return torch.tensor(list(numbers), dtype=torch.int64), ctx.total_samples or ctx.total_rows
 
 
 def _record(ctx: Context, metrics: dict[str, float]) -> None:

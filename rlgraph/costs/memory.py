@@ -25,7 +25,7 @@ from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
-from rlgraph.costs.workload import Workload, bytes_beside
+from rlgraph.costs.workload import Workload, bytes_beside, growth
 from rlgraph.engines.registry import serving
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
@@ -184,7 +184,8 @@ class Footprint:
         """Return the largest micro-batch of a step."""
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
-        tokens = int(min(max(model.train.micro_tokens, most), self.rows(step.reads, step) * most))
+        rows = self.rows(step.reads, step) * growth(self.plan, step)
+        tokens = int(min(max(model.train.micro_tokens, most), rows * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rlgraph.ir.domains import ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.declare import Role
@@ -174,17 +175,26 @@ def _rows(plan: Plan) -> dict[str, float]:
 
     def count(name: str) -> float:
         if name not in rows:
-            parent, times, parts = domains[name].parent, domains[name].times, domains[name].parts
-            if not parent and not parts:
-                rows[name] = _number(functions[domains[name].maker], "rows", BATCH) * times
+            own = domains[name]
+            of_each = own.expected or own.times
+            if own.parts:
+                rows[name] = sum(map(count, own.parts))
+            elif own.parent:
+                rows[name] = count(own.parent) * of_each
             else:
-                rows[name] = sum(map(count, parts)) or count(str(parent)) * times
+                rows[name] = _number(functions[own.maker], "rows", BATCH) * of_each
         return rows[name]
 
     written = [column.domain for column in columns.values() if column.writer in functions]
     for name in dict.fromkeys((*written, *(column.domain for column in columns.values()))):
         count(name)
     return rows
+
+
+def growth(plan: Plan, step: Step) -> float:
+    """Return how many times the expected rows a step may read at most: above 1 where their number varies."""
+    read = (ancestors(plan.domains[step.phase], plan.columns[step.phase][name].domain) for name in step.reads)
+    return max((math.prod(d.most / d.expected for d in line if d.most) for line in read), default=1.0)
 
 
 def bytes_beside(plan: Plan, step: Step) -> int:

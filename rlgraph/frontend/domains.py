@@ -10,6 +10,7 @@ from rlgraph.frontend.ports import written
 from rlgraph.ir.domains import GraphDomain, Route, ancestors
 from rlgraph.ir.graph import Column, Node
 from rlgraph.ops.column_types import ColumnType, is_made_of
+from rlgraph.ops.declare import Op
 
 AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
@@ -32,7 +33,7 @@ def row_a_prompt(domains: Domains, column: Column) -> bool:
     """
     domain = domains[column.domain]
     parent = domains.get(domain.parent or "")
-    only = domain.times == 1 and not domain.filtered and column.type.axis is None
+    only = domain.times == 1 and not (domain.filtered or domain.most) and column.type.axis is None
     return only and parent is not None and is_made_of(domain.kind, parent.kind)
 
 
@@ -47,6 +48,16 @@ def start(domains: Domains, column: Column, domain: str) -> str | None:
     return parent if row_a_prompt(domains, column) and parent in names else None
 
 
+def read_as(op: Op, kind: str) -> str:
+    """Return what rows of a kind are to an op: segments are samples to one that looks at each by itself.
+
+    To an op that names segments they are those, and what compares rows or sums over them compares samples.
+    """
+    named = {port.type.domain for port in (*op.inputs, *op.outputs)}
+    each = kind == "segments" and kind not in named and op.declared.rows == "each"
+    return "samples" if each else kind
+
+
 def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     """Return the kind of problem between the type that a parameter declares and a column's, and its remedy.
 
@@ -56,6 +67,8 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
         return "wrong-dtype", "map the parameter to another column by `in`"
     if is_made_of(kind, want.domain):
         remedy = f"an op that reduces groups makes {want.domain} of {kind}, such as group.mean"
+        if kind == "segments":
+            remedy = "let it read columns of samples; segment.align brings what it writes to their segments"
         return f"{kind}-to-{want.domain}", remedy
     if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
         return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ROW_REMEDY * (want.axis is None)
@@ -67,6 +80,18 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     return "", ""
 
 
+def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
+    """Return the domain that a node makes: so many rows per row of the parent, or as many as it says."""
+    call, declared = node.called, node.op.declared
+    kind = str(declared.makes)
+    name = f"{kind}:{node.name}" if kind in domains else kind
+    times = (call.attributes[declared.times] if declared.times else 1) * declared.of_each
+    domain = GraphDomain(name, kind, node.name, parent, times)
+    most = call.value("most") if declared.counts else 0
+    most = most if isinstance(most, int) else 1  # it is missing, or open
+    return replace(domain, most=most, expected=min(float(call.value("expected", most)), most))
+
+
 def reduced(
     domains: Domains, node: Node, domain: GraphDomain, leaving: Set[str]
 ) -> tuple[GraphDomain, list[Problem]]:
@@ -76,19 +101,22 @@ def reduced(
     nodes ``leaving`` rows for a next round.
     """
     kind = next((port.type.domain for port in node.op.outputs), domain.kind)
-    if not is_made_of(domain.kind, kind):
+    if node.op.declared.makes or not is_made_of(read_as(node.op, domain.kind), kind):
         return domain, []
     law, problems = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}", []
     if node.op.declared.rows != "group":
         remedy = 'an op that reduces groups is declared so: @op(rows="group")'
         problems.append(Problem("part-of-group", f"{law}, and may see a part of it", node.mark, (), remedy))
-    if domain.filtered:
-        law += f", and reads the {domain.kind} that `{domain.maker}` keeps: of some there may be none"
-        remedy = (
-            f"reduce before the filter: leave out `rows: {domain.maker}`; the column can be read behind it"
-        )
-        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
     line = ancestors(domains, domain.name)
+    below = [made for made in line if is_made_of(made.kind, kind)]
+    if part := next((made for made in below if made.filtered), None):
+        law += f", and reads the {part.kind} that `{part.maker}` keeps: of some there may be none"
+        remedy = f"reduce before the filter: leave out `rows: {part.maker}`; the column can be read behind it"
+        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
+    elif any(made.most for made in below) and all(port.type.domain != kind for port in node.op.inputs):
+        law += f", and reads nothing of {kind}: of some there may be no {domain.kind}"
+        remedy = f"declare a parameter of {kind}, such as count: int64[{kind}]"
+        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
     if left := next((made.maker for made in line if made.maker in leaving), None):
         law += f", some of which `{left}` leaves for later iterations"
         remedy = f"replace: {{{left}: {{op: rollout, ...}}}}, which leaves none"

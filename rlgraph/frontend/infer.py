@@ -19,8 +19,10 @@ from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend.domains import (
     FILTER_REMEDY,
     line,
+    made_by,
     misfit,
     no_filter,
+    read_as,
     reduced,
     row_a_prompt,
     start,
@@ -47,10 +49,9 @@ def infer(graph: Graph) -> Graph:
     work = Inference(graph).walk()
     if work.problems:
         raise GraphError(work.problems)
-    nodes = [work.done[node.name] for node in graph.nodes]
+    nodes = (*(work.done[node.name] for node in graph.nodes), *work.parts.copies.values())
     notes = (*graph.notes, *work.axes.unknown.values())
-    nodes += work.parts.copies.values()
-    return replace(graph, nodes=(*nodes,), columns=work.columns, domains=work.domains, notes=notes)
+    return replace(graph, nodes=nodes, columns=work.columns, domains=work.domains, notes=notes)
 
 
 @dataclass
@@ -150,8 +151,8 @@ class Inference:
     def _cycle(self, needs: nx.DiGraph[str]) -> None:
         circle = [name for name, _ in nx.find_cycle(needs, min(needs))]
         law = "nodes wait for each other: " + " <- ".join([*circle, circle[0]])
-        remedy = "a node reads only what is written before it"
-        self.problem("cycle", law, self.graph.node(circle[0]).mark, remedy)
+        mark = self.graph.node(circle[0]).mark
+        self.problem("cycle", law, mark, "a node reads only what is written before it")
 
     def bind_node(self, node: Node) -> None:
         """Check what one node reads, and type what it writes."""
@@ -175,14 +176,19 @@ class Inference:
         makers = {made.maker for made in ancestors(self.domains, domain.name)}
         self.problems += self.axes.bind(node, asked, outs, makers)
         ins = {
-            name: self.parts.edge(column.name, domain)
+            # what a reduction declares with one row per group is read so
+            name: self.parts.edge(
+                column.name, rows if port.type.domain == rows.kind != domain.kind else domain
+            )
             for name, (port, column) in reads.items()
             if self.axes.is_here(port, column)
         }
+        ins = dict(sorted(ins.items(), key=lambda read: self.columns[read[1]].domain != domain.name))
         self.problems += wrong
         for port in node.op.outputs:
             column, name = outs[port.name], self.outs[node.name][port.name]
-            if same := self.parts.add(name, Column(column, port.type, rows.name, node.name)):
+            of = domain if port.name == node.op.declared.counts else rows
+            if same := self.parts.add(name, Column(column, port.type.over(of.kind), of.name, node.name)):
                 self.broken.add(name)
             if same and same.writer != node.name:
                 self.problems.append(two_writers(name, self.graph.node(same.writer), node, port.name))
@@ -203,12 +209,9 @@ class Inference:
         remedy = remedy or f"add a node that writes it, or map it: in: {{{column}: ...}}"
         if taken := self.graph.removed.get(column):
             law += f": node `{column}` is removed here"
-        asked = {
-            port: node.op.declared.when.get(port)
-            for port, (_, c) in self.ports[node.name].items()
-            if c == column
-        }
-        if attribute := next(filter(None, asked.values()), None):
+        when = node.op.declared.when
+        asked = [when.get(port) for port, (_, c) in self.ports[node.name].items() if c == column]
+        if attribute := next(filter(None, asked), None):
             remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
         self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
 
@@ -276,7 +279,7 @@ class Inference:
         want, have = port.type, column.type
         law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
         law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
-        wrong, remedy = misfit(want, have, self.domains[column.domain].kind)
+        wrong, remedy = misfit(want, have, read_as(node.op, self.domains[column.domain].kind))
         if wrong:
             drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
             self.problem(wrong, law, node.edited or node.mark, remedy, drawing)
@@ -284,14 +287,11 @@ class Inference:
 
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""
-        kind, times = node.op.declared.makes, node.op.declared.times
-        if kind is None:
+        if node.op.declared.makes is None:
             return domain
-        name = f"{kind}:{node.name}" if kind in self.domains else kind
-        copies = (node.called.attributes[times] if times else 1) * node.op.declared.of_each
-        self.domains[name] = GraphDomain(name, kind, node.name, domain.name or None, copies)
-        self.parts.kept[node.name] = name
-        return self.domains[name]
+        made = made_by(node, self.domains, domain.name or None)
+        self.parts.kept[node.name] = made.name
+        return self.domains.setdefault(made.name, made)
 
 
 def _by_chance(node: Node, port: Port) -> bool:

@@ -207,9 +207,11 @@ class ColumnParts:
         name = f"{column.name}/{domain.maker}" if domain.filtered else f"{column.name}*{domain.name}"
         kind = column.type.over(domain.kind)
         self.columns[name] = Column(name, kind, domain.name, name, copy_of=column.copy_of or column.name)
-        because = f"`{column.name}` has one row per prompt; its readers have {domain.times}, one per sample"
-        if domain.filtered:
-            because = f"its readers see only the rows that `{domain.maker}` keeps"
+        because = f"its readers see only the rows that `{domain.maker}` keeps"
+        if not domain.filtered:
+            above, one = (self.domains[d].kind.removesuffix("s") for d in (domain.parent or "", domain.name))
+            times = "any number" if domain.most else domain.times
+            because = f"`{column.name}` has one row per {above}; its readers have {times}, one per {one}"
         self.copies[column.name, domain.name] = Node(
             name=name,
             kind=Kind.SELECT if domain.filtered else Kind.REPEAT,

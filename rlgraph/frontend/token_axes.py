@@ -49,7 +49,10 @@ class TokenAxes:
             read[axis] = next((tokens for tokens in along if tokens.maker in makers), along[0])
             others = [c for c, tokens in zip(columns, along, strict=True) if tokens != read[axis]]
             if others:
-                yield self._others(node, others[0], read[axis])
+                kinds = (
+                    c.type.domain for c, whose in zip(columns, along, strict=True) if whose == read[axis]
+                )
+                yield self._others(node, others[0], read[axis], next(kinds))
         model = node.model or node.tokenizer
         if model:
             each = [tokens for axis in {*read.values()} for tokens in self.joined.get(axis, [axis])]
@@ -57,7 +60,9 @@ class TokenAxes:
         made = AxisOrigin(node.name, model or next((tokens.model for tokens in read.values()), None))
         for port in node.op.outputs:
             if port.type.axis:
-                self.columns[outs[port.name]] = read.get(port.type.axis, made)
+                # the tokens of rows that it makes are its own
+                own = node.op.declared.makes or port.type.axis not in read
+                self.columns[outs[port.name]] = made if own else read[port.type.axis]
                 if port.type.dtype == "boolean":
                     self.masks.setdefault(self.columns[outs[port.name]], outs[port.name])
 
@@ -74,15 +79,18 @@ class TokenAxes:
         axis = port.type.axis
         return axis not in self.here or self.columns[column.name] == self.here[axis]
 
-    def _others(self, node: Node, column: Column, tokens: AxisOrigin) -> Problem:
+    def _others(self, node: Node, column: Column, tokens: AxisOrigin, kind: str) -> Problem:
         other = self.columns[column.name]
         law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{other.maker}`; "
         law += f"the rest that it reads is along those of `{tokens.maker}`"
         remedy = f"map the parameter to a column along the tokens of `{tokens.maker}`, by `in`"
         if column.type.dtype == "float32" and not column.type.fixed:
             name, mask = f"{column.name}_here", self.masks.get(other, "MASK")
+            op = f"{{op: segment.align, on: {column.name}, in: {{values: {column.name}}}}}"
             remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
             remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
+            if kind != column.type.domain:
+                remedy = f"bring it to the {kind}: insert: {{{name}: {op}}}"
         return Problem("other-tokens", law, node.mark, (), remedy)
 
     def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Problem | None:

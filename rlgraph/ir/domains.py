@@ -33,15 +33,20 @@ class Route:
 
 @dataclass(frozen=True)
 class GraphDomain:
-    """A set of rows: ``times`` per row of the parent, some of the parent's, or those that a source makes."""
+    """A set of rows: ``times`` per row of the parent, some of the parent's, or those that a source makes.
+
+    Where each row of the parent has become as many as it has, that is ``expected`` as a rule, and ``most``.
+    """
 
     name: str
-    kind: str  # prompts or samples
+    kind: str  # prompts, samples or segments
     maker: str  # the node that makes it
     parent: str | None = None
     times: int = 1
     filtered: bool = False  # some of the parent's rows, not several for each
     parts: tuple[str, ...] = ()  # of a union, which has no parent: the domains whose rows it has
+    expected: float = 0.0
+    most: int = 0  # 0: there are ``times``
 
 
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:

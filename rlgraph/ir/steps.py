@@ -72,7 +72,7 @@ class Kind(StrEnum):
     RUN = "run", Facts("run {node} ({op}){with_model} on {where}", work="", rate="", in_place=True)
     REPEAT = (
         "repeat",
-        Facts("repeat {reads} for each sample on {where}", copies=True, in_place=True, layout="even"),
+        Facts("repeat {reads} for each {row} on {where}", copies=True, in_place=True, layout="even"),
     )
     SELECT = (
         "select",

@@ -10,6 +10,7 @@ from rlgraph.ops.column_types import other_tokens as other_tokens
 from rlgraph.ops.column_types import prompt_tokens as prompt_tokens
 from rlgraph.ops.column_types import prompts as prompts
 from rlgraph.ops.column_types import samples as samples
+from rlgraph.ops.column_types import segments as segments
 from rlgraph.ops.column_types import text as text
 from rlgraph.ops.column_types import tokens as tokens
 from rlgraph.ops.declare import Loop as Loop

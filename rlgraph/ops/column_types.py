@@ -50,7 +50,13 @@ class samples(Domain):
     answered, made_of = True, "prompts"
 
 
-DOMAINS: dict[str, type[Domain]] = {"prompts": prompts, "samples": samples}
+class segments(Domain):
+    """One row per context that a model saw: any number for each sample."""
+
+    answered, made_of = True, "samples"
+
+
+DOMAINS: dict[str, type[Domain]] = {"prompts": prompts, "samples": samples, "segments": segments}
 
 
 def is_made_of(domain: str, other: str) -> bool:

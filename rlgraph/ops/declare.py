@@ -29,7 +29,8 @@ RowScope = Literal["each", "group", "all"]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
 # response; at which temperature samples are drawn or scored; whether sampling is cut to a nucleus (below 1);
 # the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out;
-# that a serve engine tells which experts it chose
+# that a serve engine tells which experts it chose; how many rows one becomes, as a rule and at most, of an op
+# with ``counts``; that a sample may be several contexts, of which a model sees one at a time
 Role = Literal[
     "rows",
     "prompt_limit",
@@ -40,8 +41,12 @@ Role = Literal[
     "epochs",
     "keep",
     "routing",
+    "expected",
+    "most",
+    "contexts",
 ]
-STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs")  # the plan is made for one value of these
+# the plan is made for one value of these
+STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs", "expected", "most", "contexts")
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 Body = TypeVar("Body", bound=Callable[..., Any])
 
@@ -111,9 +116,12 @@ class Declaration:
     Attributes:
         rows: which rows one call needs to see: ``each`` (any part of them), ``group`` (all samples of a
             prompt), ``all`` (the whole batch).
-        makes: the domain that the op makes: ``prompts`` or ``samples``. A source makes it from nothing.
+        makes: the domain that the op makes: ``prompts``, ``samples`` or ``segments``. A source makes it from
+            nothing.
         times: the attribute that says how many rows each input row becomes.
         of_each: rows that it makes of each that ``times``, or a source's role ``rows``, counts: 2 of pairs.
+        counts: where their number varies, the int64 column of what it writes, one value per input row, that
+            says how many each has become; an attribute has the role ``most``.
         updates: whether it writes the next version of its model.
         head: the head that its model must have, ``lm``, ``value`` or ``any``.
         when: optional column, or an attribute -> attribute; the first is read, or written, only where the
@@ -144,6 +152,7 @@ class Declaration:
     makes: str | None = None
     times: str | None = None
     of_each: int = 1
+    counts: str | None = None
     updates: bool = False
     head: str = "lm"
     when: Mapping[str, str] = field(default_factory=dict)

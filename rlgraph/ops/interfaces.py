@@ -102,6 +102,7 @@ class Totals:
 
     tokens: int
     sequences: int
+    lengths: Any = None  # int64 [rows of the micro-batch]: tokens of each one's sequence, if merged
 
 
 Batch = Mapping[str, Any]
@@ -138,6 +139,7 @@ class TrainEngine(Protocol):
         epochs: int = 1,
         temperature: float = 1.0,
         entropy: bool = False,
+        merged: bool = False,
     ) -> dict[str, float]:
         """Train on the rows of this rank; ``minibatches`` optimizer steps an epoch.
 
@@ -149,10 +151,12 @@ class TrainEngine(Protocol):
                 mini-batch's over micro-batches and ranks) and metrics as (sum, count), or (largest, None).
             rows: int64 ``[rows]``, this rank's row numbers in the whole batch; row r of R belongs to
                 mini-batch ``r * minibatches // R``.
-            total_rows: R, the rows of the whole batch over all ranks.
+            total_rows: R, the rows of the whole batch over all ranks. Of segments both are of samples: rows
+                then have one number that are of one sample.
             minibatches: how many optimizer steps one pass over the batch makes; ``epochs``, how many passes.
             temperature: what the logits are divided by.
             entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
+            merged: whether rows of one number count as one sequence in the totals.
 
         Returns:
             Metrics, the same on every rank: the objective's as means or as the largest, ``loss``,
@@ -174,6 +178,8 @@ class Context:
     rows: Sequence[int] = ()  # numbers in the whole batch of the op's output rows; input rows for a rollout
     total_rows: int = 0
     position: int = 0  # rows of a data source that earlier iterations took
+    samples: Sequence[int] = ()  # of segments, the number of each row's sample; of others nothing
+    total_samples: int = 0
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     state: dict[str, Any] = field(
         default_factory=dict

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from rlgraph.ops.column_types import ColumnType, is_column, strip_none
+from rlgraph.ops.column_types import DOMAINS, ColumnType, is_column, strip_none
 from rlgraph.ops.declare import Declaration, Hook, Op, OpError, Port, attributes_model
 from rlgraph.ops.interfaces import Context, ServeEngine, Tokenizer, TrainEngine
 
@@ -53,13 +53,16 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
     if any(port.type.axis == "other_tokens" for port in outputs):
         raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
-    if len(kinds := {port.type.domain for port in outputs}) > 1:
+    kinds = {port.type.domain for port in outputs if port.name != declared.counts}
+    if len(kinds) > 1:
         raise OpError(
             f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}; an op writes rows of one"
         )
     if declared.columns and (declared.columns not in fields or not all(port.name for port in outputs)):
         law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
         raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
+    if declared.counts:
+        _check_counts(name, declared, outputs)
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
         raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
     op = Op(
@@ -78,6 +81,16 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     if declared.beside and (op.engine or not inputs):
         raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
     return op
+
+
+def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -> None:
+    """Check that an op says how many rows each one has become, and how many that are at most (OpError)."""
+    parent = DOMAINS[declared.makes].made_of if declared.makes in DOMAINS else None
+    counts = next((port.type for port in outputs if port.name == declared.counts), None)
+    if counts is None or counts != f"int64[{parent}]" or "most" not in declared.roles:
+        law = f"op {name}: its `counts` names a column int64[{parent}] that it writes, how many "
+        law += f"{declared.makes} each of the {parent} has become, and an attribute has the role `most`"
+        raise OpError(f'{law}: @op(makes="segments", counts="count", roles={{"most": "most"}})')
 
 
 def _hook(hint: Any) -> tuple[type[Hook], bool] | None:

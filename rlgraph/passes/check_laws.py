@@ -36,7 +36,8 @@ def assume(graph: Graph) -> Graph:
         for view in [view for view in views if sampler(view, node.domain)] or views
         if (problem := LAWS[law](view, node, call))
     ]
-    problems += [problem for node in oldest.nodes if (problem := _rows_for_each(oldest, node))]
+    laws = (_rows_for_each, _one_context)
+    problems += [problem for node in oldest.nodes for law in laws if (problem := law(oldest, node))]
     if problems:
         raise GraphError(dict.fromkeys(problems))
     return replace(graph, notes=graph.notes + _cut_groups(graph))
@@ -76,6 +77,21 @@ def _rows_for_each(graph: Graph, node: Node) -> Problem | None:
     law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
     remedy = f"set: {{{node.name}.{node.called.name_of('minibatches')}: {rows}}}, or fewer"
     return refusal("few-rows", law, graph, node, [maker.name], remedy)
+
+
+def _one_context(graph: Graph, node: Node) -> Problem | None:
+    """A model reads one context at a time, though a sample may be several."""
+    domain = next((domain for domain in graph.ancestors(node.domain) if not domain.filtered), None)
+    if not (node.call and node.op.engine == "train" and domain):
+        return None
+    maker = graph.node(domain.maker)
+    if not (maker.call and maker.called.value("contexts", False)):
+        return None
+    law = f"node `{node.name}` ({node.op.name}) reads whole samples of `{maker.name}`, whose policy "
+    law += "forgets: it never saw all of a sample's tokens in one context"
+    remedy = "add: {segments: {op: segment.contexts}}, and let it read segment_tokens and segment_mask; or "
+    remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
+    return refusal("several-contexts", law, graph, node, [maker.name], remedy)
 
 
 def _cut_groups(graph: Graph) -> tuple[str, ...]:

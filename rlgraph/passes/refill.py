@@ -34,8 +34,7 @@ def refill(graph: Graph) -> Graph:
     for node in filters if not problems else ():
         graph = _collected(graph, node)
         inside = members(graph, graph.node(f"collect:{node.name}"))
-        checks = (_source_given, _whole_groups, _read_outside, _one_leaves, _same_lead, _keeps_no_state)
-        problems += [p for check in checks for p in check(graph, graph.regions[node.name], inside)]
+        problems += [p for check in REGION_LAWS for p in check(graph, graph.regions[node.name], inside)]
     if problems:
         raise GraphError(problems)
     return graph
@@ -178,6 +177,16 @@ def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterato
         yield Problem("two-partial", law, leaving[1].mark, (), remedy)
 
 
+def _none_varies(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
+    """Check that no step of a round makes a number of rows that varies."""
+    for node in inside:
+        if node.call and node.op.declared.counts:
+            law = f"`{region.filter}` refills, and `{node.name}` ({node.op.name}), which it repeats, makes a "
+            law += "number of rows that varies: rounds count rows before they come"
+            remedy = f"set: {{{region.filter}.refill: false}}, or refill by a filter before `{node.name}`"
+            yield Problem("varying-refill", law, node.mark, (), remedy)
+
+
 def _same_source(graph: Graph, filters: Sequence[Node]) -> Iterator[Problem]:
     """Check that the steps behind a source are repeated for one filter."""
     first: dict[str, Node] = {}
@@ -201,3 +210,14 @@ def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator
             remedy = f"set: {{{node.name}.rows: {region.filter}}}"
             yield Problem("region-ahead", law, node.mark, (), remedy)
             return
+
+
+REGION_LAWS = (
+    _source_given,
+    _whole_groups,
+    _read_outside,
+    _one_leaves,
+    _none_varies,
+    _same_lead,
+    _keeps_no_state,
+)

@@ -90,4 +90,7 @@ def _domain(domain: GraphDomain) -> str:
         return domain.name + (f", the rows of {' and of '.join(domain.parts)}" if domain.parts else "")
     if domain.filtered:
         return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"
+    if domain.most:
+        rows = f"{domain.expected:g} rows for each of {domain.parent} expected, {domain.most} at most"
+        return f"{domain.name}, {rows}"
     return f"{domain.name}, {domain.times} row{'s' * (domain.times != 1)} for each of {domain.parent}"

@@ -198,6 +198,7 @@ def sentence(step: Step) -> str:
         with_model=models and f" with {models}",
         where=f"{step.pool}[{devices}]",
         reads=", ".join(step.reads),
+        row=re.sub(r".*\*|s(:.*)?$", "", ", ".join(step.writes)),  # sample, of a copy `answer*samples`
         region=step.region,
         parts=" and ".join(step.parts),
         holders=", ".join(step.models),

@@ -209,6 +209,8 @@ def _made(op: Op) -> str:
         return ""
     if op.source:
         return f"rows from nothing: a new domain of {makes}"
+    if op.declared.counts:
+        return f"a new domain of {makes}: for each row that it reads as many as `{op.declared.counts}` says"
     return f"a new domain of {makes}" + (f": `{times}` for each row that it reads" if times else "")
 
 

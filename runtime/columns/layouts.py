@@ -45,6 +45,17 @@ def children(layout: Layout, times: int) -> Layout:
     return [(rows[:, None] * times + np.arange(times)).reshape(-1) for rows in layout]
 
 
+def segments(layout: Layout, counts: Any) -> Layout:
+    """Return the layout of a domain with ``counts``, int64 ``[rows]``, rows for each row of this one.
+
+    Example:
+        >>> [rows.tolist() for rows in segments([np.array([0, 1]), np.array([2])], np.array([2, 0, 3]))]
+        [[0, 1], [2, 3, 4]]
+    """
+    number = np.arange(len(counts)).repeat(counts)
+    return [np.flatnonzero(np.isin(number, rows)) for rows in layout]
+
+
 def some(layout: Layout, rows: Any) -> Layout:
     """Return the layout of the part of a domain that a filter kept: each row stays where it was.
 
@@ -53,14 +64,15 @@ def some(layout: Layout, rows: Any) -> Layout:
     return [np.searchsorted(rows, held[np.isin(held, rows)]) for held in layout]
 
 
-def balanced(work: Any, devices: int, minibatches: int) -> Layout:
+def balanced(work: Any, devices: int, minibatches: int, number: Any = None, total: int = 0) -> Layout:
     """Return rows spread so that in each mini-batch the devices have nearly equal work.
 
-    Work is int64 ``[rows]``, in any unit; row r of R belongs to mini-batch ``r * minibatches // R``.
+    Work is int64 ``[rows]``, in any unit; row r of R belongs to mini-batch ``r * minibatches // R``, or, of
+    segments, all of sample r of R: their ascending ``number``, int64 ``[rows]``, out of a ``total``.
     """
-    rows = len(work)
-    device = np.zeros(rows, np.int64)
-    cuts = -(-rows * np.arange(minibatches + 1) // minibatches)
+    number, total = (np.arange(len(work)), len(work)) if number is None else (number, total)
+    device = np.zeros(len(work), np.int64)
+    cuts = np.searchsorted(number * minibatches // max(total, 1), np.arange(minibatches + 1))
     for first, end in pairwise(cuts):
         device[first:end] = spread(work[first:end], devices)
     order, counts = np.argsort(device, kind="stable"), np.bincount(device, minlength=devices)

@@ -52,12 +52,13 @@ def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
     read = columns[step.reads[0]].domain
     if step.facts.layout == "even":  # each row of what it reads several times
         copied = columns[step.writes[0]].domain
-        return rows.known_by(copied) | rows.known_by(read, step.layout) if rows.is_partial(copied) else ()
+        return rows.known_by(copied) | rows.known_by(read, step.layout) if rows.is_reported(copied) else ()
     events = rows.known_by(read, step.layout)
     if step.facts.layout == "filter":
         events |= rows.known_by(columns[step.writes[0]].domain)
     if step.facts.keeps_types:  # it brings rows from where they lie
-        events |= {event for name in step.reads for event in rows.known_by(read, columns[name].layout)}
+        brought = [columns[name] for name in step.reads]
+        events |= {e for c in brought for at in (c.layout, step.layout) for e in rows.known_by(c.domain, at)}
     return events
 
 

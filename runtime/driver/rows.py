@@ -15,6 +15,7 @@ from rlgraph.costs.workload import row_work
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout
+from rlgraph.ops.column_types import is_made_of
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.columns.layouts import Layout
 from rlgraph.runtime.driver.row_buffer import BufferedRows
@@ -60,14 +61,15 @@ class Rows:
         if parts := self.domains[domain].parts:
             return {event for part in parts for event in self.known_by(part, layout)}
         parent, step = self.domains[domain].parent, self.makers.get(domain)
-        events = self.known_by(parent, step.layout if step and step.leaves else NONE) if parent else set()
-        if step and (parent is None or step.leaves or layout.way == "balanced"):  # which goes by lengths
+        reported = self.is_reported(domain)
+        events = self.known_by(parent, step.layout if step and reported else NONE) if parent else set()
+        if step and (parent is None or reported or layout.way == "balanced"):  # which goes by lengths
             events.add(step.id)
         return events
 
-    def is_partial(self, domain: str) -> bool:
-        """Return whether the rows of a domain may be made of some of its parent's alone."""
-        return domain in self.makers and bool(self.makers[domain].leaves)
+    def is_reported(self, domain: str) -> bool:
+        """Return whether a report says how many rows of a domain each row of its parent has become."""
+        return domain in self.makers and bool(self.makers[domain].leaves or self.domains[domain].most)
 
     def source_events(self, node: str) -> set[Awaited]:
         """Return what says how many rows a data source gives."""
@@ -89,6 +91,8 @@ class Rows:
             return sum(map(self.count, own.parts))
         if own.parent is None:
             return len(self.report(self.makers[domain], 0).lengths)
+        if own.most:
+            return int(self.counts(domain).sum())
         whole = self.whole(domain)
         return own.times * (self.count(own.parent) if whole is None else len(whole))
 
@@ -101,7 +105,8 @@ class Rows:
 
     def _laid(self, domain: str, name: RowLayout, pool: str) -> Layout:
         if name.way == "balanced":
-            return layouts.balanced(self.work(domain), self.pools[pool], name.minibatches)
+            samples = self.samples(domain)
+            return layouts.balanced(self.work(domain), self.pools[pool], name.minibatches, *samples)
         if name.way == "one":
             return layouts.one(self.count(domain), self.pools[pool])
         assert name.way == "even", name
@@ -120,6 +125,8 @@ class Rows:
             return layouts.some(self.layout(own.parent, name, pool), self.origin(domain))
         if own.parent is None:
             return layouts.even(self.count(domain), devices)
+        if own.most:
+            return layouts.segments(self.layout(own.parent, name, pool), self.counts(domain))
         above, whole = self.layout(own.parent, name, pool), self.whole(domain)
         return layouts.children(above if whole is None else layouts.some(above, whole), own.times)
 
@@ -151,8 +158,29 @@ class Rows:
         return np.rint(row_work(lengths, lengths**2, attention_share(self.models))).astype(np.int64)
 
     def above(self, domain: str) -> str:
-        """Return the domain of which a filtered one is a part."""
+        """Return the domain of which another was made."""
         return str(self.domains[domain].parent)
+
+    def counts(self, domain: str) -> Any:
+        """Return int64 ``[rows of the parent]``: how many each has become, where their number varies."""
+        step, above = self.makers[domain], self.above(domain)
+        counts, held = np.zeros(self.count(above), np.int64), self.layout(above, step.layout, step.pool)
+        for device in step.devices:
+            counts[held[device]] = self.report(step, device).counts
+        return counts
+
+    def samples(self, domain: str) -> tuple[Any, int]:
+        """Return int64 ``[rows]``, the number of the sample that each row is a segment of, and their count.
+
+        Of rows that are no segments, they are themselves.
+        """
+        own = self.domains[domain]
+        if not is_made_of(own.kind, "samples"):
+            return np.arange(count := self.count(domain)), count
+        number, total = self.samples(self.above(domain))
+        if domain in self.filters:
+            return number[self.origin(domain)], total
+        return number.repeat(self.counts(domain) if own.most else own.times), total
 
     def whole(self, domain: str) -> Any:
         """Return int64, ascending: the rows that made a domain where some are unfinished; else None."""

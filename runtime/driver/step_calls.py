@@ -11,6 +11,7 @@ import numpy as np
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Step
 from rlgraph.ir.steps import MOVES, Kind, complete
+from rlgraph.ops.column_types import is_made_of
 from rlgraph.runtime.driver.adaptive import adapted
 from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.driver.row_buffer import Arguments, end_to_end, gathering
@@ -53,13 +54,18 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
         asks=None if domain else execution.asks,
         resumes=execution.asks is not None,
     )
+    kind = execution.domains[domain].kind if domain else ""
+    samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
 
     def inputs(device: int) -> Arguments:
         held = () if rows is None else rows[device]
         begun, left = execution.taken_up(step, held)
         numbers = () if rows is None else execution.numbers(domain)[held]
         parts = [execution.part(column, device) for column in step.reads]
-        return (step.node, replace(scope, rows=numbers, begun=begun)), (*parts, *left)
+        own = replace(scope, rows=numbers, begun=begun)
+        if samples is not None:
+            own = replace(own, samples=samples[held], total_samples=total)
+        return (step.node, own), (*parts, *left)
 
     leaves = 0 if execution.asks is None else step.leaves
     return [replace(call, leaves=leaves) for call in _each(step, "run", inputs)]
@@ -90,18 +96,23 @@ def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
     domain = execution.domains[execution.columns[copy].domain]
     times, whole = domain.times, execution.rows.whole(domain.name)
-    if whole is None:
+    if whole is None and not domain.most:
         return _each(step, "repeat", lambda device: ((times,), (execution.part(column, device),)))
     held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
-    places = [np.flatnonzero(np.isin(rows, whole)).repeat(times) for rows in held]
+    if domain.most:
+        counts = execution.rows.counts(domain.name)
+        places = [np.arange(len(rows)).repeat(counts[rows]) for rows in held]
+    else:
+        places = [np.flatnonzero(np.isin(rows, whole)).repeat(times) for rows in held]
     return _each(step, "select", lambda device: ((places[device],), (execution.part(column, device),)))
 
 
 def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:
     """Return calls by which devices gather their rows of the new layout from the parts of any pool."""
-    target = execution.rows.layout(execution.columns[step.reads[0]].domain, step.layout, step.pool)
-    columns = [execution.selection(column) for column in step.reads]
-    return _each(step, "repartition", lambda at: gathering([c.take(target[at]) for c in columns]))
+    domains = [execution.columns[column].domain for column in step.reads]
+    targets = [execution.rows.layout(domain, step.layout, step.pool) for domain in domains]
+    pairs = [*zip(map(execution.selection, step.reads), targets, strict=True)]
+    return _each(step, "repartition", lambda at: gathering([c.take(target[at]) for c, target in pairs]))
 
 
 def _merge(execution: Execution, step: Step) -> list[WorkerCall]:

@@ -33,6 +33,8 @@ class Scope:
     asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
     resumes: bool = False  # whether an op's unfinished rows are taken up again
     state: str = ""  # JSON, of the node whose state the op has; "": none yet
+    samples: Any = ()  # of segments, int64: the number of each row's sample; ``total_samples``: 0 of others
+    total_samples: int = 0
     begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
 
@@ -44,6 +46,7 @@ class Report:
     end: float
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
+    counts: Any = None  # int64 [rows read]: how many rows each has become, where that varies
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
     used: Usage = field(default_factory=Usage)
     whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some

@@ -48,7 +48,7 @@ class OpCall:
         """Return what the op returns for columns by their names; None where there are no rows."""
         function = self.function
         op = registry.load(function.target)
-        if columns and op.engine is None and not len(context.rows):
+        if columns and op.engine is None and not any(map(len, columns.values())):
             return None  # no rows, nothing to compute
         arguments: dict[str, Any] = dict(function.attributes)
         arguments |= {} if self.scope.asks is None else {function.roles["rows"]: self.scope.asks}
@@ -122,15 +122,31 @@ class OpCall:
         """
         outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
         values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
-        none = columns and not len(context.rows)
+        none = columns and not any(map(len, columns.values()))
         parts = [
             empty(kinds[column])
             if value is None and none
             else self._wanted(column, columns, context).packed(value)
             for column, value in zip(outs.values(), values, strict=True)
         ]
-        together(self._named, [*outs.values()], parts)
+        rows, counts = made(self.function, parts)
+        together(self._named, [outs[name] for name in rows], [*rows.values()])
+        if counts is not None:
+            self._check_counts(counts, len(next(iter(rows.values()))), next(iter(rows)), context)
         return parts
+
+    def _check_counts(self, counts: Part, rows: int, output: str, context: Context) -> None:
+        """Check how many rows each has become: together as many as there are, and none more than planned."""
+        numbers = counts.near().values
+        most = self.plan.domain(self.scope.phase, self.function.outs[output]).most
+        if (numbers < 0).any() or numbers.sum() != rows:
+            law = f"{self._named} returned {rows} rows, and counts that sum to {numbers.sum()}"
+            raise ColumnError(f"{law}\n  return as many rows as the counts say, those of a row together")
+        if (numbers > most).any():
+            row = int(numbers.argmax())
+            law = f"{self._named} made {numbers[row]} rows of row {context.rows[row]}: {most} are the most"
+            remedy = f"set: {{{self.node}.{self.function.roles['most']}: {numbers[row]}}}"
+            raise ColumnError(f"{law}\n  {remedy}, or more")
 
     def _line(self, domain: str) -> list[GraphDomain]:
         return ancestors(self.plan.domains[self.scope.phase], domain)
@@ -143,17 +159,19 @@ class OpCall:
         """Return what a column has to be, on the rows that this worker read."""
         plan = self.plan.columns[self.scope.phase]
         own, read = plan[column], {plan[name].domain: part for name, part in columns.items()}
+        ports = registry.load(self.function.target).inputs
+        along = {self.function.ins.get(port.name) for port in ports if port.type.axis == own.type.axis}
         alike = [
             part.lengths
             for name, part in columns.items()
-            if own.type.axis and (plan[name].domain, plan[name].type.axis) == (own.domain, own.type.axis)
+            if own.type.axis and name in along and plan[name].domain == own.domain
         ]
         rows, domain = None, self.plan.domains[self.scope.phase][own.domain]
         if own.domain in read:
             rows = len(read[own.domain])
         elif domain.parent in read:
             whole = len(context.rows) if context.whole is None else len(context.whole)
-            rows = domain.times * whole
+            rows = None if domain.most else domain.times * whole
         elif above := [name for name in read if own.domain in {d.name for d in self._line(name)}]:
             below = takewhile(lambda d: d.name != own.domain, self._line(above[0]))
             rows = len(read[above[0]]) // prod(made.times for made in below)
@@ -161,10 +179,22 @@ class OpCall:
         return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite)
 
 
+def made(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:
+    """Return what an op wrote by the op's names; beside it the counts of an op that says such."""
+    rows = dict(zip(function.outs, outputs, strict=True))
+    return rows, rows.pop(registry.load(function.target).declared.counts or "counts of none", None)
+
+
 def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
-    """Return what a report says of the rows that an op wrote: their lengths, and which a filter keeps."""
+    """Return what a report says of the rows that an op wrote: lengths, counts, which a filter keeps."""
     if not outputs:
         return {}
-    ragged = next((part for part in outputs if part.offsets is not None), outputs[0])
+    rows, counts = made(function, outputs)
+    ragged = next((part for part in rows.values() if part.offsets is not None), next(iter(rows.values())))
     filters = registry.load(function.target).declared.filters
-    return {"lengths": ragged.lengths, "kept": np.flatnonzero(outputs[0].near().values) if filters else None}
+    kept = np.flatnonzero(outputs[0].near().values) if filters else None
+    return {
+        "lengths": ragged.lengths,
+        "kept": kept,
+        "counts": None if counts is None else counts.near().values,
+    }

@@ -166,6 +166,7 @@ class Worker(Process):
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
         context.state = json.loads(scope.state or "{}")
+        context.samples, context.total_samples = scope.samples, scope.total_samples
         context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
         for name, value in function.varying.items():
             context.record(name, value, count=1)

@@ -15,10 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.nodes.agent.chat import Chat, single_turn
+from rlgraph.errors import RunError
+from rlgraph.nodes.agent.chat import Chat, single_turn, tool_loop
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
 from rlgraph.nodes.rollout.rollout import rollout
+from rlgraph.nodes.score.segment import contexts
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Generation, Loop, Parser, Request, Sampling, Tool
 from rlgraph.runtime.demo_tools import make_model
@@ -203,6 +205,33 @@ def test_a_loop_of_ones_own_speaks_for_others(engine: Recorded) -> None:
     for ids, answer in zip(out.tokens.tolist(), "abc", strict=True):
         assert engine.tokenizer.decode(ids).count(f"<|user|>not {answer}<|end|><|assistant|>") == 2
     assert out.turns.tolist() == [2, 2, 2]
+
+
+def test_segments_are_the_contexts_that_the_engine_read(engine: Recorded) -> None:
+    def echo(text: str) -> str:
+        return text[:2]
+
+    decode, mark = engine.tokenizer.decode, "e"
+    loop, tools = looped(tool_loop, forget=mark), {"echo": tool(echo)}
+    found = converse(engine, n=3, max_new_tokens=80, tools=tools, parser=ALWAYS, loop=loop, forgets=True)
+    made = contexts(found.tokens, found.loss_mask, found.forgotten, most=8)
+    rows = made.segment_tokens.tolist()
+    assert len(rows) > len(found.tokens) == int((made.segment_count > 0).sum())
+    trained = {(tuple(row[:end]), end) for row in rows for end in range(len(row) + 1)}
+    read = [(tuple(prompt) + tuple(new), len(prompt) + len(new)) for prompt, new in engine.seen]
+    assert {*read} <= trained
+    assert sum(len(new) for _, new in engine.seen) == int(made.segment_mask.values.sum())
+    hidden = [found.tokens[row][found.forgotten[row] > 0].tolist() for row in range(len(found.tokens))]
+    assert any(hidden) and all(mark in decode(ids[-1:]) for ids in hidden if ids)
+
+
+def test_a_loop_forgets_only_where_the_rollout_says_so(engine: Recorded) -> None:
+    async def forgetful(chat: Chat) -> None:
+        await chat.turn()
+        chat.forget(0, 1)
+
+    with pytest.raises(RunError, match="forgets: true"):
+        converse(engine, loop=looped(forgetful))
 
 
 def test_turns_of_one_sample_may_be_asked_for_at_the_same_time(engine: Recorded) -> None:

@@ -53,6 +53,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {  # of ops that have some without a def
     "correction.reject": {"threshold": 0.9},
     "filter.threshold": {"min": 0.5},
     "filter.widest": {"groups": 2},
+    "segment.contexts": {"most": 4},
 }
 MODELS = {"values": "critic", "update.critic": "critic", "reward.model": "reward", "update.copy": "ref"}
 
@@ -70,7 +71,18 @@ def loss_mask() -> Ragged:
     )
 
 
+def places() -> Ragged:
+    """Each token's place in its row."""
+    return tokens().like(tokens().place_of)
+
+
+def forgotten() -> Ragged:
+    """The first two tokens of a row are seen up to its fifth."""
+    return tokens().like(torch.where(tokens().place_of < 2, 5, 0))
+
+
 OF_ROWS = {"tokens": tokens, "values_tokens": tokens, "loss_mask": loss_mask, "values_mask": loss_mask}
+OF_ROWS |= {"segment_mask": loss_mask, "segment_places": places, "forgotten": forgotten}
 
 
 def column(name: str, kind: str) -> Any:
@@ -129,6 +141,7 @@ def run(worker: Worker, function: Function, parts: dict[str, Part], kinds: dict[
     domains = {
         "prompts": GraphDomain("prompts", "prompts", ""),
         "samples": GraphDomain("samples", "samples", "", "prompts", times),
+        "segments": GraphDomain("segments", "segments", "", "samples", most=4),
     }
     made = {"functions": {"node": function}, "columns": columns, "domains": domains}
     plan = replace(worker.plan, **{name: {"train": value} for name, value in made.items()})

@@ -193,13 +193,19 @@ def mini_batches(
     device: torch.device,
     group: dist.ProcessGroup,
     alike: int = 1,
+    merged: bool = False,
 ) -> list[MiniBatch]:
     """Return this rank's part of each mini-batch, with counts over all ranks. A collective.
 
     ``columns`` are of this rank's rows, which so many consecutive ranks have ``alike``; for ``rows``,
-    ``total_rows`` and ``minibatches`` see ``minibatch_rows``.
+    ``total_rows`` and ``minibatches`` see ``minibatch_rows``. With ``merged`` rows of one number are one
+    sequence: totals count the numbers, and ``sequence_tokens`` are those of each row's sequence.
     """
     mine = minibatch_rows(rows, total_rows, minibatches)
+    if merged:
+        per_number = torch.zeros(total_rows, dtype=torch.int64).index_add(0, rows, columns["loss_mask"].sum())
+        columns = {**columns, "sequence_tokens": over_ranks(per_number, group)[::alike].sum(0)[rows]}
+        numbers = minibatch_rows(torch.arange(total_rows), total_rows, minibatches)
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
     tokens = columns["loss_mask"].sum()
     read = [sum(batch.read for batch in several) for several in batches]
@@ -207,6 +213,8 @@ def mini_batches(
     # [ranks, minibatches, 4], of the ranks that have the same rows the first
     ranks = over_ranks(torch.tensor(counts), group)[::alike]
     sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
+    if merged:
+        sums = [[n, len(several), *rest] for (n, _, *rest), several in zip(sums, numbers, strict=True)]
     return [
         MiniBatch(b, Totals(tokens=n, sequences=k), passes, read)
         for b, (n, k, _, read), passes in zip(batches, sums, most, strict=True)

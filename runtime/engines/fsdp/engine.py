@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,7 @@ class FsdpEngine:
         epochs: int = 1,
         temperature: float = 1.0,
         entropy: bool = False,
+        merged: bool = False,
     ) -> dict[str, float]:
         """Train; see ``TrainEngine.update``.
 
@@ -272,7 +274,7 @@ class FsdpEngine:
         pooled, _ = self.rows.pooled({**columns, ROW: rows})
         rows = pooled.pop(ROW)
         self._check_lengths(pooled["tokens"])
-        ranks = self.group, self.rows.ranks
+        ranks = self.group, self.rows.ranks, merged
         plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, *ranks)
         with expandable_segments(self.device):
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
@@ -509,7 +511,8 @@ class FsdpEngine:
                 reduce_with_the_last(self.shards, last, whole=not self.reshard)
                 if index < len(minibatch.batches):
                     batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
-                    loss, metrics = objective(batch, minibatch.totals)
+                    totals = replace(minibatch.totals, lengths=batch.pop("sequence_tokens", None))
+                    loss, metrics = objective(batch, totals)
                     if self.rows.rank == 0:  # the others have the same
                         metric_sums.add(loss, metrics)
                     if self.balance:

@@ -1,0 +1,95 @@
+"""Samples cut into segments, the contexts that a model saw of them, each a row to train on.
+
+a sample     Q  think A  tool  think B  tool  C       thinking is forgotten once its turn has ended
+segments     Q  think A                               each token that the policy wrote is trained
+             Q        A  tool  think B                once, behind what it saw when it wrote it
+             Q        A  tool        B  tool  C
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, PositiveFloat
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.ops import op
+from rlgraph.ops.column_types import boolean, float32, int64, other_tokens, samples, segments, tokens
+
+
+class Contexts(NamedTuple):
+    """The columns that ``segment.contexts`` writes."""
+
+    segment_tokens: int64[segments, tokens]
+    segment_mask: boolean[segments, tokens]
+    segment_places: int64[segments, tokens]
+    segment_count: int64[samples]
+
+
+@op(makes="segments", counts="segment_count", roles={"expected": "expected", "most": "most"})
+def contexts(
+    tokens: int64[samples, other_tokens],
+    loss_mask: boolean[samples, other_tokens],
+    forgotten: int64[samples, other_tokens],
+    *,
+    most: Annotated[int, Field(ge=1)],
+    expected: PositiveFloat = 2.0,
+) -> Contexts:
+    """The contexts that a policy saw of a sample in which it forgot tokens, one row for each.
+
+    A token at place i of a sample was written behind those tokens j < i with forgotten_j = 0 or
+    forgotten_j > i: what ``rollout.agent`` with ``forgets: true`` writes. A segment goes from one length at
+    which something was forgotten to the next, behind what was still seen then; ``segment_mask`` is the loss
+    mask on its own tokens, so that each is trained once. A segment without such a token is left out, and a
+    sample that has none at all has no segment. ``segment_places`` says where in the sample each token stands,
+    from 0, and ``segment_count`` how many segments it has.
+
+    Attributes:
+        most: segments of a sample, at most; one that has more ends the run.
+        expected: how many it has as a rule, for the prediction of time, above 0.
+
+    Example:
+        segments: {op: segment.contexts, most: 8}
+    """
+    places, lengths, counts, masks = [], [], [], []
+    for row in range(len(tokens)):
+        length, mask = forgotten[row], loss_mask[row]
+        place = torch.arange(len(length))
+        cuts = [0, *length[length > 0].unique().tolist(), len(length)]
+        own = [mask & (place >= first) & (place < end) for first, end in pairwise(cuts)]
+        ends = [end for end, trained in zip(cuts[1:], own, strict=True) if trained.any()]
+        own = [trained for trained in own if trained.any()]
+        seen = [(place < end) & ((length == 0) | (length >= end)) for end in ends]
+        places += [place[kept] for kept in seen]
+        masks += [trained[kept] for trained, kept in zip(own, seen, strict=True)]
+        lengths += [int(kept.sum()) for kept in seen]
+        counts.append(len(seen))
+    count = torch.tensor(counts, dtype=torch.int64)
+    where = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
+    first = where.spread(tokens.offsets[:-1].repeat_interleave(count)).values
+    mask = where.like(_joined(masks, torch.bool))
+    return Contexts(where.like(tokens.values[first + where.values]), mask, where, count)
+
+
+@op()
+def align(
+    values: float32[samples, other_tokens],
+    segment_places: int64[segments, tokens],
+    segment_mask: boolean[segments, tokens],
+) -> float32[segments, tokens]:
+    """Numbers of a sample's tokens, such as advantages, at the same tokens of its segments.
+
+    The value at a token in ``segment_mask`` is that at ``segment_places`` of the sample; 0 elsewhere.
+
+    Example:
+        segment_advantages: {op: segment.align, in: {values: advantages}}
+    """
+    first = segment_places.spread(values.offsets[:-1]).values
+    there = values.values[first + segment_places.values]
+    return segment_places.like(torch.where(segment_mask.values, there, 0))
+
+
+def _joined(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat([torch.empty(0, dtype=dtype), *parts])
