@@ -49,7 +49,7 @@ def test_a_file_is_a_cluster(tmp_path: Path) -> None:
 
 def test_an_unknown_name_says_which_there_are() -> None:
     with pytest.raises(GraphError) as caught:
-        load_cluster("h100-80")
+        load_cluster("h10-8")
     assert "did you mean `h100-8`?" in str(caught.value) and "h200-8" in str(caught.value)
 
 

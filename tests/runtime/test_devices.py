@@ -52,6 +52,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {  # of ops that have some without a def
     "reward.overlong": {"limit": 6, "buffer": 4},
     "correction.reject": {"threshold": 0.9},
     "filter.threshold": {"min": 0.5},
+    "fill": {"value": 1.0},
     "filter.widest": {"groups": 2},
     "segment.contexts": {"most": 4},
 }
