@@ -32,20 +32,21 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 # one thread each, as two workers share two cores; the tests of a file share what they make, and stay on one
 TWO = -q -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO)
-# AGAIN=1, for CI: what failed runs once more, with nothing beside it, and what fails twice has failed
-ALONE = -n 0 --last-failed --last-failed-no-failures none
+# AGAIN=1, for CI: what failed runs once more, with nothing beside it and however late, and what fails twice has failed
+ALONE = -n 0 --last-failed --last-failed-no-failures none --until inf
 again = $(1) || { [ "$(AGAIN)" ] && $(1) $(ALONE) && echo 'these tests failed and passed alone: mend them'; }
 test: install  ## Lint, types, and all tests but the nightly ones
 	@$(MAKE) --no-print-directory lint
 	$(call again,$(PYTEST))
 	@$(MAKE) --no-print-directory sglang
 
-# Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end.
+# Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end; a fifth is SGLang's.
 MINUTES ?= 60
 NIGHTLY = -m "nightly or hypothesis" --hypothesis-profile nightly --until
 nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
-	end=$$(($$(date +%s) + 60 * $(MINUTES))); \
-	{ $(call again,$(PYTEST) $(NIGHTLY) $$end); } && { $(call again,$(SGLANG_PYTEST) $(NIGHTLY) $$end); }
+	start=$$(date +%s); \
+	{ $(call again,$(PYTEST) $(NIGHTLY) $$((start + 48 * $(MINUTES)))); } && \
+	{ $(call again,$(SGLANG_PYTEST) $(NIGHTLY) $$((start + 60 * $(MINUTES)))); }
 
 # SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/engines/sglang/cpu
 SGLANG := runtime/engines/sglang/cpu
