@@ -10,7 +10,7 @@ from rlgraph.ir.graph import Graph, Node
 
 def writer(graph: Graph, column: str) -> Node:
     """Return the node that the user wrote behind a column, through repeats and selections."""
-    node = next(node for node in graph.nodes if column in node.writes)
+    node = graph.node(graph.columns[column].writer)
     return node if node.call else writer(graph, node.reads[node.writes.index(column)])
 
 

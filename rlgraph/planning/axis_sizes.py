@@ -22,18 +22,17 @@ def with_axis_sizes(plan: Plan) -> Plan:
         GraphError: nothing says how long an axis is, or its model is no mixture of experts or of unknown
             size.
     """
-    columns = {
-        phase: {name: _sized(plan, phase, column) for name, column in columns.items()}
-        for phase, columns in plan.columns.items()
-    }
+    columns = {}
+    for phase, unsized in plan.columns.items():
+        merges = {step.node: step.reads[0] for step in plan.phases.get(phase, ()) if step.facts.joins}
+        columns[phase] = {name: _sized(plan, phase, column, merges) for name, column in unsized.items()}
     return replace(plan, columns=columns)
 
 
-def _sized(plan: Plan, phase: str, column: ColumnPlan) -> ColumnPlan:
+def _sized(plan: Plan, phase: str, column: ColumnPlan, merges: Mapping[str, str]) -> ColumnPlan:
     made = plan.columns[phase][column.origin]
-    merge = next((s for s in plan.phases.get(phase, ()) if s.facts.joins and s.node == made.writer), None)
-    if merge:  # all that it joins are as long
-        first = _sized(plan, phase, plan.columns[phase][merge.reads[0]])
+    if made.writer in merges:  # all that it joins are as long
+        first = _sized(plan, phase, plan.columns[phase][merges[made.writer]], merges)
         return replace(column, sizes=first.sizes, stored=first.stored)
     function = plan.functions[phase].get(made.writer)
     if function is None or not (column.type.fixed or column.type.dtype == "int64"):
