@@ -161,9 +161,13 @@ def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target
 
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
     """Return the plan of a composed graph; what only a cluster can settle is still ``auto``."""
-    lowered, evaluation = lower_tree(tree, devices, device)
+    return plan_graphs(*lower_tree(tree, devices, device), tree, device)
+
+
+def plan_graphs(train: Graph, evaluation: Graph | None, tree: Tree, device: str = "cpu") -> Plan:
+    """Return the plan of a composed graph that has been through all passes."""
     every, made_of = evaluation_every(tree), digest(tree, device)
-    plan = share_weights(make_plan(lowered, evaluation, every, made_of, device))
+    plan = share_weights(make_plan(train, evaluation, every, made_of, device))
     return pipeline(with_axis_sizes(plan))
 
 

@@ -21,7 +21,7 @@ from rlgraph.frontend.edge_edits import TreePath
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.frontend.tree_paths import find, put
 from rlgraph.ir.function import Function
-from rlgraph.ir.graph import Graph
+from rlgraph.ir.graph import Call, Graph
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
@@ -55,9 +55,11 @@ def unread_attributes(tree: Tree, train: Graph, evaluation: Graph | None) -> Ite
     (``Declaration.when``), and the other is 0 wherever the node runs."""
     both = {("nodes",): (train, evaluation), ("eval", "nodes"): (evaluation,)}
     for section, graphs in both.items():
-        nodes = [node for graph in graphs if graph for node in graph.nodes if node.call]
+        called: dict[str, list[Call]] = {}
+        for node in (node for graph in graphs if graph for node in graph.nodes if node.call):
+            called.setdefault(node.name, []).append(node.called)
         for name, item in (place.items if (place := find(tree, section)) else {}).items():
-            calls = [node.called for node in nodes if node.name == name]
+            calls = called.get(name, [])
             for key, other in calls[0].op.declared.when.items() if calls else ():
                 open_value = (set_to := item.get(other)) and set_to.value == OPEN
                 read = open_value or any(call.attributes[other] or other in call.courses for call in calls)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from rlgraph.compiler import lower_tree, plan_tree
+from rlgraph.compiler import lower_tree, plan_graphs, plan_tree
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, Mark, Problem
 from rlgraph.frontend.compose import as_written
@@ -17,7 +17,7 @@ from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.frontend.tree_paths import find
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.passes.trace import read_from, refusal, sampler
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
@@ -42,7 +42,7 @@ def find_warnings(written: Tree, devices: int, device: str = "cpu") -> list[Prob
     """Return the warnings of a graph that compiles, with its ``${...}`` still in place."""
     tree = interpolate(written)
     train, evaluation = lower_tree(tree, devices, device)
-    plan = plan_tree(tree, devices, device)
+    plan = plan_graphs(train, evaluation, tree, device)
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
@@ -155,9 +155,10 @@ def _greedy(graph: Graph, tree: Tree) -> Iterator[Problem]:
 def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
     """Yield rollouts that may write more tokens than fit into a model that reads them."""
     least: dict[str, tuple[int, str]] = {}  # rollout -> the shortest context, and whose it is
+    contexts = {name: _context(model) for name, model in plan.models.items()}
     for node in graph.nodes:
         rollout, model = sampler(graph, node.domain), node.model or ""
-        if rollout and (context := _context(plan, model)):
+        if rollout and (context := contexts.get(model)):
             least[rollout.name] = min(least.get(rollout.name, (context, model)), (context, model))
     for name, (context, model) in least.items():
         rollout, at = graph.node(name), "eval.nodes." * bool(graph.report)
@@ -178,11 +179,11 @@ def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
         yield Problem("context", law, mark, (), f"set: {{{edit}}}")
 
 
-def _context(plan: Plan, model: str) -> int | None:
+def _context(model: ModelPlan) -> int | None:
     """Return the tokens that fit into a row of a model; None where its configuration is not known."""
     try:
-        return planned_size(plan.models[model]).config.max_position_embeddings
-    except (GraphError, KeyError):
+        return planned_size(model).config.max_position_embeddings
+    except GraphError:
         return None
 
 
