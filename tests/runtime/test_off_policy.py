@@ -70,7 +70,8 @@ def test_engines_that_agree_are_hardly_corrected() -> None:
 
 
 def test_the_decoupled_loss_of_fresh_rows_is_that_of_ppo() -> None:
-    ppo, decoupled = alone("grpo", run_dir="ppo"), alone("decoupled_ppo", FRESH)
+    alike = "set: {update_policy.kl_coef: 0, update_policy.aggregate: token-mean}"
+    ppo, decoupled = alone("grpo", alike, run_dir="ppo"), alone("decoupled_ppo", FRESH)
     for name in ("update_policy/loss", "update_policy/grad_norm", "reward/mean"):
         assert decoupled[-1][name] == pytest.approx(ppo[-1][name], rel=1e-3, abs=1e-4)
 
