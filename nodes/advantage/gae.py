@@ -94,7 +94,7 @@ def distill(
         advantages: {op: advantage.distill}
     """
     gap = torch.where(loss_mask.values, teacher_logprobs.values - old_logprobs.values, 0)
-    ctx.record("kl", -float(gap.double().sum()), count=int(loss_mask.values.sum()))
+    ctx.record("kl", -float(gap.double().sum()), int(loss_mask.values.sum()), over="tokens")
     return loss_mask.like(gap.float())
 
 

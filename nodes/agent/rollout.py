@@ -179,13 +179,15 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     metrics: Mapping[str, list[float]] = {
         "length": [sum(chat.written) for chat in chats],
         "prompt_length": [len(chat.prompt) for chat in chats],
-        "truncated": [chat.truncated for chat in chats],
         "turns": [chat.turns for chat in chats],
         "tool_calls": [chat.calls for chat in chats],
-        "called": [chat.calls > 0 for chat in chats],
     }
     for name, values in metrics.items():
         ctx.record(f"rollout/{name}", values)
-    calls = sum(chat.calls for chat in chats)
-    ctx.record("rollout/tool_errors", sum(chat.tools.errors for chat in chats), count=calls)
-    ctx.record("tokens/generated", sum(map(sum, (chat.written for chat in chats))), count=0)
+    ctx.record("rollout/length_", metrics["length"], kind=("min", "max"))
+    ctx.record("rollout/truncated", [chat.truncated for chat in chats], kind="share")
+    ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
+    errors, calls = sum(chat.tools.errors for chat in chats), sum(chat.calls for chat in chats)
+    ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")
+    generated = [sum(chat.written) for chat in chats]
+    ctx.record("tokens/generated", generated, kind="sum", over="tokens")

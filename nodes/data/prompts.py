@@ -246,12 +246,13 @@ def rows_of(
     if batch == "all":
         return pick(len(data), batch, position, ctx.seed, shuffle)
     if weights is None:
-        ctx.record("data/epoch", (position + batch) / len(data), count=1)
+        ctx.record("data/epoch", (position + batch) / len(data), over="iterations")
         return pick(len(data), batch, position, ctx.seed, shuffle)
     rows = pick_mixed(data.by_source, weights, batch, position, ctx.seed, shuffle)
     quotas = shares([weights[name] for name in data.by_source])
     for (name, own), quota in zip(data.by_source.items(), quotas, strict=True):
-        ctx.record(f"data/epoch/{name}", (position + batch) * quota / BLOCK / len(own), count=1)
+        epoch = (position + batch) * quota / BLOCK / len(own)
+        ctx.record(f"data/epoch/{name}", epoch, over="iterations")
     return rows
 
 
@@ -262,9 +263,9 @@ def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, k
     """
     left = len(data) + data.overlong * (not kept)
     if filtered:
-        ctx.record("data/filtered", data.filtered, count=data.filtered + left)
+        ctx.record("data/filtered", data.filtered, data.filtered + left, kind="share", over="rows")
     if limited:
-        ctx.record("data/overlong", data.overlong, count=left)
+        ctx.record("data/overlong", data.overlong, left, kind="share", over="rows")
 
 
 def sequences(rows: Sequence[Example]) -> tuple[Ragged, Ragged]:

@@ -51,7 +51,7 @@ def recorded(
     """
     steps = [*recorded_steps(Path(run)).items()]
     iteration, folder = steps[ctx.iteration % len(steps)]
-    ctx.record("iteration", iteration, count=1)
+    ctx.record("iteration", iteration, over="iterations")
     # a Rollout's fields, and more: what the graph says in `columns`
     return SimpleNamespace(**load(folder, wanted_types(columns or {})))
 

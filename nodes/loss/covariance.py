@@ -150,7 +150,7 @@ def _covariance(
     """Return each written token's covariance with the means of its mini-batch, float64 ``[written]``."""
     columns = [column.values[loss_mask.values].double().split(sizes) for column in (logprobs, advantages)]
     covariance = torch.cat([(lp - lp.mean()) * (a - a.mean()) for lp, a in zip(*columns, strict=True)])
-    ctx.record("mean", float(covariance.sum()), count=len(covariance))
+    ctx.record("mean", float(covariance.sum()), len(covariance), over="tokens")
     return covariance
 
 
@@ -174,7 +174,7 @@ def _chosen(
     written = loss_mask.values.nonzero().squeeze(1)
     out = torch.zeros_like(loss_mask.values)
     out[written[torch.cat(chosen)]] = True
-    ctx.record("share", float(out.sum()), count=len(written))
+    ctx.record("share", float(out.sum()), len(written), kind="share", over="tokens")
     return loss_mask.like(out)
 
 

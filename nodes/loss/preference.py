@@ -46,7 +46,7 @@ def dpo_weights(
     margins = beta * margins
     ctx.record("loss", -torch.nn.functional.logsigmoid(margins[whole]))
     ctx.record("margin", margins[whole])
-    ctx.record("accuracy", (margins[whole] > 0).double())
+    ctx.record("accuracy", margins[whole] > 0, kind="share")
     weights = sign * (2 * beta * torch.sigmoid(-margins) * whole)[members]
     return loss_mask.like((loss_mask.spread(weights).values * loss_mask.values).float())
 

@@ -13,7 +13,7 @@ from rlgraph.nodes.reward.per_sample import record_late, record_some, shown
 from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox
-from rlgraph.ops import Context, float32, op, samples, text
+from rlgraph.ops import SPREAD, Context, float32, op, samples, text
 
 
 @op(beside=True)
@@ -87,8 +87,8 @@ def code(
         verdicts = list(pool.map(lambda source, test: judge(source, test, limits), programs, answer))
     scores = [float(verdict.passed is True) for verdict in verdicts]
     suspicious = [v.malformed or is_suspicious(source) for v, source in zip(verdicts, programs, strict=True)]
-    ctx.record("reward/mean", scores)
-    ctx.record("reward/suspicious", list(map(float, suspicious)))
+    ctx.record("reward/", scores, kind=SPREAD)
+    ctx.record("reward/suspicious", suspicious, kind="share")
     faults = [verdict.fault for verdict in verdicts]
     law = "could not be judged and get no reward"
     record_some(

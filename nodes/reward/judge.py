@@ -110,7 +110,8 @@ def judge(
     missing = zip(scores, judgements, question, responses, strict=True)
     failures = [(_why(many[0]), {"question": q, "response": r}) for s, many, q, r in missing if not s]
     complain(failures, on_error)
-    ctx.record("reward/judge_length", [len(g.tokens) for many in generations for g in many])
+    lengths = [len(g.tokens) for many in generations for g in many]
+    ctx.record("reward/judge_length", lengths, over="judgements")
     rewards = torch.tensor([_mean(s, *scale) for s in scores], dtype=torch.float32)
     return settled(ctx, rewards, torch.tensor([not s for s in scores], dtype=torch.bool))
 

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import Context, float32, op, samples, text
+from rlgraph.ops import SPREAD, Context, float32, op, samples, text
 
 
 @op(beside=True)
@@ -49,8 +49,8 @@ def math(
     pairs = list(zip(responses, answer, strict=True))
     verdicts = verifier(parallel, memory_mib * 2**20).judge(pairs, timeout, unevaluated)
     scores = [float(verdict == "right") for verdict in verdicts]
-    ctx.record("reward/mean", scores)
+    ctx.record("reward/", scores, kind=SPREAD)
     for kind in ("unevaluated", "unparsed"):
-        ctx.record(f"reward/{kind}", [float(verdict == kind) for verdict in verdicts])
+        ctx.record(f"reward/{kind}", [verdict == kind for verdict in verdicts], kind="share")
     record_late(ctx, [verdict == "late" for verdict in verdicts], responses)
     return torch.tensor(scores, dtype=torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
-from rlgraph.ops import Context, TrainEngine, float32, int64, op, samples, tokens
+from rlgraph.ops import SPREAD, Context, TrainEngine, float32, int64, op, samples, tokens
 
 
 @op(head="value")
@@ -20,7 +20,7 @@ def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens
     """
     closed, last = behind_the_end(tokens)
     scores = model.values(closed, last).values[last.values]
-    ctx.record("reward/mean", scores)
+    ctx.record("reward/", scores, kind=SPREAD)
     return scores
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
-from rlgraph.ops import Context, boolean, float32, samples
+from rlgraph.ops import SPREAD, Context, boolean, float32, samples
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def each(
 
 def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
     """Record the metrics of rewards ``[samples]`` and return them, 0 where ``failed``."""
-    ctx.record("reward/mean", rewards[~failed])
-    ctx.record("reward/failed", failed.float())
+    ctx.record("reward/", rewards[~failed], kind=SPREAD)
+    ctx.record("reward/failed", failed, kind="share")
     return Judged(rewards.masked_fill(failed, 0.0), failed)
 
 
@@ -104,7 +104,7 @@ def record_some(
     ctx: Context, metric: str, those: Sequence[bool], law: str, told: Callable[[int], str]
 ) -> None:
     """Record the fraction of responses for which something holds, and log what is told of the first."""
-    ctx.record(metric, list(map(float, those)))
+    ctx.record(metric, those, kind="share")
     rows = [row for row, holds in enumerate(those) if holds]
     for first in rows[:1]:
         log.warning(f"{len(rows)} of {len(those)} responses {law}; the first: {told(first)}")

@@ -107,7 +107,7 @@ def kl_penalty(
     """
     divergence = estimate(old_logprobs.values, ref_logprobs.values, kl)
     divergence = torch.where(loss_mask.values, divergence, 0)
-    ctx.record("kl/ref", float(divergence.double().sum()), count=int(loss_mask.values.sum()))
+    ctx.record("kl/ref", float(divergence.double().sum()), int(loss_mask.values.sum()), over="tokens")
     rows, last = _last_written(loss_mask)
     return loss_mask.like((-beta * divergence).index_add(0, last, rewards[rows].to(divergence.dtype)))
 

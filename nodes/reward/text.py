@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import Context, float32, op, samples, text
+from rlgraph.ops import SPREAD, Context, float32, op, samples, text
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -39,7 +39,7 @@ def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> floa
     """
     pairs = zip(responses, answer, strict=True)
     scores = [float(response.strip() == wanted.strip()) for response, wanted in pairs]
-    ctx.record("reward/mean", scores)
+    ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 
 
@@ -56,7 +56,7 @@ def f1(ctx: Context, responses: text[samples], answer: text[samples]) -> float32
         rewards: {op: reward.f1}
     """
     scores = [overlap(response, wanted) for response, wanted in zip(responses, answer, strict=True)]
-    ctx.record("reward/mean", scores)
+    ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 
 

@@ -81,7 +81,8 @@ def partial(
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in samples)
     _go_on(model, ids, samples, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k), wanted)
-    ctx.record("tokens/generated", sum(len(sample.tokens) for sample in samples) - before, count=0)
+    generated = sum(len(sample.tokens) for sample in samples) - before
+    ctx.record("tokens/generated", generated, kind="sum", over="tokens")
     groups = [samples[i * n : i * n + n] for i in range(len(ids))]
     whole = [i for i, group in enumerate(groups) if all(_ended(s, max_new_tokens) for s in group)]
     if ctx.resumes:

@@ -96,7 +96,7 @@ def rollout(
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
     record_lengths(ctx, pairs)
-    ctx.record("tokens/generated", sum(len(g.tokens) for _, g in pairs), count=0)  # a total, not a mean
+    ctx.record("tokens/generated", [len(g.tokens) for _, g in pairs], kind="sum", over="tokens")
     return assemble(model.tokenizer, pairs, [row // n for row in rows])
 
 
@@ -132,6 +132,8 @@ def _routing(pairs: Sequence[tuple[Sequence[int], Generation]]) -> Ragged | None
 
 def record_lengths(ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]]) -> None:
     """Record how long responses and prompts are, and the fraction of responses that are cut off."""
-    ctx.record("rollout/length", [len(generation.tokens) for _, generation in pairs])
+    lengths = [len(generation.tokens) for _, generation in pairs]
+    ctx.record("rollout/length", lengths)
+    ctx.record("rollout/length_", lengths, kind=("min", "max"))
     ctx.record("rollout/prompt_length", [len(ids) for ids, _ in pairs])
-    ctx.record("rollout/truncated", [generation.finish == "length" for _, generation in pairs])
+    ctx.record("rollout/truncated", [g.finish == "length" for _, g in pairs], kind="share")

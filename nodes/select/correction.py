@@ -128,6 +128,6 @@ def _divergence(old: Ragged, rollout: Ragged, loss_mask: Ragged, kind: KlKind) -
 def _weights(ctx: Context, weights: torch.Tensor, cut: torch.Tensor, loss_mask: Ragged) -> Ragged:
     """Record the weights ``[samples, tokens]`` and return them, 0 outside the loss mask."""
     written = loss_mask.values
-    ctx.record("weight", float(weights[written].double().sum()), count=int(written.sum()))
-    ctx.record("cut", float(cut[written].sum()), count=int(written.sum()))
+    ctx.record("weight", float(weights[written].double().sum()), int(written.sum()), over="tokens")
+    ctx.record("cut", float(cut[written].sum()), int(written.sum()), kind="share", over="tokens")
     return loss_mask.like(torch.where(written, weights, 0).float())

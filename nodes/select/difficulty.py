@@ -36,7 +36,7 @@ def difficulty(
     rates = ctx.state
     for key, now in zip(map(_key, question), solved.tolist(), strict=True):
         rates[key] = decay * rates[key] + (1 - decay) * now if key in rates else now
-    ctx.record("known", len(rates), count=1)
+    ctx.record("known", len(rates), over="iterations")
     return torch.tensor([rates[_key(one)] for one in question])
 
 
@@ -65,7 +65,7 @@ def within(
         rate is None or min <= rate <= max or _drawn(ctx, one) < explore
         for rate, one in zip(rates, question, strict=True)
     ]
-    ctx.record("kept", [float(stays) for stays in kept])
+    ctx.record("kept", kept, kind="share")
     return torch.tensor(kept, dtype=torch.bool)
 
 

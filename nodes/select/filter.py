@@ -36,7 +36,7 @@ def mixed(
     centred, members, count = centred_by_group(rewards, group)
     std = deviation(centred, members, count, alone=0.0)
     kept = (std > max(min_std, EQUAL))[members]
-    ctx.record("kept", kept.float())
+    ctx.record("kept", kept, kind="share")
     return kept
 
 
@@ -53,7 +53,7 @@ def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean
         correct: {op: filter.threshold, min: 1.0}
     """
     kept = rewards >= min
-    ctx.record("kept", kept.float())
+    ctx.record("kept", kept, kind="share")
     return kept
 
 
@@ -79,7 +79,7 @@ def widest(
     std = std.masked_fill(std <= EQUAL, 0.0)
     best = torch.argsort(std, descending=True, stable=True)[:groups]
     kept = torch.isin(members, best)
-    ctx.record("kept", kept.float())
+    ctx.record("kept", kept, kind="share")
     return kept
 
 
@@ -93,5 +93,5 @@ def judged(ctx: Context, failed: boolean[samples]) -> boolean[samples]:
     Example:
         judged: {op: filter.judged}
     """
-    ctx.record("kept", (~failed).float())
+    ctx.record("kept", ~failed, kind="share")
     return ~failed

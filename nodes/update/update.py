@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -11,11 +12,11 @@ from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
 from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import Batch, Context, Loss, Objective, Totals, TrainEngine, op
+from rlgraph.ops import Batch, Context, Loss, Metric, Objective, Totals, TrainEngine, op
 from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.declare import Role
 
-Metrics = dict[str, tuple[Any, Any]]  # scalars on the micro-batch's device
+Metrics = dict[str, Metric | tuple[Any, Any]]  # scalars on the micro-batch's device
 PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 
 
@@ -94,10 +95,8 @@ def policy(
     objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
     divisor = 1.0 if temperature is None else temperature
     several = bool(ctx.total_samples) and over == "samples"
-    metrics = model.update(
-        columns, objective, *_rows(ctx), minibatches, epochs, divisor, entropy_coef != 0, several
-    )
-    _record(ctx, _with_deviation(metrics))
+    passes = minibatches, epochs, divisor, entropy_coef != 0, several
+    model.update(columns, objective, *_rows(ctx), *passes, record=ctx.add)
 
 
 @op(updates=True, head="value", assumes=("critic_values",), roles=PASSES)
@@ -118,7 +117,9 @@ def critic(
 
     L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the value now, V the value before the
     update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``, ``grad_norm``,
-    ``lr``, ``value`` (mean per token) and ``clip_fraction`` (tokens where the clamped term is the larger).
+    ``lr``, ``value`` (mean per token), ``clip_fraction`` (tokens where the clamped term is the larger) and
+    ``explained_variance``, 1 - Var(R - V) / Var(R) over tokens: 1 of a critic that foretells returns, 0 of
+    one that gives all the same value.
 
     Attributes:
         clip: how far a value may move in one iteration, in units of the reward, above 0.
@@ -132,7 +133,7 @@ def critic(
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
     objective = critic_objective(clip, aggregate)
     several = bool(ctx.total_samples)
-    _record(ctx, model.update(columns, objective, *_rows(ctx), minibatches, epochs, merged=several))
+    model.update(columns, objective, *_rows(ctx), minibatches, epochs, merged=several, record=ctx.add)
 
 
 @op(updates=True, head="any")
@@ -194,7 +195,8 @@ def critic_objective(clip: float, how: Aggregation) -> Objective:
         error = batch["returns"].like(torch.maximum(free, clamped) / 2)
         measured = {"value": now, "clip_fraction": clamped > free}
         total = losses.aggregate(error, batch["loss_mask"], totals, how)
-        return total, _masked_sums(measured, batch["loss_mask"])
+        metrics = _masked_sums(measured, batch["loss_mask"])
+        return total, metrics | {"explained_variance": _explained(batch)}
 
     return objective
 
@@ -231,22 +233,27 @@ def _rollout_gap(batch: Batch) -> Metrics:
     rollout, train = batch["rollout_logprobs"].values, batch.get("old_logprobs", batch["logprobs"]).values
     rollout, train = rollout.double(), train.detach().double()
     gap = (rollout.exp() - train.exp()).abs()
-    measured = {
-        "rollout_gap": gap,
-        "rollout_gap_square": gap.square(),
-        "rollout_kl": losses.kl(rollout, train, "k3"),
+    measured = {"rollout_gap": gap, "rollout_kl": losses.kl(rollout, train, "k3")}
+    largest = torch.where(mask.values, gap, -math.inf).amax()
+    return {
+        **_masked_sums(measured, mask),
+        "rollout_gap_std": Metric("std", "tokens", _moments(gap, mask)),
+        "rollout_gap_max": Metric("max", "tokens", {"most": largest}),
     }
-    largest = torch.where(mask.values, gap, 0).amax()
-    return _masked_sums(measured, mask) | {"rollout_gap_max": (largest, None)}
 
 
-def _with_deviation(metrics: dict[str, float]) -> dict[str, float]:
-    """Return metrics with the standard deviation of the gap instead of its mean square."""
-    rest = {name: value for name, value in metrics.items() if name != "rollout_gap_square"}
-    if "rollout_gap_square" not in metrics:
-        return rest
-    variance = metrics["rollout_gap_square"] - metrics["rollout_gap"] ** 2
-    return {**rest, "rollout_gap_std": max(variance, 0.0) ** 0.5}
+def _explained(batch: Batch) -> Metric:
+    """Return 1 - Var(R - V) / Var(R) over the loss mask, of the values before the update."""
+    target, mask = batch["returns"].values, batch["loss_mask"]
+    error = _moments(target - batch["values"].values, mask)
+    of_error = {"error_total": error["total"], "error_squares": error["squares"]}
+    return Metric("explained", "tokens", _moments(target, mask) | of_error)
+
+
+def _moments(values: torch.Tensor, loss_mask: Ragged) -> dict[str, torch.Tensor]:
+    """Return count, sum and sum of squares over the loss mask, on its device, without waiting for it."""
+    masked = torch.where(loss_mask.values, values.detach().double(), 0)
+    return {"count": loss_mask.values.sum(), "total": masked.sum(), "squares": masked.square().sum()}
 
 
 def _same(column: Ragged, other: Ragged | None) -> bool:
@@ -259,8 +266,3 @@ def _rows(ctx: Context) -> tuple[torch.Tensor, int]:
     """Return the numbers that mini-batches go by, of how many: of segments, those of their samples."""
     numbers = ctx.samples if ctx.total_samples else ctx.rows
     return torch.tensor(list(numbers), dtype=torch.int64), ctx.total_samples or ctx.total_rows
-
-
-def _record(ctx: Context, metrics: dict[str, float]) -> None:
-    for name, value in metrics.items():
-        ctx.record(name, value, count=1)  # the engine has already reduced it over ranks

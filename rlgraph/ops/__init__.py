@@ -28,5 +28,7 @@ from rlgraph.ops.interfaces import ServeEngine as ServeEngine
 from rlgraph.ops.interfaces import Tokenizer as Tokenizer
 from rlgraph.ops.interfaces import Totals as Totals
 from rlgraph.ops.interfaces import TrainEngine as TrainEngine
+from rlgraph.ops.metric import SPREAD as SPREAD
+from rlgraph.ops.metric import Metric as Metric
 from rlgraph.ops.tools import ShownTool as ShownTool
 from rlgraph.ops.tools import Tool as Tool

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlgraph.ops.metric import Metric, add_up
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -106,7 +108,8 @@ class Totals:
 
 
 Batch = Mapping[str, Any]
-Objective = Callable[[Batch, Totals], tuple[Any, Mapping[str, tuple[Any, Any]]]]
+Objective = Callable[[Batch, Totals], tuple[Any, Mapping[str, Metric | tuple[Any, Any]]]]
+Recorder = Callable[[Mapping[str, Metric]], None]
 
 
 class TrainEngine(Protocol):
@@ -140,6 +143,7 @@ class TrainEngine(Protocol):
         temperature: float = 1.0,
         entropy: bool = False,
         merged: bool = False,
+        record: Recorder | None = None,
     ) -> dict[str, float]:
         """Train on the rows of this rank; ``minibatches`` optimizer steps an epoch.
 
@@ -148,7 +152,8 @@ class TrainEngine(Protocol):
                 ``routing`` is for the model alone.
             objective: from a micro-batch (the columns, with ``logprobs`` or ``new_values`` computed now, and
                 ``entropy`` where asked) and the mini-batch's totals, the loss (a scalar that sums to the
-                mini-batch's over micro-batches and ranks) and metrics as (sum, count), or (largest, None).
+                mini-batch's over micro-batches and ranks) and metrics: ``Metric``, whose parts may be scalars
+                on the device, or (sum, count) of a mean over tokens.
             rows: int64 ``[rows]``, this rank's row numbers in the whole batch; row r of R belongs to
                 mini-batch ``r * minibatches // R``.
             total_rows: R, the rows of the whole batch over all ranks. Of segments both are of samples: rows
@@ -157,10 +162,12 @@ class TrainEngine(Protocol):
             temperature: what the logits are divided by.
             entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
             merged: whether rows of one number count as one sequence in the totals.
+            record: takes this rank's parts of the metrics, as ``Context.add`` does: over all ranks they add
+                up to what is returned.
 
         Returns:
-            Metrics, the same on every rank: the objective's as means or as the largest, ``loss``,
-            ``grad_norm``, ``lr``.
+            Metrics over all ranks, the same on each: the objective's, and over optimizer steps ``loss``,
+            ``grad_norm``, ``lr`` and the sum ``skipped``.
         """
 
 
@@ -168,8 +175,7 @@ class TrainEngine(Protocol):
 class Context:
     """An op's context: the iteration, the rows, and a place for its metrics.
 
-    ``record("reward/mean", rewards)`` adds values to a mean over all rows and ranks; a metric's name is its
-    own, or ``node/name`` where it has no slash.
+    ``record("reward/mean", rewards)`` adds values to a mean over all rows and ranks: see docs/metrics.md.
     """
 
     node: str
@@ -180,7 +186,8 @@ class Context:
     position: int = 0  # rows of a data source that earlier iterations took
     samples: Sequence[int] = ()  # of segments, the number of each row's sample; of others nothing
     total_samples: int = 0
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    over: str = "rows"  # what a row of its metrics is, as a rule: one of what the op writes, or reads
+    metrics: dict[str, Metric] = field(default_factory=dict)
     state: dict[str, Any] = field(
         default_factory=dict
     )  # of JSON, from iteration to iteration: ``@op(state=)``
@@ -197,12 +204,35 @@ class Context:
         """
         self.whole, self.left = whole, columns
 
-    def record(self, name: str, values: Any, count: float | None = None) -> None:
-        """Add ``values`` (a tensor or a sequence of numbers, or a sum with its ``count``) to a mean."""
-        name = name if "/" in name else f"{self.node}/{name}"
-        if count is None:
-            listed = values.tolist() if hasattr(values, "tolist") else values
-            numbers = [*map(float, listed if isinstance(listed, list | tuple) else [listed])]
-            values, count = sum(numbers), len(numbers)
-        total, seen = self.metrics.get(name, (0.0, 0.0))
-        self.metrics[name] = (total + float(values), seen + count)
+    def record(
+        self,
+        name: str,
+        values: Any,
+        count: float | None = None,
+        *,
+        kind: str | Sequence[str] = "mean",
+        over: str | None = None,
+    ) -> None:
+        """Add rows' values to a metric, which is one number over all rows, devices and rounds.
+
+        Args:
+            name: its own, or where it has no slash ``NODE/name``.
+            values: a tensor or a sequence of numbers, or one number; or a sum with its ``count``.
+            kind: mean, share (of rows for which something holds), sum, min, max, std, or p1 to p99. Of
+                several each is a metric, whose name ends with it: ``record("reward/", rewards,
+                kind=("mean", "max"))`` makes reward/mean and reward/max.
+            over: what a row is, where it is not a row of the op: tokens, ...
+
+        Raises:
+            RunError: there is no such kind, or the node has recorded the name as another one.
+        """
+        kinds = {name: kind} if isinstance(kind, str) else {f"{name}{one}": one for one in kind}
+        listed = values.tolist() if hasattr(values, "tolist") else values
+        numbers = [*map(float, listed if isinstance(listed, list | tuple) else [listed])]
+        self.add({one: Metric.of(k, numbers, over or self.over, count) for one, k in kinds.items()})
+
+    def add(self, metrics: Mapping[str, Metric]) -> None:
+        """Add parts of metrics that were made elsewhere, as by ``TrainEngine.update``."""
+        named = {name if "/" in name else f"{self.node}/{name}": one for name, one in metrics.items()}
+        before = {name: self.metrics[name] for name in named if name in self.metrics}
+        self.metrics |= add_up([before, named], self.node)

@@ -16,6 +16,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.intervals import due
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.plan import Step
+from rlgraph.ops.metric import Metric, add_up
 from rlgraph.runtime.driver.iteration import Execution
 
 
@@ -58,22 +59,18 @@ def _next(execution: Execution, step: Step, name: str, controller: Controller) -
     if not due(step.when, execution.entry.iteration + 1):
         return value
     key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
-    sums, samples = _recorded(execution, step)
-    if key not in sums and sums and samples and value == controller.start:
+    recorded, samples = _recorded(execution, step)
+    if key not in recorded and recorded and samples and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
-        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(sums))
+        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(recorded))
         remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
         raise RunError(f"{law}\n  {remedy}")
-    total, count = sums.get(key, (0.0, 0.0))
-    return controller.next(value, total / count if count else math.nan, samples)
+    return controller.next(value, recorded[key].value if key in recorded else math.nan, samples)
 
 
-def _recorded(execution: Execution, step: Step) -> tuple[dict[str, tuple[float, float]], int]:
-    """Return sum and count of each metric that a step recorded, and its samples."""
+def _recorded(execution: Execution, step: Step) -> tuple[dict[str, Metric], int]:
+    """Return the metrics that a step recorded, and its samples."""
     rows = [one.rows for one in (execution.rounds[step.region] if step.region else [execution])]
-    sums: dict[str, tuple[float, float]] = {}
-    for report in (some.report(step, device) for some in rows for device in sorted(step.devices)):
-        for key, (total, count) in report.metrics.items():
-            before, seen = sums.get(key, (0.0, 0.0))
-            sums[key] = before + total, seen + count
-    return sums, sum(some.count(execution.columns[step.reads[0]].domain) for some in rows)
+    reports = [some.report(step, device) for some in rows for device in sorted(step.devices)]
+    samples = sum(some.count(execution.columns[step.reads[0]].domain) for some in rows)
+    return add_up([report.metrics for report in reports], step.node), samples

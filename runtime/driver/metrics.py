@@ -13,6 +13,7 @@ from rlgraph.costs.detect import rates_of
 from rlgraph.costs.model_size import Size, size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.ops.metric import Metric, add_up, conflict
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.messages.report import Usage
 
@@ -20,21 +21,28 @@ SEQUENCES = "int64[samples, tokens]"
 
 
 def metrics(ran: Sequence[FinishedStep]) -> dict[str, float]:
-    """Return means over rows and ranks of what the ops recorded; a count of 0 marks a sum.
+    """Return what the ops recorded, over all rows, devices and rounds.
 
-    A mean that several nodes record under one name is the first node's, and ``NODE/name`` that of each other.
+    Of a name that several nodes record, a sum is over all of them; of other kinds it is the first node's, and
+    ``NODE/name`` that of each other.
+
+    Raises:
+        RunError: a name is of two kinds, or a sum over two domains.
     """
-    sums: dict[str, tuple[float, float]] = {}
-    owners: dict[str, str] = {}
+    parts: dict[str, list[Mapping[str, Metric]]] = defaultdict(list)
     for item in ran:
-        node = item.step.node
-        for report in item.reports.values():
-            for recorded, (total, count) in report.metrics.items():
-                own = not count or owners.setdefault(recorded, node) == node
-                name = recorded if own else f"{node}/{recorded}"
-                before, seen = sums.get(name, (0.0, 0.0))
-                sums[name] = before + total, seen + count
-    return {name: total / count if count else total for name, (total, count) in sums.items()}
+        parts[item.step.node] += [report.metrics for report in item.reports.values()]
+    owners: dict[str, tuple[str, Metric]] = {}
+    values: dict[str, Metric] = {}
+    for node, reports in parts.items():
+        for name, metric in add_up(reports, node).items():
+            owner, first = owners.setdefault(name, (node, metric))
+            if metric.kind != first.kind or (metric.kind == "sum" and not metric.is_like(first)):
+                raise conflict(name, (owner, first), (node, metric))
+            if metric.kind == "sum" and name in values:
+                metric = values[name] + metric
+            values[name if metric.kind == "sum" or owner == node else f"{node}/{name}"] = metric
+    return {name: metric.value for name, metric in values.items()}
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlgraph.ops.metric import Metric
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -44,7 +46,7 @@ class Report:
 
     start: float
     end: float
-    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
     counts: Any = None  # int64 [rows read]: how many rows each has become, where that varies
     kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter

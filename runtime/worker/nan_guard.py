@@ -32,7 +32,7 @@ class FiniteEngine:
         """
         broken: list[dict[str, Any]] = []
 
-        def watched(batch: Batch, totals: Totals) -> tuple[Any, Mapping[str, tuple[float, float | None]]]:
+        def watched(batch: Batch, totals: Totals) -> tuple[Any, Mapping[str, Any]]:
             loss, metrics = objective(batch, totals)
             if self.on_nan == "dump" and not loss.isfinite():
                 broken.extend(rows(batch))

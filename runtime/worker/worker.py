@@ -168,8 +168,10 @@ class Worker(Process):
         context.state = json.loads(scope.state or "{}")
         context.samples, context.total_samples = scope.samples, scope.total_samples
         context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
+        if named := [*function.outs.values(), *reads]:
+            context.over = self.plan.domain(scope.phase, named[0]).kind
         for name, value in function.varying.items():
-            context.record(name, value, count=1)
+            context.record(name, value, over="iterations")
         engines, dumps = getattr(self, "engines", None), Path(self.folder, "dumps")
         call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
         outputs = call.outputs(call(columns, context), columns, context)

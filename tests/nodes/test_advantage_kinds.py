@@ -8,6 +8,7 @@ import statistics
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.advantage.gae import distill
 from rlgraph.nodes.advantage.group import gdpo, grpo_passk
 from rlgraph.nodes.support.ragged import Ragged
@@ -143,7 +144,7 @@ def test_distill_by_hand() -> None:
     )
     ctx = Context(node="advantages", seed=0, iteration=0)
     assert distill(ctx, teacher, student, rows).tolist() == [[0.0, 2.0, -1.0], [], [0.0]]
-    assert ctx.metrics == {"advantages/kl": (-1.0, 3)}
+    assert means(ctx) == {"advantages/kl": (-1.0, 3)}
 
 
 def test_distillation_goes_down_the_kl_to_the_teacher() -> None:

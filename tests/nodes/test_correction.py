@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.loss.policy import decoupled_ppo, ppo_clip
 from rlgraph.nodes.select.correction import mis, reject, tis
 from rlgraph.nodes.support.ragged import Ragged
@@ -98,8 +99,8 @@ def test_it_records_the_mean_weight_and_the_share_that_is_cut(
     ctx, (old, rollout, mask) = context(), columns()
     out = correct(ctx, old, rollout, mask, **attributes)
     written = int(mask.values.sum())
-    assert ctx.metrics["rollout_weights/weight"] == pytest.approx((out.values.sum().item(), written))
-    cut, count = ctx.metrics["rollout_weights/cut"]
+    assert means(ctx)["rollout_weights/weight"] == pytest.approx((out.values.sum().item(), written))
+    cut, count = means(ctx)["rollout_weights/cut"]
     capped = out.values[mask.values] == (1.5 if correct is tis else 0.0)
     assert (cut, count) == (capped.sum().item(), written)
 
@@ -122,7 +123,7 @@ def test_engines_that_agree_leave_everything_as_it_is(
 ) -> None:
     ctx, (old, _, mask) = context(), columns()
     assert correct(ctx, old, old, mask, **attributes).values.equal(mask.values.float())
-    assert ctx.metrics["rollout_weights/cut"][0] == 0
+    assert means(ctx)["rollout_weights/cut"][0] == 0
 
 
 @each

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_prompts
@@ -108,7 +109,7 @@ def test_overlong_rows_are_dropped_and_counted(tmp_path: Path, tokenizer) -> Non
     ctx = context()
     out = prompts(tokenizer, ctx, files=[file], batch="all", template="plain", max_prompt_tokens=4)
     assert out.question == [row["question"] for row in ROWS]
-    assert ctx.metrics == {"data/overlong": (1.0, 8)}
+    assert means(ctx) == {"data/overlong": (1.0, 8)}
     assert load_prompts(tokenizer, files=[file], template="plain").longest() == (f"{file}:8", 8)
 
 
@@ -159,7 +160,7 @@ def test_examples_learn_the_answer_and_the_end_token(tmp_path: Path, tokenizer) 
     out = examples(tokenizer, ctx, files=[file], batch="all", template="plain", max_tokens=6)
     assert [tokenizer.decode(ids) for ids in out.tokens.tolist()] == ["0+0=0<eos>", "1+1=2<eos>"]
     assert out.loss_mask.tolist() == [[False] * 4 + [True] * 2] * 2
-    assert ctx.metrics == {"data/overlong": (1.0, 3)}
+    assert means(ctx) == {"data/overlong": (1.0, 3)}
 
 
 def wrong(tmp_path: Path, case: str) -> tuple[str, dict]:

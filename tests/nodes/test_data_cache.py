@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recorded import means
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support import dataset
@@ -75,7 +76,7 @@ def test_rows_are_the_same_from_memory_and_from_disk(
         columns = {"tests": "json", "level": "int64"}
         out = source(tokenizer, ctx, files=[file], columns=columns, **OPTIONS)
         values = [getattr(value, "tolist", lambda value=value: value)() for value in vars(out).values()]
-        return [values, ctx.metrics]
+        return [values, means(ctx)]
 
     with monkeypatch.context() as memory:
         memory.setattr(dataset, "ON_DISK", 2**30)

@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from recorded import means
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.chat_template import TemplateError
@@ -226,7 +227,7 @@ def test_long_prompts_are_cut_where_it_is_said(write: Any) -> None:
         )
         return [
             spelled(tokenizer, row) for row in map(out.prompt.__getitem__, range(len(out.prompt)))
-        ], ctx.metrics
+        ], means(ctx)
 
     assert read() == (["xy"], {"data/overlong": (1.0, 2)})
     for side, text in (("left", "cdef"), ("right", "abcd"), ("middle", "abef")):

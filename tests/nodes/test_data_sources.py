@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 
+from recorded import means
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
@@ -120,7 +121,7 @@ def test_where_keeps_rows_by_value_and_counts_the_others(tmp_path: Path, tokeniz
         tokenizer, ctx, files=[file], batch="all", template="plain", where=where, max_prompt_tokens=4
     )
     assert out.question == ["2+2=", "4+4="]
-    assert ctx.metrics == {"data/filtered": (5.0, 8), "data/overlong": (1.0, 3)}
+    assert means(ctx) == {"data/filtered": (5.0, 8), "data/overlong": (1.0, 3)}
 
 
 def test_where_that_keeps_nothing_says_what_there_is(tmp_path: Path, tokenizer: Any) -> None:
@@ -286,7 +287,7 @@ def test_the_epoch_is_where_the_data_stand(tmp_path: Path, tokenizer: Any) -> No
     def epoch(source: Any, position: int, **more: Any) -> dict[str, float]:
         ctx = context(position)
         source(tokenizer, ctx, **options, **more)
-        return {name: total / count for name, (total, count) in ctx.metrics.items()}
+        return {name: total / count for name, (total, count) in means(ctx).items()}
 
     assert epoch(prompts, 0, batch=7) == epoch(prompts, 4, batch=3) == {"data/epoch": 1.0}
     assert epoch(examples, 7, batch=7) == {"data/epoch": 2.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.select.filter import mixed, threshold, widest
 from rlgraph.ops import Context
 
@@ -12,7 +13,7 @@ from rlgraph.ops import Context
 def kept(rewards: list[float], group: list[int], **attributes: float) -> list[bool]:
     context = Context("filter", 0, 0)
     found = mixed(context, torch.tensor(rewards), torch.tensor(group), **attributes)
-    assert context.metrics["filter/kept"] == (float(found.sum()), len(group))
+    assert means(context)["filter/kept"] == (float(found.sum()), len(group))
     return found.tolist()
 
 
@@ -47,7 +48,7 @@ def test_threshold_keeps_samples_from_the_least_reward_on() -> None:
         False,
         False,
     ]
-    assert context.metrics == {"correct/kept": (2.0, 4)}
+    assert means(context) == {"correct/kept": (2.0, 4)}
     assert threshold(context, torch.zeros(0), min=0.5).tolist() == []
 
 
@@ -62,6 +63,6 @@ def test_widest_keeps_the_groups_whose_rewards_differ_most(groups: int, stay: se
     context = Context("widest", 0, 0)
     kept = widest(context, rewards, group, groups=groups)
     assert set(group[kept].tolist()) == stay
-    assert context.metrics["widest/kept"] == (float(kept.sum()), 9)
+    assert means(context)["widest/kept"] == (float(kept.sum()), 9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
     assert widest(context, rewards[order], group[order], groups=groups).equal(kept[order])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.loss.covariance import band, clip_cov, kl_cov, top
 from rlgraph.nodes.loss.policy import ppo_clip
 from rlgraph.nodes.support.ragged import Ragged
@@ -69,7 +70,7 @@ def test_top_takes_the_largest_of_each_mini_batch(minibatches: int, share: float
         expected |= set(ranked[: max(1, int(share * len(ranked)))])
     ctx = context(len(LENGTHS))
     assert held(top(ctx, *columns, share=share, minibatches=minibatches)) == expected
-    assert ctx.metrics["restrained/share"] == (len(expected), int(columns[2].values.sum()))
+    assert means(ctx)["restrained/share"] == (len(expected), int(columns[2].values.sum()))
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
@@ -91,7 +92,7 @@ def test_top_by_hand() -> None:
     advantages = mask.like(torch.tensor([3.0, 3.0, 9.0, 0.0, -2.0]))  # mean 1: covariances 4, -4, -1, 3
     ctx = context(1)
     assert top(ctx, logprobs, advantages, mask, share=0.5).tolist() == [[True, False, False, False, True]]
-    assert ctx.metrics == {"restrained/mean": (pytest.approx(2.0), 4), "restrained/share": (2.0, 4)}
+    assert means(ctx) == {"restrained/mean": (pytest.approx(2.0), 4), "restrained/share": (2.0, 4)}
 
 
 def test_nothing_between_the_bounds_holds_nothing_back() -> None:

@@ -8,6 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.errors import RunError
 from rlgraph.nodes.select.metric import estimate, mean_at_k, pass_at_k
 from rlgraph.ops import Context
@@ -37,7 +38,7 @@ def test_each_sample_has_its_questions_chance_and_each_source_its_mean() -> None
     sources = ["a"] * 4 + ["b/c"] * 4 + ["a"] * 4
     values = pass_at_k(ctx, rewards, group, sources, k=2)
     assert values.tolist() == pytest.approx([1 / 2] * 4 + [5 / 6] * 4 + [0.0] * 4)
-    assert {name: total / count for name, (total, count) in ctx.metrics.items()} == pytest.approx(
+    assert {name: total / count for name, (total, count) in means(ctx).items()} == pytest.approx(
         {"solved/a": 1 / 4, "solved/b/c": 5 / 6}
     )
 
@@ -51,6 +52,6 @@ def test_a_mean_is_of_the_rewards_themselves() -> None:
     ctx = context()
     rewards = torch.tensor([1.0, 2.0, 4.0])
     assert mean_at_k(ctx, rewards, ["a", "b", "b"]) is rewards
-    assert ctx.metrics == {"solved/a": (1.0, 1), "solved/b": (6.0, 2)}
+    assert means(ctx) == {"solved/a": (1.0, 1), "solved/b": (6.0, 2)}
     mean_at_k(ctx, rewards, None)
-    assert ctx.metrics["solved/a"] == (1.0, 1)
+    assert means(ctx)["solved/a"] == (1.0, 1)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.nodes.loss.policy import aggregate
@@ -63,7 +64,7 @@ def test_the_gradient_is_that_of_dpo(beta: float, seed: int) -> None:
         [slow_dpo(lp.values + s, lp, ref, beta) - slow_dpo(lp.values - s, lp, ref, beta) for s in steps]
     )
     torch.testing.assert_close(gradient, differences / 2e-6 * mask.values, atol=1e-6, rtol=1e-5)
-    total, count = ctx.metrics["preference/loss"]
+    total, count = means(ctx)["preference/loss"]
     assert total / count == pytest.approx(slow_dpo(lp.values, lp, ref, beta).item())
 
 
@@ -87,7 +88,7 @@ def test_by_hand() -> None:
     out = dpo_weights(ctx, lp, ref, mask, torch.tensor([True, False]), torch.tensor([0, 0]), beta=0.5)
     weight = 2 * 0.5 / (1 + math.e)
     assert out.tolist() == [pytest.approx([0.0, weight]), pytest.approx([-weight, -weight])]
-    assert ctx.metrics == {
+    assert means(ctx) == {
         "preference/loss": (pytest.approx(math.log(1 + math.exp(-1))), 1),
         "preference/margin": (pytest.approx(1.0), 1),
         "preference/accuracy": (1.0, 1),
@@ -112,7 +113,7 @@ def test_a_pair_that_is_not_whole_has_no_weight() -> None:
     whole = dpo_weights(context(), lp, ref, mask, chosen, group)
     assert out[0].tolist() == [0.0] * 3
     assert out.tolist()[1:] == whole.take(left).tolist()[1:]
-    assert ctx.metrics["preference/loss"][1] == 2
+    assert means(ctx)["preference/loss"][1] == 2
     both_chosen = dpo_weights(context(), lp, ref, mask, torch.ones(6, dtype=torch.bool), group)
     assert both_chosen.values.eq(0).all()
 
@@ -129,7 +130,7 @@ def test_margins_far_apart_are_survived() -> None:
     for chosen in ([True, False], [False, True]):
         ctx = context()
         out = dpo_weights(ctx, lp, ref, mask, torch.tensor(chosen), torch.tensor([0, 0]), beta=1.0)
-        assert out.values.isfinite().all() and math.isfinite(ctx.metrics["preference/loss"][0])
+        assert out.values.isfinite().all() and math.isfinite(means(ctx)["preference/loss"][0])
 
 
 def test_a_second_step_would_follow_another_gradient() -> None:

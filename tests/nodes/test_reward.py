@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.reward.math import math
 from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.reward.shaping import kl_penalty, overlong
@@ -24,7 +25,7 @@ def context() -> Context:
 def test_exact_ignores_only_white_space_at_the_ends() -> None:
     ctx = context()
     assert exact(ctx, ["46", " 46\n", "4 6", ""], ["46"] * 4).tolist() == [1, 1, 0, 0]
-    assert ctx.metrics == {"reward/mean": (2.0, 4)}
+    assert means(ctx) == {"reward/mean": (2.0, 4)}
 
 
 RIGHT = [
@@ -50,7 +51,7 @@ def test_math_refuses_wrong_and_unparsable_answers() -> None:
     responses = ["\\boxed{17}", "no idea", "", "18, or rather 19"]
     assert math(ctx, responses, ["18"] * 4).tolist() == [0.0] * 4
     fractions = {"reward/unevaluated": (0.0, 4), "reward/unparsed": (2.0, 4), "reward/late": (0.0, 4)}
-    assert ctx.metrics == {"reward/mean": (0.0, 4), **fractions}
+    assert means(ctx) == {"reward/mean": (0.0, 4), **fractions}
 
 
 # a response that repeats a question, and the answer
@@ -82,7 +83,7 @@ def test_an_answer_that_has_still_to_be_computed_is_wrong_unless_the_graph_says_
     ctx = context()
     responses, answers = map(list, zip(*ECHOES, strict=True))
     assert math(ctx, responses, answers).tolist() == [0.0] * len(ECHOES)
-    assert ctx.metrics["reward/unevaluated"] == (len(ECHOES), len(ECHOES))
+    assert means(ctx)["reward/unevaluated"] == (len(ECHOES), len(ECHOES))
     assert math(context(), responses, answers, unevaluated=True).tolist() == [1.0] * len(ECHOES)
 
 
@@ -116,7 +117,7 @@ ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
 def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
     assert math(ctx, ["no idea", ENDLESS], ["2", "2"], timeout=2.0).tolist() == [0.0, 0.0]
-    assert ctx.metrics["reward/unparsed"] == (1.0, 2) and ctx.metrics["reward/late"] == (1.0, 2)
+    assert means(ctx)["reward/unparsed"] == (1.0, 2) and means(ctx)["reward/late"] == (1.0, 2)
     assert f"1 of 2 responses took too long to judge; the first: {ENDLESS}" in caplog.text
 
 
@@ -175,7 +176,7 @@ def test_kl_penalty_by_hand() -> None:
     out = kl_penalty(ctx, *kl_case(), beta=0.1, kl="k1")
     # the score stands on the last token that the policy wrote; the empty response keeps none
     assert out.tolist() == [pytest.approx([0.0, -0.1, 1.1, 0.0]), [0.0], pytest.approx([-1.05])]
-    assert ctx.metrics["kl/ref"] == (pytest.approx(0.5), 3)
+    assert means(ctx)["kl/ref"] == (pytest.approx(0.5), 3)
 
 
 @pytest.mark.parametrize(("kind", "total"), [("k1", 0.5), ("k2", 1.125), ("abs", 2.5)])
@@ -197,7 +198,7 @@ def test_overlong_is_linear_over_the_last_tokens_of_the_limit() -> None:
     out = overlong(ctx, torch.ones(6), loss_mask, limit=10, buffer=4, penalty=2.0)
     # nothing up to 6 tokens, then a quarter of the penalty a token, and all of it from 10 on
     assert out.tolist() == [1.0, 1.0, 0.5, 0.0, -1.0, -1.0]
-    assert ctx.metrics == {"reward/overlong": (5.5, 6)}
+    assert means(ctx) == {"reward/overlong": (5.5, 6)}
 
 
 def test_overlong_counts_what_the_policy_wrote() -> None:

@@ -8,6 +8,7 @@ import resource
 
 import pytest
 
+from recorded import means
 from rlgraph.nodes.reward import judging
 from rlgraph.nodes.reward.code import code, program
 from rlgraph.nodes.reward.judging import Judgement, judge, same_output
@@ -45,7 +46,7 @@ def test_the_last_block_of_a_response_is_its_program() -> None:
     ]
     out = code(ctx, responses, [TEST] * 7, allow_unsandboxed=True, timeout=60.0)
     assert out.tolist() == [1, 1, 1, 0, 0, 0, 1]
-    assert ctx.metrics == {
+    assert means(ctx) == {
         "reward/mean": (4.0, 7),
         "reward/late": (0.0, 7),
         "reward/suspicious": (1.0, 7),
@@ -61,7 +62,7 @@ def test_what_does_not_end_is_stopped() -> None:
     ctx = context()
     responses = ["import time; time.sleep(600)", "def f():\n    while True: pass"]
     assert code(ctx, responses, ["", "f()"], allow_unsandboxed=True, timeout=1.0).tolist() == [0.0, 0.0]
-    assert ctx.metrics["reward/late"] == (2.0, 2)
+    assert means(ctx)["reward/late"] == (2.0, 2)
 
 
 @pytest.mark.parametrize("name", [{}, {"fn_name": "f"}])
@@ -200,7 +201,7 @@ def test_what_a_test_can_not_do_is_its_fault_or_an_error() -> None:
 def test_what_could_not_be_judged_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
     code(ctx, ["x = 1"] * 3, ["", "assert x == 1", ""], allow_unsandboxed=True, timeout=60.0)
-    assert ctx.metrics["reward/unjudged"] == (2.0, 3)
+    assert means(ctx)["reward/unjudged"] == (2.0, 3)
     assert "2 of 3 responses could not be judged" in caplog.text and "asks the program nothing" in caplog.text
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from recorded import means
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.nodes.reward.per_sample import RewardError, each
@@ -47,7 +48,7 @@ def test_what_fails_is_counted_and_told_with_its_sample(
         out = each(ctx, function, ROWS, how)
     assert out.rewards.tolist() == pytest.approx([0.0, 0.1, 0.0, 0.0, 0.4, 0.5])
     assert out.failed.tolist() == [False, False, True, True, False, False]
-    assert ctx.metrics == {"reward/mean": (pytest.approx(1.0), 4), "reward/failed": (2.0, 6)}
+    assert means(ctx) == {"reward/mean": (pytest.approx(1.0), 4), "reward/failed": (2.0, 6)}
     assert "2 requests for rewards failed; the first: ValueError: two is unlucky" in caplog.text
     assert "{'response': '2'}" in caplog.text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from honest_programs import HONEST, ODD, PRINTING
+from recorded import means
 from reward_hacks import HACKS, SLOW, WRONG
 from rlgraph.nodes.reward.code import code
 from rlgraph.nodes.reward.suspicious import is_suspicious
@@ -93,4 +94,4 @@ def test_odd_programs_are_paid() -> None:
     scores, ctx = rewards(programs, answers)
     names = [*HONEST, *ODD, *PRINTING]
     assert [name for name, score in zip(names, scores, strict=True) if not score] == []
-    assert ctx.metrics["reward/suspicious"] == (0.0, len(programs))
+    assert means(ctx)["reward/suspicious"] == (0.0, len(programs))

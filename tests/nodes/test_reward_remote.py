@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from recorded import means
 from rlgraph.nodes.reward.per_sample import RewardError
 from rlgraph.nodes.reward.remote import remote, service_url
 from rlgraph.ops import Context
@@ -86,7 +87,7 @@ def test_batches_are_asked_for_and_put_in_order() -> None:
     assert sorted(len(batch) for batch in asked) == [1, 3, 3]
     sent = sorted((sample for batch in asked for sample in batch), key=lambda sample: sample["response"])
     assert sent[5] == {"question": "what is 5?", "response": "5", "answer": "4"}
-    assert ctx.metrics == {"reward/mean": (4.0, 7), "reward/failed": (0.0, 7)}
+    assert means(ctx) == {"reward/mean": (4.0, 7), "reward/failed": (0.0, 7)}
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -121,7 +122,7 @@ def test_zero_marks_what_failed_and_goes_on(caplog: pytest.LogCaptureFixture) ->
     with serving(reply) as (url, _), caplog.at_level(logging.WARNING):
         rewards, failed = call(url, ctx, retries=0, on_error="zero")
     assert (rewards, failed) == ([0.0] * 3 + RIGHT[3:], [True] * 3 + [False] * 4)
-    assert ctx.metrics == {"reward/mean": (2.0, 4), "reward/failed": (3.0, 7)}
+    assert means(ctx) == {"reward/mean": (2.0, 4), "reward/failed": (3.0, 7)}
     assert "what is 0?" in caplog.text
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from recorded import means
 from rlgraph.nodes.reward import code as code_module
 from rlgraph.nodes.reward import judging as judging_module
 from rlgraph.nodes.reward import suspicious as suspicious_module
@@ -44,7 +45,7 @@ def test_f1_by_hand() -> None:
     ctx = context()
     responses, answers, expected = (list(column) for column in zip(*F1, strict=True))
     assert f1(ctx, responses, answers).tolist() == pytest.approx(expected)
-    assert ctx.metrics == {"reward/mean": (pytest.approx(sum(expected)), len(F1))}
+    assert means(ctx) == {"reward/mean": (pytest.approx(sum(expected)), len(F1))}
 
 
 @pytest.mark.parametrize(("given", "wanted"), [row[:2] for row in F1])
@@ -58,7 +59,7 @@ def test_format_matches_the_whole_response() -> None:
     ctx = context("formatted")
     responses = ["<a>1\n2</a>", "  <a>x</a>\n", "so <a>x</a>", "<a></a>", ""]
     assert form(ctx, responses, pattern="<a>.+</a>").tolist() == [1, 1, 0, 0, 0]
-    assert ctx.metrics == {"formatted/mean": (2.0, 5)}
+    assert means(ctx) == {"formatted/mean": (2.0, 5)}
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
@@ -70,7 +71,7 @@ def test_sum_by_hand() -> None:
     ctx = context("scores")
     one, two, three = (torch.tensor(x) for x in ([1.0, 0.0], [0.0, 1.0], [2.0, 2.0]))
     assert total(ctx, one, two, None, None, weight_2=0.5).tolist() == [1.0, 0.5]
-    assert ctx.metrics == {"scores/mean": (1.5, 2)}
+    assert means(ctx) == {"scores/mean": (1.5, 2)}
     out = total(context(), one, two, three, None, weight=2.0, weight_2=-1.0, weight_3=0.25)
     assert out.tolist() == [2.5, -0.5]
 
@@ -78,7 +79,7 @@ def test_sum_by_hand() -> None:
 def test_judged_keeps_what_did_not_fail() -> None:
     ctx = context("judged")
     assert judged(ctx, torch.tensor([True, False, False])).tolist() == [False, True, True]
-    assert ctx.metrics == {"judged/kept": (2.0, 3)}
+    assert means(ctx) == {"judged/kept": (2.0, 3)}
 
 
 class Prefix:
@@ -95,7 +96,7 @@ def test_a_reward_model_reads_the_whole_sequence() -> None:
     model: Any = engine
     tokens = Ragged.of([[5, 7], [3], [2, 2, 9]])
     assert reward_model(ctx, model, tokens).tolist() == [12.0, 3.0, 13.0]
-    assert ctx.metrics == {"reward/mean": (28.0, 3)}
+    assert means(ctx) == {"reward/mean": (28.0, 3)}
     assert reward_model(context(), model, Ragged.of([], torch.int64)).tolist() == []
 
 

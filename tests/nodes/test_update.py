@@ -1,6 +1,7 @@
 """The objectives that update ops hand to a train engine."""
 
 import math
+from statistics import pvariance
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from rlgraph.nodes.loss.sequence import gspo
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import critic_objective, policy_objective
 from rlgraph.ops import Loss, Totals
+from rlgraph.runtime.engines.metric_sums import MetricSums
 
 MASK = Ragged.of([[False, True, True], [False, True]], torch.bool)
 TOTALS = Totals(tokens=3, sequences=2)
@@ -83,7 +85,10 @@ def test_critic_objective_by_hand() -> None:
     # free: 0, 0.25, 0.01; clamped to 0.2 around the old: (0.2 - 1)^2 = 0.64, 0.25, 0.01
     loss, metrics = critic_objective(0.2, "token-mean")(columns, TOTALS)
     assert loss.item() == pytest.approx((0.64 + 0.25 + 0.01) / 2 / 3)
+    explained = metrics.pop("explained_variance").value
     assert metrics == {"value": (1.5, 3.0), "clip_fraction": (1.0, 3.0)}
+    returns, errors = [1.0, 1.0, -0.1], [1.0, 0.5, -0.1]
+    assert explained == pytest.approx(1 - pvariance(errors) / pvariance(returns))
 
 
 def test_critic_objective_gradient_by_finite_differences() -> None:
@@ -115,18 +120,19 @@ def test_policy_objective_measures_how_far_the_engines_are_apart() -> None:
     _, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
     gap, d = 0.5 - math.exp(-2), math.log(0.5) + 2
     assert metrics["rollout_gap"] == pytest.approx((gap, 3.0))
-    assert metrics["rollout_gap_square"] == pytest.approx((gap**2, 3.0))
-    assert metrics["rollout_gap_max"] == (pytest.approx(gap), None)
+    assert metrics["rollout_gap_max"].value == pytest.approx(gap)
+    assert metrics["rollout_gap_std"].value == pytest.approx(gap * math.sqrt(2) / 3)
     assert metrics["rollout_kl"] == pytest.approx((math.exp(-d) + d - 1, 3.0))
     # without old_logprobs, against those of now
     del columns["old_logprobs"]
     _, metrics = policy_objective(Loss(reinforce, {}, {}), "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
-    assert metrics["rollout_gap_max"] == (pytest.approx(max(gap, math.exp(-1) - math.exp(-3))), None)
+    assert metrics["rollout_gap_max"].value == pytest.approx(max(gap, math.exp(-1) - math.exp(-3)))
 
 
 def test_policy_objective_measures_nothing_where_nothing_was_written() -> None:
     nothing = MASK.like(torch.zeros(5, dtype=torch.bool))
     columns = batch(loss_mask=nothing, rollout_logprobs=column(0, 0, 0, 0, 0))
     _, metrics = policy_objective(Loss(sft, {}, {}), "token-mean", 0.0, "k3", 0.0)(columns, Totals(0, 2))
-    assert {name: float(total) for name, (total, _) in metrics.items()} == dict.fromkeys(metrics, 0.0)
-    assert all(not count for _, count in metrics.values()), "it counts for no mean"
+    sums = MetricSums()
+    sums.add_metrics(metrics)
+    assert all(math.isnan(metric.value) for metric in sums.metrics.values()), "no mean of nothing"

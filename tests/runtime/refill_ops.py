@@ -7,9 +7,9 @@ from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples
 def counted(ctx: Context, rewards: float32[samples], group: int64[samples]) -> float32[samples]:
     """Rewards as they are; records how many rows and groups there are, and the sum of the groups' numbers."""
     numbers = set(group.tolist())
-    ctx.record("rows/used", len(rewards), count=0)
-    ctx.record("rows/groups", len(numbers), count=0)
-    ctx.record("rows/numbers", sum(numbers), count=0)
+    ctx.record("rows/used", len(rewards), kind="sum")
+    ctx.record("rows/groups", len(numbers), kind="sum")
+    ctx.record("rows/numbers", sum(numbers), kind="sum")
     return rewards
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from recorded import means
 from rlgraph.cli.main import main
 from rlgraph.nodes.reward.judge import PROMPT, SCORE, judge, scored
 from rlgraph.nodes.reward.per_sample import Judged, RewardError
@@ -71,7 +72,7 @@ def test_rewards_are_the_mean_of_the_scores_that_the_judge_writes(
     assert any(score is not None for score in expected)
     assert out.rewards.tolist() == pytest.approx([score or 0.0 for score in expected])
     assert out.failed.tolist() == [score is None for score in expected]
-    assert ctx.metrics["reward/failed"] == (expected.count(None), 3)
+    assert means(ctx)["reward/failed"] == (expected.count(None), 3)
 
 
 def test_a_judgement_depends_on_no_neighbour(engine: TransformersEngine) -> None:
@@ -84,7 +85,7 @@ def test_a_judgement_depends_on_no_neighbour(engine: TransformersEngine) -> None
 def test_without_a_score_a_sample_fails_or_the_run_does(engine: TransformersEngine) -> None:
     out, ctx = ask(engine, score="(never)")
     assert out.failed.all() and not out.rewards.any()
-    assert ctx.metrics["reward/mean"] == (0.0, 0)
+    assert means(ctx)["reward/mean"] == (0.0, 0)
     with pytest.raises(RewardError, match="no score in"):
         ask(engine, score="(never)", on_error="fail")
 

@@ -153,7 +153,7 @@ from rlgraph.ops import Context, float32, op, samples
 @op()
 def seen(ctx: Context, rewards: float32[samples]) -> float32[samples]:
     """Rewards as they are; records how many."""
-    ctx.record("rows", len(rewards), count=0)
+    ctx.record("rows", len(rewards), kind="sum")
     return rewards
 '''
 

@@ -27,7 +27,7 @@ from rlgraph.nodes import LOSSES, OPS
 from rlgraph.nodes.loss.policy import reinforce
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
-from rlgraph.ops import Request, Sampling, Totals, registry
+from rlgraph.ops import Metric, Request, Sampling, Totals, registry
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Loss, Op
 from rlgraph.runtime.columns.part import Part, pack, unpack
@@ -211,8 +211,8 @@ def compared(workers: tuple[Worker, Worker], name: str, loss: str = "") -> None:
     others, there = run(workers[1], function, on_device(parts), kinds | written)
     assert near or metrics or op.declared.updates, "there is something to compare"
     assert others.keys() == metrics.keys()
-    for key, values in metrics.items():
-        assert others[key] == pytest.approx(values, rel=1e-3, abs=1e-4), key
+    for key, metric in metrics.items():
+        assert others[key].value == pytest.approx(metric.value, rel=1e-3, abs=1e-4, nan_ok=True), key
     for one, other in zip(near, there, strict=True):
         if isinstance(one.values, list):
             assert one.values == other.values
@@ -297,7 +297,8 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
     weights = batch["tokens"].values.float() / 24
     bonus = 0.1 * batch["entropy"].values[mask].sum()
     gain = (batch["logprobs"].values * weights).sum()
-    return -(gain + bonus) / totals.tokens, {"most": (batch["entropy"].values.max(), None)}
+    most = Metric("max", "tokens", {"most": batch["entropy"].values.max()})
+    return -(gain + bonus) / totals.tokens, {"most": most}
 
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.costs import limits
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import Totals
+from rlgraph.ops import Metric, Totals
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 
 VOCAB, ROWS = 24, 13
@@ -79,7 +79,8 @@ def policy_objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tenso
     gain = (batch["logprobs"].values * batch["advantages"].values * mask).sum()
     bonus = 0.1 * (batch["entropy"].values * mask).sum()
     rewards = batch["rewards"]
-    metrics = {"reward": (rewards.sum(), len(rewards)), "best": (rewards.max(), None)}
+    best = Metric("max", "samples", {"most": rewards.max()})
+    metrics = {"reward": (rewards.sum(), len(rewards)), "best": best}
     return -(gain + bonus) / totals.tokens, metrics
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.model_size import size_of
 from rlgraph.ir.plan import Step
+from rlgraph.ops import Metric
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import metrics, performance, times, utilisation
 from rlgraph.runtime.messages.report import Report, Usage
@@ -77,7 +77,10 @@ def test_a_steps_time_is_its_longest_device_unless_they_work_together() -> None:
 
 
 def test_means_are_over_devices_and_sums_stay_sums() -> None:
-    values: Mapping[str, tuple[float, float]] = {"reward/mean": (3.0, 2), "tokens/generated": (5.0, 0)}
+    values = {
+        "reward/mean": Metric.of("mean", [1.0, 2.0], "samples"),
+        "tokens/generated": Metric.of("sum", [5.0], "tokens"),
+    }
     found = metrics([ran(STEPS["rewards"], (0, 1), (0, 1), metrics=values)])
     assert found == {"reward/mean": 1.5, "tokens/generated": 10.0}
 

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rlgraph.costs import limits
 from rlgraph.costs.models.fields import UNSHARED, Family
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import Totals
+from rlgraph.ops import Metric, Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, cut, micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
@@ -116,7 +116,8 @@ def batch_columns() -> dict[str, Any]:
 def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
     mask, rewards = batch["loss_mask"].values, batch["rewards"]
     assert len(batch["names"]) == len(rewards)
-    metrics = {"reward": (rewards.sum(), len(rewards)), "best": (rewards.max(), None)}
+    best = Metric("max", "samples", {"most": rewards.max()})
+    metrics = {"reward": (rewards.sum(), len(rewards)), "best": best}
     if "new_values" in batch:
         error = (batch["new_values"].values - batch["advantages"].values).square()[mask].sum()
         return error / totals.tokens, metrics

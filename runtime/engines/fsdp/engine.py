@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops.interfaces import Batch, Objective
+from rlgraph.ops.interfaces import Batch, Objective, Recorder
 from rlgraph.runtime.engines.balance import Balance
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
@@ -260,6 +260,7 @@ class FsdpEngine:
         temperature: float = 1.0,
         entropy: bool = False,
         merged: bool = False,
+        record: Recorder | None = None,
     ) -> dict[str, float]:
         """Train; see ``TrainEngine.update``.
 
@@ -280,7 +281,7 @@ class FsdpEngine:
             for minibatch in [m for m in plan if m.totals.tokens] * epochs:
                 self._accumulate(minibatch, objective, temperature, entropy, metric_sums)
                 self._step(metric_sums)
-        return metric_sums.means(self.group)
+        return metric_sums.numbers(self.group, record)
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate, at its peak: a warm-up goes on from there."""

@@ -1,0 +1,220 @@
+"""Metrics as records that add up: however rows are cut into devices, ranks, micro-batches and rounds.
+
+    device 0   mean of 3 rows: count 3, total 4.5 ─┐
+    device 1   mean of 1 row:  count 1, total 0.5 ─┴─ count 4, total 5.0 ── 1.25
+
+Totals of numbers are exact, so that no cut shows in any digit; of scalars on a device they are as good as the
+device adds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+from rlgraph.errors import RunError, nearest
+
+UNIT = 1074  # a finite float64 is a whole number of 2**-1074
+BINS = 512  # per power of two: what a percentile tells apart
+SPREAD = ("mean", "std", "min", "max")
+
+
+def _larger(one: Any, other: Any) -> Any:
+    """Return the larger of two numbers or scalars, NaN where one is; nothing waits for a device."""
+    if hasattr(one, "maximum"):
+        return one.maximum(other)
+    return max(one, other) if one == one and other == other else math.nan
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    return -_larger(-one, -other)
+
+
+def _exact(number: Any) -> Any:
+    if isinstance(number, Fraction) or not math.isfinite(number):
+        return number
+    return Fraction(float(number))
+
+
+def _whole(value: float) -> int:
+    """Return a float as a multiple of 2**-1074."""
+    numerator, denominator = value.as_integer_ratio()
+    return numerator << (UNIT + 1 - denominator.bit_length())
+
+
+def _total(values: Sequence[float]) -> Any:
+    finite = all(map(math.isfinite, values))
+    return Fraction(sum(map(_whole, values)), 2**UNIT) if finite else sum(values)
+
+
+def _squares(values: Sequence[float]) -> Any:
+    finite = all(map(math.isfinite, values))
+    return Fraction(sum(_whole(v) ** 2 for v in values), 2 ** (2 * UNIT)) if finite else math.nan
+
+
+def _seen(values: Sequence[float]) -> Counter[float]:
+    """Return how often values occur, each rounded to 1/512 of its power of two."""
+    return Counter(map(_bin, values))
+
+
+def _bin(value: float) -> float:
+    if not math.isfinite(value):
+        return math.nan
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * BINS) / BINS, exponent)
+
+
+PARTS: dict[str, Callable[[Sequence[float]], Any]] = {  # of what a part is made
+    "count": len,
+    "total": _total,
+    "squares": _squares,
+    "least": lambda values: reduce(_smaller, values, math.inf),
+    "most": lambda values: reduce(_larger, values, -math.inf),
+    "seen": _seen,
+}
+MERGES: dict[str, Callable[[Any, Any], Any]] = {"least": _smaller, "most": _larger}  # of the others a sum
+
+
+def _mean(count: Any, total: Any) -> float:
+    return float(total / count) if count else math.nan
+
+
+def _variance(count: Any, total: Any, squares: Any) -> Any:
+    mean = _exact(total) / _exact(count)
+    return max(_exact(squares) / _exact(count) - mean * mean, 0)  # NaN stays
+
+
+def _std(count: Any, total: Any, squares: Any) -> float:
+    """Return the standard deviation of all rows: with n in the denominator."""
+    return math.sqrt(_variance(count, total, squares)) if count else math.nan
+
+
+def _explained(count: Any, total: Any, squares: Any, error_total: Any, error_squares: Any) -> float:
+    """Return 1 - Var(error) / Var(target); NaN where targets are alike, as far as a float tells."""
+    if not count:
+        return math.nan
+    spread = _variance(count, total, squares)
+    is_told = spread > 1e-12 * float(squares / count)
+    return float(1 - _variance(count, error_total, error_squares) / spread) if is_told else math.nan
+
+
+KINDS: dict[str, tuple[tuple[str, ...], Callable[..., float]]] = {
+    "mean": (("count", "total"), _mean),
+    "share": (("count", "total"), _mean),  # of rows for which something holds
+    "sum": (("total",), float),
+    "min": (("least",), float),
+    "max": (("most",), float),
+    "std": (("count", "total", "squares"), _std),
+}
+ERROR = ("count", "total", "squares", "error_total", "error_squares")
+PERCENTILE = re.compile(r"p([1-9]\d?)")
+
+
+def _percentile(share: int, seen: Counter[float]) -> float:
+    """Return the smallest value that as many percent of the rows don't exceed."""
+    if any(map(math.isnan, seen)):
+        return math.nan
+    left = math.ceil(seen.total() * share / 100)
+    for value in sorted(seen):
+        left -= seen[value]
+        if left <= 0:
+            return value
+    return math.nan
+
+
+def _reading(kind: str) -> tuple[tuple[str, ...], Callable[..., float]]:
+    """Return the parts of a kind, and what reads its number from them."""
+    if percentile := PERCENTILE.fullmatch(kind):
+        return ("seen",), partial(_percentile, int(percentile[1]))
+    return (ERROR, _explained) if kind == "explained" else KINDS[kind]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Some rows' part of a metric; two parts of it add up with ``+``.
+
+    Attributes:
+        kind: mean, share, sum, min, max, std (with n in the denominator), explained (1 - Var(error) /
+            Var(target)), or a percentile: p1 to p99, to within 0.2 % of the value.
+        over: what one row is: prompts, samples, segments, tokens, optimizer steps, iterations.
+        parts: what it needs of its rows, as ``PARTS`` has them: numbers, or scalars on a device.
+
+    Example:
+        >>> rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
+        >>> near, far = (Metric.of("std", part, "samples") for part in (rewards[:2], rewards[2:]))
+        >>> (near + far).value == Metric.of("std", rewards, "samples").value
+        True
+    """
+
+    kind: str
+    over: str
+    parts: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, kind: str, values: Sequence[float], over: str, count: float | None = None) -> Metric:
+        """Return the metric of rows' values, or of their sum alone where ``count`` says how many they are.
+
+        Raises:
+            RunError: there is no such kind, or it is not one of these values.
+        """
+        if kind not in KINDS and not PERCENTILE.fullmatch(kind):
+            law = f"a metric can't be `{kind}`: kinds are {', '.join(KINDS)}, and percentiles, p1 to p99"
+            raise RunError(f"{law}\n  {nearest(kind, KINDS) or 'record one of these'}")
+        parts = {part: PARTS[part](values) for part in _reading(kind)[0]}
+        if count is not None:
+            if kind not in ("mean", "share"):
+                law = f"a sum and its count make a mean or a share, and no `{kind}`"
+                raise RunError(f"{law}\n  record the values themselves, without count")
+            parts["count"] = count
+        elif kind == "share" and not {*values} <= {0, 1}:
+            law = "a share is of rows for which something holds: its values are 0 and 1"
+            raise RunError(f"{law}\n  record a mean: kind='mean'")
+        return cls(kind, over, parts)
+
+    def __add__(self, other: Metric) -> Metric:
+        both = {part: (value, other.parts[part]) for part, value in self.parts.items()}
+        return replace(self, parts={part: MERGES.get(part, add)(*two) for part, two in both.items()})
+
+    def __str__(self) -> str:
+        return f"a {self.kind} over {self.over}"
+
+    @property
+    def value(self) -> float:
+        """Return the number: NaN where there are no rows, or a value of theirs is not finite."""
+        needs, read = _reading(self.kind)
+        number = read(*(self.parts[part] for part in needs))
+        return number if math.isfinite(number) else math.nan
+
+    def is_like(self, other: Metric) -> bool:
+        """Return whether the two are of one kind over one domain, so that they add up."""
+        return (self.kind, self.over) == (other.kind, other.over)
+
+
+def conflict(name: str, one: tuple[str, Metric], other: tuple[str, Metric]) -> RunError:
+    """Return the error for a name that is two metrics, each with the node that records it."""
+    (first, metric), (second, another) = one, other
+    by, own = ("", f"{name}_{another.kind}") if first == second else (f"`{first}` ", f"{second}/{name}")
+    law = f"`{second}` records `{name}` as {another}, and {by}as {metric}: a name has one kind and domain"
+    return RunError(f"{law}\n  record one of them under a name of its own, such as {own}")
+
+
+def add_up(every: Iterable[Mapping[str, Metric]], node: str) -> dict[str, Metric]:
+    """Return the metrics of a node that its devices, ranks or rounds recorded parts of.
+
+    Raises:
+        RunError: a name is of two kinds.
+    """
+    merged: dict[str, Metric] = {}
+    for name, metric in (item for metrics in every for item in metrics.items()):
+        before = merged.get(name)
+        if before and not before.is_like(metric):
+            raise conflict(name, (node, before), (node, metric))
+        merged[name] = before + metric if before else metric
+    return merged
