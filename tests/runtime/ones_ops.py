@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlgraph.ops import (
+    SPREAD,
     Batch,
     Context,
     ServeEngine,
@@ -24,7 +25,7 @@ def ones(ctx: Context, responses: text[samples], *, per: int = 4) -> float32[sam
     import torch
 
     rewards = torch.tensor([response.count("1") / per for response in responses], dtype=torch.float32)
-    ctx.record("reward/mean", rewards)
+    ctx.record("reward/", rewards, kind=SPREAD)
     return rewards
 
 
