@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import add
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +95,22 @@ def test_an_op_records_several_kinds_under_one_beginning() -> None:
         "margin/max": (3.0, "samples"),
         "margins/length_p90": (5.0, "samples"),
         "margins/cut": (0.4, "samples"),
+    }
+
+
+def test_the_op_of_the_documents_records_what_they_say() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    names: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    ctx = Context("margin", 0, 0)
+    names["margin"](ctx, torch.tensor([2.0, 4.0]), torch.tensor([1.0, 5.0]))
+    assert {name: metric.value for name, metric in ctx.metrics.items()} == {
+        "margin/margin": 0.0,
+        "margin/std": 1.0,
+        "margin/min": -1.0,
+        "margin/p90": 1.0,
+        "margin/correct": 0.5,
+        "margin/pairs": 2.0,
     }
 
 
