@@ -39,8 +39,8 @@ ALGORITHMS = """# Algorithms
 Made by `rlgraph graphs --format markdown -o docs/algorithms.md` from the shipped graphs; do not edit it.
 Each is a file in [graphs/](../graphs), opens with its drawing, and is an edit of another where it can be:
 what `rlgraph diff PARENT GRAPH` prints stands below it. What is as in the paper, and what is not, is listed
-with the paper's equations, and a test holds the values to the graph. [The reference](reference.md) has the ops
-and losses, and `extends: NAME` makes any of these the start of your own."""
+with the paper's equations, and a test holds the values to the graph. [The reference](reference.md) has the
+ops and losses, and `extends: NAME` makes any of these the start of your own."""
 
 
 def reference() -> str:
