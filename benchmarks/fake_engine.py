@@ -50,6 +50,7 @@ from rlgraph.runtime.engines.fsdp.batching import MiniBatch
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
+from rlgraph.runtime.engines.fsdp.terms import SharedPass, Term
 from rlgraph.runtime.engines.memory.activations import HostTensor
 from rlgraph.runtime.engines.metric_sums import MetricSums
 from rlgraph.runtime.engines.sequence.groups import SequenceGroup, row_group, sequence_group
@@ -339,11 +340,10 @@ def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:
         live.shapes, live.phase = frozenset(), "forward"
 
     passes = 2 if _twice(made) else 1
-    minibatch = MiniBatch([batch] * passes, Totals(tokens=1, sequences=1), passes)
+    minibatch = MiniBatch([batch] * passes, (Totals(tokens=1, sequences=1),), passes)
+    term = Term({}, lambda batch, _: (batch["logprobs"].values.sum(), {}), torch.arange(0), 0)
     with patch.object(torch.Tensor, "backward", watched):
-        made._accumulate(
-            minibatch, lambda batch, _: (batch["logprobs"].values.sum(), {}), 1.0, False, MetricSums()
-        )
+        made._accumulate([(SharedPass((term,), (MetricSums(),)), minibatch)], MetricSums())
 
 
 def _batch(setting: Setting, sequence: SequenceGroup) -> MicroBatch:

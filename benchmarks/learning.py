@@ -37,11 +37,14 @@ PROMPTS = f"{{op: data.prompts, files: [{FILES}/train.parquet], batch: 32, templ
 OPTIMIZER = "{lr: 2e-4, schedule: linear, warmup_steps: 5}"
 HELD_OUT = f"prompts: {{files: [{FILES}/test.parquet], batch: all}}, rollout: {{n: 1, temperature: 0}}"
 EVAL = f"{{nodes: {{{HELD_OUT}, held_out: {{op: reward.exact}}}}, report: {{accuracy: held_out}}}}"
+OUT = "out: {tokens: example_tokens, loss_mask: example_mask}"
+EXAMPLES = f"{{op: data.examples, files: [{FILES}/train.parquet], batch: 32, template: plain, {OUT}}}"
 # where a graph has such a node or model: what fits answers of three digits
 FITTING = {
     "models.critic": "models.critic.optimizer.lr=1e-3",
     "models.teacher": f"models.teacher.path={TEACHER}",
     "models.reward": f"models.reward.path={REWARD}",
+    "nodes.examples": f"examples={EXAMPLES}",
     "nodes.overlong": "overlong.buffer=2",
     "nodes.formatted": "formatted.pattern='[0-9]+'",
 }

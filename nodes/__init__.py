@@ -55,6 +55,7 @@ OPS: dict[str, str] = {
     "filter.difficulty": "rlgraph.nodes.select.difficulty:within",
     "difficulty": "rlgraph.nodes.select.difficulty:difficulty",
     "fill": "rlgraph.nodes.select.fill:fill",
+    "mask.observations": "rlgraph.nodes.select.observations:observations",
     "group.mean": "rlgraph.nodes.advantage.group:group_mean",
     "metric.pass_at_k": "rlgraph.nodes.select.metric:pass_at_k",
     "metric.mean_at_k": "rlgraph.nodes.select.metric:mean_at_k",

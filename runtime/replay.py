@@ -157,12 +157,13 @@ def _first(plan: Plan, steps: Sequence[Step], iteration: int, node: str) -> Step
 
 
 def _again(plan: Plan, steps: Sequence[Step], first: Step) -> list[Step]:
-    """Return the steps from the first on, and before them the copies and syncs that they need."""
+    """Return the steps from the first on, and before them the copies, syncs and losses that they need."""
     facts = {step.id: step.facts for step in steps}
     later = {number for number in facts if number >= first.id}
-    made_again = {number for number, known in facts.items() if known.copies or known.syncs}
+    joining = {step.id for step in steps if step.joins}
+    made_again = {number for number, known in facts.items() if known.copies or known.syncs} | joining
     needs = plan.needs["train"].subgraph(later | made_again)
-    again = reached(needs, later, lambda _, need: facts[need].syncs)
+    again = reached(needs, later, lambda _, need: facts[need].syncs or need in joining)
     return [step for step in steps if step.id in again]
 
 

@@ -47,6 +47,7 @@ def policy(
     kl_coef: NonNegativeFloat = 0.0,
     kl: KlKind = "k3",
     entropy_coef: float = 0.0,
+    weight: NonNegativeFloat = 1.0,
     over: Literal["samples", "segments"] = "samples",
 ) -> None:
     """Train a policy on a loss per token; writes the next version of its model.
@@ -76,6 +77,8 @@ def policy(
             ``kl_ref`` then.
         kl: its estimator: k1, k2, k3 or abs.
         entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
+        weight: what the whole of L counts, at least 0, beside the losses of nodes that join this one or that
+            it ``joins``; the metric ``loss`` is without it.
         over: the sequences that seq-mean-... averages over where rows are segments: samples, each of which
             counts once, or segments.
 
@@ -95,7 +98,7 @@ def policy(
     objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
     divisor = 1.0 if temperature is None else temperature
     several = bool(ctx.total_samples) and over == "samples"
-    passes = minibatches, epochs, divisor, entropy_coef != 0, several
+    passes = minibatches, epochs, divisor, entropy_coef != 0, several, weight
     model.update(columns, objective, *_rows(ctx), *passes, record=ctx.add)
 
 
@@ -112,6 +115,7 @@ def critic(
     minibatches: Annotated[int, Field(ge=1)] = 1,
     epochs: Annotated[int, Field(ge=1)] = 1,
     aggregate: Aggregation = "token-mean",
+    weight: NonNegativeFloat = 1.0,
 ) -> None:
     """Train a critic on returns; writes the next version of its model.
 
@@ -126,14 +130,15 @@ def critic(
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
         aggregate: how tokens' losses become one number, as in update.policy.
+        weight: what L counts beside other losses, as in update.policy.
 
     Example:
         update_critic: {op: update.critic, model: critic, minibatches: 4}
     """
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
     objective = critic_objective(clip, aggregate)
-    several = bool(ctx.total_samples)
-    model.update(columns, objective, *_rows(ctx), minibatches, epochs, merged=several, record=ctx.add)
+    how = {"merged": bool(ctx.total_samples), "weight": weight, "record": ctx.add}
+    model.update(columns, objective, *_rows(ctx), minibatches, epochs, **how)
 
 
 @op(updates=True, head="any")

@@ -59,6 +59,10 @@ class Tokens:
     passes: int  # micro-batches
     uneven: float = 1.0  # tokens that come to its experts, over those of an even share
 
+    def plus(self, other: Tokens) -> Tokens:
+        """Return both loads together, their experts chosen evenly."""
+        return Tokens(self.tokens + other.tokens, self.squares + other.squares, self.passes + other.passes)
+
 
 def score_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     """Return the seconds of a pass without gradients: 2 N FLOPs per token, and attention."""

@@ -146,7 +146,7 @@ class Footprint:
 
     def _needs(self, pool: str, step: Step) -> set[Item]:
         items: set[Item] = set()
-        for name in () if step.facts.moves else step.models:
+        for name in () if step.facts.moves or step.joins else step.models:
             if step.pool == pool and step.engine == "serve":
                 parts = ("weights", "kv") if step.generates else ("weights",)
                 items |= {Item(name, "serve", part) for part in parts}
@@ -158,7 +158,7 @@ class Footprint:
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
         """Return what a step needs on a pool beside what is resident."""
-        if not step.models or step.facts.moves:
+        if not step.models or step.facts.moves or step.joins:
             return Counter()
         model, size = self.model_of(step)
         if step.facts.syncs:
@@ -184,12 +184,13 @@ class Footprint:
         """Return the largest micro-batch of a step."""
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
-        rows = self.rows(step.reads, step) * growth(self.plan, step)
+        passes = self.plan.passes(step)
+        rows = max(self.rows(one.reads, one) * growth(self.plan, one) for one in passes)
         tokens = int(min(max(model.train.micro_tokens, most), rows * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring
-        beside += own * bytes_beside(self.plan, step)
+        beside += own * max(bytes_beside(self.plan, one) for one in passes)
         offloads = model.train.activation_offload and self.cluster.device == "cuda"
         part, uneven = part_of(size, mesh.tensor), self.work.uneven(mesh.experts)
         return Pass(part, model, mesh.shard, own, beside, mesh.replicate, offloads, uneven)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from rlgraph.costs import formulas, limits, muon
 from rlgraph.costs.calibration import RATES, Calibration
@@ -115,7 +116,8 @@ class Pricing(Footprint):
         size = part_of(size, mesh.tensor)
         rates = self._rates(step.pool, model.train.dtype, grade, mesh)
         times = minibatches * epochs if step.updates else 1
-        even = self._share(step, size, model.train, minibatches, times)
+        passes = [self._share(one, size, model.train, minibatches, times) for one in self.plan.passes(step)]
+        even = reduce(Tokens.plus, passes)
         work = replace(even, uneven=self.work.uneven(mesh.experts))
         if step.updates:
             factor = 4 if model.train.recompute else 3
@@ -155,7 +157,7 @@ class Pricing(Footprint):
 
         Devices that share the tokens of a row have an even part of either; those that divide layers have all.
         """
-        ranks, cuts = train.sequence_parallel, minibatches if step.updates else 1
+        ranks, cuts = train.sequence_parallel, minibatches if step.trains else 1
         rows = self.rows(step.reads, step) / cuts
         alike = ranks * train.tensor_parallel
         each, longest = rows * alike / len(step.devices), self.work.longest(rows)

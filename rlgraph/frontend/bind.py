@@ -16,7 +16,7 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
 from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
-from rlgraph.frontend.bind_node import bind_node, states_are_kept
+from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
@@ -53,6 +53,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     stages = _section(tree, "nodes", binder)
     nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
     states_are_kept(nodes, binder)
+    nodes = with_leads(nodes, stages, binder)
     reads_own_weights(nodes, models, binder)
     reads_alike(models, binder)
     pools = _pools(_section(tree, "pools", binder), devices, _least(models), binder)
@@ -103,7 +104,7 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     added = {name for name, change in changes.items() if change.get("op")}
     taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
-    kept = [n for n in graph.nodes if n.name in changes or not (n.updates or taken & {*written(n).values()})]
+    kept = [n for n in graph.nodes if n.name in changes or not (n.trains or taken & {*written(n).values()})]
     report = section.items["report"].items
     _reported_exist(report, {written(n)[port.name]: port for n in kept for port in n.op.outputs})
     metrics = {name: str(column.value) for name, column in report.items()}

@@ -78,8 +78,18 @@ def _accepted(op: Op) -> tuple[str, ...]:
     """Return the keys that an op's nodes may have beside its attributes."""
     keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
     further = {"model": op.declared.recorded, **dict.fromkeys(KEYS, not op.outputs)}
-    further |= {"state": op.declared.state == "reads", "of": op.copies, "refill": op.declared.filters}
+    further |= {
+        "state": op.declared.state == "reads",
+        "of": op.copies,
+        "joins": joins(op),
+        "refill": op.declared.filters,
+    }
     return (*keys, *(key for key, applies in further.items() if applies))
+
+
+def joins(op: Op) -> bool:
+    """Return whether an op's loss may be added to the optimizer steps of another."""
+    return op.declared.updates and not op.copies
 
 
 def _attributes(

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Mark, nearest
-from rlgraph.frontend.bind_call import KEYS, bind_call, names
+from rlgraph.frontend.bind_call import KEYS, bind_call, joins, names
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.domains import Route
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
-from rlgraph.ops.declare import Op
+from rlgraph.ops.declare import Op, Role
 from rlgraph.ops.registry import find_function
 from rlgraph.syntax.settings import Refill
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
+
+STEPS: tuple[Role, ...] = ("minibatches", "epochs")  # what an update shares with those that join it
 
 
 def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder) -> Node | None:
@@ -40,6 +42,7 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
         tokenizer=_tokenizer(name, tree, op, models, binder),
         **_rows(name, tree, op, binder),
         state=_state(name, tree, op, binder),
+        joins=_joins(name, tree, op, binder),
         refill=_refill(name, tree, op, binder),
         pool=_node_pool(name, tree, op, binder),
         when=_cadence(name, tree, op, binder),
@@ -102,6 +105,44 @@ def states_are_kept(nodes: Sequence[Node], binder: Binder) -> None:
         if node.state not in (None, OPEN, *kept):
             law = f"`state` of node `{node.name}` names `{node.state}`, which keeps none"
             binder.problem("no-state", law, node.edited or node.mark, kept, nearest(str(node.state), kept))
+
+
+def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
+    """Return the update that a node joins; what it is is checked once all nodes are known."""
+    item = tree.get("joins")
+    if item and not joins(op):
+        law = f"`{name}` joins the optimizer steps of an update; op {op.name} has no loss"
+        binder.problem("joins-no-update", law, item.key, remedy="remove `joins`")
+    return str(item.value) if item and item.value != OPEN and joins(op) else ""
+
+
+def with_leads(nodes: Sequence[Node], sections: Mapping[str, Tree], binder: Binder) -> list[Node]:
+    """Return the nodes, those that join an update with its cadence and as many optimizer steps."""
+    leads = {node.name: node for node in nodes if node.updates and joins(node.op)}
+    return [_joined(node, leads, sections[node.name], binder) if node.joins else node for node in nodes]
+
+
+def _joined(node: Node, leads: Mapping[str, Node], tree: Tree, binder: Binder) -> Node:
+    lead, law = leads.get(node.joins), f"node `{node.name}` joins `{node.joins}`, "
+    mark = tree.items["joins"].mark
+    if lead is None:
+        known = [name for name, other in leads.items() if other.model == node.model]
+        law += "which makes no optimizer steps of its own"
+        binder.problem("joins-no-update", law, mark, known, nearest(node.joins, known))
+        return node
+    if lead.model != node.model:
+        law += f"which updates `{lead.model}`; it updates `{node.model}`"
+        binder.problem("joins-other-model", law, mark, remedy=f"remove: [{node.name}.joins]")
+        return node
+    its = {node.called.name_of(role): lead.called.value(role, 1) for role in STEPS}
+    own = {key: tree.get(key) for key in (*KEYS, *filter(None, its))}
+    for key, item in own.items():
+        wanted = its.get(key)
+        if item and item.value not in (OPEN, wanted):
+            said = f"{law}and has its optimizer steps: `{key}` is that one's"
+            binder.problem("joins-steps", said, item.mark, remedy=f"remove: [{node.name}.{key}]")
+    attributes = {**node.called.attributes, **{name: value for name, value in its.items() if name}}
+    return replace(node, call=replace(node.called, attributes=attributes), when=lead.when)
 
 
 def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:

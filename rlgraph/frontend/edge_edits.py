@@ -118,7 +118,7 @@ def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     lone = {path: node for path, node in _nodes(tree) if path[-1] == old and "" in written(node)}
     if any(old in written(node).values() for node in lone.values()):
         tree = _rename_column(tree, old, new, mark)
-    tree = _refer_by(tree, ("rows", "state"), old, new, mark)
+    tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
         if not find(tree, path):

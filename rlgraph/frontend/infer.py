@@ -125,7 +125,7 @@ class Inference:
 
     def _measured(self, node: Node, port: Port) -> str:
         """Return the column of a parameter's name; what an update measures by may have a name of its own."""
-        if port.name in self.writers or port.name != "rollout_logprobs" or not node.updates:
+        if port.name in self.writers or port.name != "rollout_logprobs" or not node.trains:
             return port.name
         renamed = [column for column, output in self.outputs.items() if output == port.name]
         return renamed[0] if port.optional and len(renamed) == 1 else port.name

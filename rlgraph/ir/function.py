@@ -25,6 +25,7 @@ class Function:
     of: str | None = None  # the model whose weights it copies onto its own
     tokenizer: str | None = None
     state: str | None = None  # the node whose state it has, its own or another's
+    joins: str = ""  # of an update, the node to whose optimizer steps it adds its loss
     hooks: Mapping[str, Function] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
 

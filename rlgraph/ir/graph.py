@@ -132,6 +132,7 @@ class Node:
     rows: tuple[str, ...] = ()  # the filters, or makers of rows, whose rows alone it sees
     route: Route | None = None  # likewise by a column's value; the rest without values
     state: str | None = None  # the node whose state it has, its own or another's
+    joins: str = ""  # of an update, the one to whose optimizer steps it adds its loss
     refill: Refill | None = None  # a filter's: what is before it is repeated until enough rows stay
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -175,6 +176,11 @@ class Node:
     @property
     def updates(self) -> bool:
         """Return whether it writes the next version of its model."""
+        return self.trains and not self.joins
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it is an update, though its loss may join the optimizer steps of another."""
         return self.call is not None and self.op.declared.updates
 
 

@@ -54,6 +54,7 @@ class Step:
     op: str = ""
     filters: bool = False  # its column says which rows stay
     updates: bool = False  # it writes the next version of its model
+    joins: str = ""  # the node of the update to whose optimizer steps it adds its loss
     leaves: int = 0  # how many columns hold what a region leaves for its next round
     when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
     region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
@@ -83,7 +84,7 @@ class Step:
     @property
     def work(self) -> str:
         """Return what it works on, as pictures colour it."""
-        if self.facts.work or self.updates:
+        if self.facts.work or self.trains:
             return self.facts.work or "update"
         return {"serve": "generate", "train": "score"}.get(self.engine, "other")
 
@@ -92,9 +93,16 @@ class Step:
         """Return the calibrated rate that prices it, a field of ``Calibration``."""
         if self.facts.rate or self.copied:
             return self.facts.rate or "sync"
+        if self.joins:
+            return "host"  # the step that it joins takes the time
         if self.engine == "train":
             return "update" if self.updates else "score"
         return "generate" if self.engine == "serve" else "host"
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it is an update, though its loss may join the optimizer steps of another."""
+        return self.updates or bool(self.joins)
 
     @property
     def copied(self) -> str:
@@ -228,6 +236,23 @@ class Plan:
     def updates(self, model: str) -> list[Step]:
         """Return the training steps that write a next version of a model, one after the other."""
         return [step for step in self.steps if step.updated == model]
+
+    def terms(self, step: Step) -> list[Step]:
+        """Return an update, and before it the steps whose losses join its optimizer steps."""
+        joining = [s for s in self.phases[step.phase] if s.joins == step.node] if step.updates else []
+        return [*joining, step]
+
+    def passes(self, step: Step) -> list[Step]:
+        """Return one term of an update for each pass over rows: those that read the same tokens share one."""
+        if len(terms := self.terms(step)) == 1:
+            return terms
+
+        def read(term: Step) -> tuple[Any, ...]:
+            function = self.functions[term.phase][term.node]
+            tokens = function.ins.get("tokens", term.node)
+            return tokens, function.value("temperature"), function.ins.get("routing")
+
+        return [*{read(term): term for term in terms}.values()]
 
     def new_versions(self, iteration: int) -> Counter[str]:
         """Return how many versions of each model an iteration writes, counted from 1."""

@@ -16,10 +16,16 @@ def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple
     Columns to ``keep`` outlive the steps: those that an evaluation reports.
     """
     numbers = {step.id: number for number, step in enumerate(steps, 1)}
-    last = {column: step.id for step in steps for column in (*step.writes, *step.reads)}
+    # an update reads what the terms that join it have left to it
+    joining = {step.node: [one for one in steps if one.joins == step.node] for step in steps if step.updates}
+    holds = {
+        step.id: [c for one in (step, *joining.get(step.node, ())) for c in (*one.reads, *one.writes)]
+        for step in steps
+    }
+    last = {column: step.id for step in steps for column in holds[step.id]}
 
     def changed(step: Step) -> Step:
-        touched = dict.fromkeys((*step.reads, *step.writes))
+        touched = dict.fromkeys(holds[step.id])
         return replace(
             step,
             id=numbers[step.id],

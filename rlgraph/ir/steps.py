@@ -35,7 +35,7 @@ class Facts:
         moves: whether it moves parts of an engine ``off`` the device or ``back``.
         syncs: whether it hands weights of a train engine to a serve engine.
         collects: whether it ends a region, once an iteration, with rows of all the region's rounds.
-        joins: whether it makes a column of several, each of which has some of its rows.
+        merges: whether it makes a column of several, each of which has some of its rows.
         keeps_types: whether each column that it writes has the type of the one that it reads.
     """
 
@@ -50,7 +50,7 @@ class Facts:
     moves: Literal["", "off", "back"] = ""
     syncs: bool = False
     collects: bool = False
-    joins: bool = False
+    merges: bool = False
     keeps_types: bool = False
 
     @property
@@ -92,7 +92,7 @@ class Kind(StrEnum):
     )
     MERGE = (
         "merge",
-        Facts("merge the rows of {reads} on {where}", rate="repartition", layout="even", joins=True),
+        Facts("merge the rows of {reads} on {where}", rate="repartition", layout="even", merges=True),
     )
     REPARTITION = (
         "repartition",

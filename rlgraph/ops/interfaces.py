@@ -143,6 +143,7 @@ class TrainEngine(Protocol):
         temperature: float = 1.0,
         entropy: bool = False,
         merged: bool = False,
+        weight: float = 1.0,
         record: Recorder | None = None,
     ) -> dict[str, float]:
         """Train on the rows of this rank; ``minibatches`` optimizer steps an epoch.
@@ -162,12 +163,15 @@ class TrainEngine(Protocol):
             temperature: what the logits are divided by.
             entropy: whether ``objective`` differentiates ``entropy``; it is given either way.
             merged: whether rows of one number count as one sequence in the totals.
+            weight: what the loss counts in the gradient; the metric ``loss`` is without it.
             record: takes this rank's parts of the metrics, as ``Context.add`` does: over all ranks they add
                 up to what is returned.
 
         Returns:
             Metrics over all ranks, the same on each: the objective's, and over optimizer steps ``loss``,
-            ``grad_norm``, ``lr`` and the sum ``skipped``.
+            ``grad_norm``, ``lr`` and the sum ``skipped``; as ``NODE/loss`` those of each node that ``joins``
+            this one. Of a node that joins another nothing, and nothing is recorded: its loss is added to that
+            one's optimizer steps, as many as that one makes.
         """
 
 

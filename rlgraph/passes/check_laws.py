@@ -45,14 +45,14 @@ def assume(graph: Graph) -> Graph:
 
 def _views(graph: Graph) -> Sequence[Graph]:
     """Return the graph as the rows of each part of what is merged see it: the nodes that wrote theirs."""
-    most = max((len(node.reads) for node in graph.nodes if node.kind.facts.joins), default=1)
+    most = max((len(node.reads) for node in graph.nodes if node.kind.facts.merges), default=1)
     if most == 1:
         return [graph]
     return [
         replace(
             graph,
             nodes=tuple(
-                replace(n, reads=n.reads[at:][:1] or n.reads[-1:]) if n.kind.facts.joins else n
+                replace(n, reads=n.reads[at:][:1] or n.reads[-1:]) if n.kind.facts.merges else n
                 for n in graph.nodes
             ),
             domains={n: replace(d, parts=d.parts[at:][:1] or d.parts[-1:]) for n, d in graph.domains.items()},
@@ -139,7 +139,7 @@ def _critic_values(graph: Graph, node: Node, call: Call) -> Problem | None:
         law = wrong + f"`{column}` is {source(critic)}, which has no value head"
         remedy = "add: {values: {op: values, model: critic}}"
         return refusal("no-critic", law, graph, node, [critic.name], remedy)
-    if node.updates and critic.op.engine == "train" and critic.model != node.model:
+    if node.trains and critic.op.engine == "train" and critic.model != node.model:
         law = wrong + f"`{column}` is {source(critic)}, and it trains `{node.model}`"
         remedy = f"set: {{{node.name}.model: {critic.model}}}"
         return refusal("other-critic", law, graph, node, [critic.name], remedy)
@@ -192,7 +192,8 @@ def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
         return None
     law = f"node `{node.name}`: the loss {call.op.name} has the gradient of the weights before the update; "
     law += f"it makes {steps} optimizer steps, and for all but the first that is another loss's"
-    remedy = f"set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}; for as many steps as before, "
+    lead = node.joins or node.name
+    remedy = f"set: {{{lead}.minibatches: 1, {lead}.epochs: 1}}; for as many steps as before, "
     remedy += f"make the batch smaller by {steps}, and `schedule.iterations` larger"
     return refusal("one-step", law, graph, node, [], remedy)
 
@@ -237,7 +238,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
 
 def _trained(graph: Graph, node: Node) -> str | None:
     """Return the model that a node's KL is about: the one it updates, or the one that sampled its rows."""
-    if node.updates:
+    if node.trains:
         return node.model
     rollout = sampler(graph, node.domain)
     return rollout.model if rollout else None

@@ -29,7 +29,7 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     if not node.call or node.call.value("keep", True):  # what can be left out has an attribute to keep it
         return None
     readers = graph.readers(node.writes[0])
-    if len(readers) != 1 or not readers[0].updates or node.writes[0] in graph.report.values():
+    if len(readers) != 1 or not readers[0].trains or node.writes[0] in graph.report.values():
         return None
     (reader,) = readers
     same = (reader.model, reader.version) == (node.model, node.version)
@@ -60,7 +60,7 @@ def _twins(graph: Graph) -> tuple[str, ...]:
     seen: dict[str, str] = {}
     notes = []
     for node in graph.nodes:
-        if node.call and node.op.engine == "train" and not node.updates:
+        if node.call and node.op.engine == "train" and not node.trains:
             call, weights = node.call, (node.model, node.version)
             key = repr((call.target, weights, node.reads, sorted(call.attributes.items()), call.courses))
             twin = seen.setdefault(key, node.name)

@@ -41,7 +41,7 @@ def skip(graph: Graph) -> Graph:
 
 
 def _no_idle_iteration(graph: Graph) -> None:
-    roots = [node for node in graph.nodes if not node.writes and not node.inserted]
+    roots = [node for node in graph.nodes if not (node.writes or node.inserted or node.joins)]
     when = [node.when for node in roots]
     if not all(when):
         return

@@ -75,7 +75,8 @@ def on_policy(graph: Graph, node: Node, call: Call) -> Problem | None:
         return refusal("off-policy", law, graph, node, [rollout.name], remedy)
     if (steps := node.optimizer_steps) > 1:
         law += f"it makes {steps} optimizer steps on them, and all but the first are off-policy"
-        remedy = f"{fix}, or set: {{{node.name}.minibatches: 1, {node.name}.epochs: 1}}"
+        lead = node.joins or node.name
+        remedy = f"{fix}, or set: {{{lead}.minibatches: 1, {lead}.epochs: 1}}"
         return refusal("off-policy", law, graph, node, [rollout.name], remedy)
     return None
 
@@ -88,7 +89,7 @@ def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         return None  # elided, or not read
     law = f"{call.op.name} of node `{node.name}` weighs rows by the log-probs that they were sampled with; "
     if rollout is None:
-        remedy = SFT % node.name if node.updates else f"remove: [{node.name}]"
+        remedy = SFT % node.name if node.trains else f"remove: [{node.name}]"
         return refusal("no-sampler", law + "its rows come from data", graph, node, [], remedy)
     names = [rollout.name, old.name]
     if behaviour is not rollout:
@@ -101,7 +102,7 @@ def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
         remedy = f"{_recompute(graph, rollout, old)}set: {{{node.name}.in.old_logprobs: old_logprobs}}"
         return refusal("wrong-weights", law, graph, node, names, remedy)
     why = f"the loss {call.op.name} does so by itself"
-    return _corrected_twice(graph, node, why) if node.updates else None
+    return _corrected_twice(graph, node, why) if node.trains else None
 
 
 def greedy_baseline(graph: Graph, node: Node, call: Call) -> Problem | None:
@@ -148,9 +149,9 @@ def _quantized(graph: Graph, rollout: Node) -> str:
 
 def _newer(old: Node, rollout: Node, node: Node) -> bool:
     """Return whether log-probs are of a version after the sampler's, and not after what the node updates."""
-    last = _version(node) if node.updates else _version(old)
+    last = _version(node) if node.trains else _version(old)
     same = old.op.engine == "train" and old.model == rollout.model
-    same = same and (not node.updates or old.model == node.model)
+    same = same and (not node.trains or old.model == node.model)
     return same and _version(rollout) < _version(old) <= last
 
 

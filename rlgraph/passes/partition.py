@@ -32,7 +32,7 @@ def partition(graph: Graph) -> Graph:
     moved: dict[tuple[str, RowLayout, int], str] = {}  # (column, layout, devices) -> its copy in that layout
     nodes: list[Node] = []
     # domain -> mini-batches of its updates (of the first, where they differ)
-    updates = [node for node in reversed(graph.nodes) if node.updates]
+    updates = [node for node in reversed(graph.nodes) if node.trains]
     steps = {node.domain: int(node.called.value("minibatches", 1)) for node in updates}
     for node in graph.in_order:
         layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]

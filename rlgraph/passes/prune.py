@@ -15,7 +15,7 @@ def prune(graph: Graph) -> Graph:
     """
     early = {node.name for node in graph.nodes if node.reads_next or node.inserted}
     reported = {*graph.report.values()}
-    roots = [node for node in graph.nodes if (reported & {*node.writes} if reported else node.updates)]
+    roots = [node for node in graph.nodes if (reported & {*node.writes} if reported else node.trains)]
     if not roots and not reported:
         return replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
     names, used = {node.name for node in roots}, set[str]()

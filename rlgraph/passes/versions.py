@@ -17,7 +17,7 @@ def version(graph: Graph) -> Graph:
     """Give each node the version of its model that it reads, and the nodes that must come before it.
 
     Readers of ``policy@v`` come before the first update; updates follow one another as written; readers of
-    ``policy@next`` come after the last.
+    ``policy@next`` come after the last. What joins an update comes before it, and after the update before.
 
     Raises:
         GraphError: generation is to run ahead of training, but no pool is its own.
@@ -26,7 +26,7 @@ def version(graph: Graph) -> Graph:
     readers: dict[str, list[Node]] = defaultdict(list)
     graph, first = _copies(graph)
     for node in graph.nodes:
-        if node.model:
+        if node.model and not node.joins:
             (updates if node.updates else readers)[node.model].append(node)
     changed: dict[str, Node] = {}
     for model, nodes in readers.items():
@@ -39,6 +39,12 @@ def version(graph: Graph) -> Graph:
     for model, nodes in updates.items():
         before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])
         for count, node in enumerate(nodes):
+            joining = [other for other in graph.nodes if other.joins == node.name]
+            earlier = tuple(other.name for other in nodes[:count][-1:])
+            changed |= {
+                term.name: replace(term, version=count, after=term.after + earlier) for term in joining
+            }
+            before += tuple(term.name for term in joining)
             changed[node.name] = replace(node, version=count, after=node.after + before)
             before = (node.name,)
     _runs_ahead(graph, updates)

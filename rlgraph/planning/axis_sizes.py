@@ -24,7 +24,7 @@ def with_axis_sizes(plan: Plan) -> Plan:
     """
     columns = {}
     for phase, unsized in plan.columns.items():
-        merges = {step.node: step.reads[0] for step in plan.phases.get(phase, ()) if step.facts.joins}
+        merges = {step.node: step.reads[0] for step in plan.phases.get(phase, ()) if step.facts.merges}
         columns[phase] = {name: _sized(plan, phase, column, merges) for name, column in unsized.items()}
     return replace(plan, columns=columns)
 

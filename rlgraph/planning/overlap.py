@@ -68,7 +68,7 @@ def guess(step: Step) -> float:
         return SYNC
     if step.engine == "serve":
         return ROLLOUT
-    return UPDATE if step.updates else SCORE if step.engine == "train" else OTHER
+    return UPDATE if step.updates else SCORE if step.engine == "train" and not step.joins else OTHER
 
 
 def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:

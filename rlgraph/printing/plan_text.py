@@ -123,6 +123,7 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
         yield f"{mark} {step.id:>3}. {sentence(step)}"
         told = [*_details(step, plan.columns[step.phase]), ("sends", _sent_text(plan, step))]
         told += [("varies", _courses_text(plan, step)), ("state", _state_text(plan, step))]
+        told += [("joins", _joins_text(plan, step))]
         for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
             if detail:
                 yield from _wrapped(f"         {word:<8}", detail)
@@ -135,6 +136,15 @@ def _state_text(plan: Plan, step: Step) -> str:
     if state == step.node:
         return "its own, kept for the next iteration and in checkpoints"
     return f"that of {state} before the iteration" if state else ""
+
+
+def _joins_text(plan: Plan, step: Step) -> str:
+    """Return the update whose optimizer steps a loss joins, and whether they read its rows for it alone."""
+    if not step.joins:
+        return ""
+    (lead,) = (other for other in plan.phases[step.phase] if other.node == step.joins)
+    own = "in a pass of its own" if step in plan.passes(lead) else "in the pass over the same tokens"
+    return f"the optimizer steps of {step.joins}, {own}"
 
 
 def _sent_text(plan: Plan, step: Step) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlgraph.frontend.bind_call import joins
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.declare import Op, Port
 from rlgraph.reference.describe import OpEntry, attribute_schemas, entry_of, find
@@ -55,6 +56,10 @@ ROWS = {
     "additionalProperties": False,
 }
 STATE = {"type": "string", "description": "The node, by its name, whose state is read."}
+JOINS = {
+    "type": "string",
+    "description": "The update, by its name, to whose optimizer steps this one's loss is added.",
+}
 INS = "Which column each parameter reads, where names differ."
 OUTS = "Other names for the columns that it writes."
 
@@ -200,6 +205,7 @@ def _edges(op: Op) -> dict[str, Schema]:
         edges["out"] = _columns(outs, OUTS, not outs)
     edges |= {} if op.source else {"rows": ROWS}
     edges |= {"state": STATE} if op.declared.state == "reads" else {}
+    edges |= {"joins": JOINS} if joins(op) else {}
     edges |= {"refill": REFILL} if op.declared.filters else {}
     edges |= {} if op.outputs else CADENCE
     return edges if op.engine else {**edges, "pool": POOL}
@@ -228,6 +234,7 @@ def _custom() -> Schema:
             **CADENCE,
             "of": OF,
             "state": STATE,
+            "joins": JOINS,
         },
     }
 

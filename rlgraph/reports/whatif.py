@@ -146,7 +146,7 @@ def _sized(pools: Mapping[str, int]) -> dict[str, Any]:
 
 def _corrected(plan: Plan) -> dict[str, Any]:
     """Return edits that make up for rows of older weights: the ratio is to those that sampled."""
-    updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.updates}
+    updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.trains}
     old = [node for node, update in updates.items() if "old_logprobs" in update.ins]
     return {f"nodes.{node}.in.old_logprobs": "rollout_logprobs" for node in old}
 

@@ -29,6 +29,7 @@ NODE_KEYS = (
     "from",
     "of",
     "state",
+    "joins",
 )
 
 StrictRecord = TypeVar("StrictRecord", bound=BaseModel)

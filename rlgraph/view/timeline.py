@@ -91,6 +91,8 @@ def arrows(plan: Plan, iterations: int) -> list[Arrow]:
 
 def _carried(source: Step, target: Step) -> str:
     """Return the columns or the weights that one step has of another; nothing where it only waits."""
+    if source.joins == target.node:
+        return "its loss"
     columns = [column for column in target.reads if column in source.writes]
     same = [f"{name}@{label}" for name, label in target.models.items() if label and name in source.models]
     return ", ".join(columns) or (", ".join(same) if source.updates or source.facts.syncs else "")

@@ -71,6 +71,7 @@ def _next(execution: Execution, step: Step, name: str, controller: Controller) -
 def _recorded(execution: Execution, step: Step) -> tuple[dict[str, Metric], int]:
     """Return the metrics that a step recorded, and its samples."""
     rows = [one.rows for one in (execution.rounds[step.region] if step.region else [execution])]
-    reports = [some.report(step, device) for some in rows for device in sorted(step.devices)]
+    reporting = next((one for one in execution.steps if one.node == step.joins), step)
+    reports = [some.report(reporting, device) for some in rows for device in sorted(step.devices)]
     samples = sum(some.count(execution.columns[step.reads[0]].domain) for some in rows)
     return add_up([report.metrics for report in reports], step.node), samples

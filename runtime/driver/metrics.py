@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -142,12 +143,22 @@ def _memory(ran: Sequence[FinishedStep]) -> dict[str, float]:
 def _utilisations(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return the utilisation of each train engine's step whose GPU's peak and model's size are known."""
     shares: dict[str, float] = {}
-    for item in ran:
-        used = [report.used for report in item.reports.values()]
+    for item in (item for item in ran if not item.step.joins):
+        used = [*_used(plan, ran, item)]
         if any(one.tokens for one in used) and all(rates_of(one.gpu) for one in used):
             share = utilisation(plan, item.step, used, _seconds(plan, item))
             shares |= {f"perf/mfu/{item.step.node}": share} if share else {}
     return shares
+
+
+def _used(plan: Plan, ran: Sequence[FinishedStep], item: FinishedStep) -> Iterator[Usage]:
+    """Yield what each device of a step used, with the work of the terms for which it runs passes."""
+    nodes = {one.node for one in plan.passes(item.step)}
+    parts = [other.reports for other in ran if other.step.node in nodes]
+    for place, report in item.reports.items():
+        works = [reports[place].used for reports in parts]
+        tokens, squares = sum(work.tokens for work in works), sum(work.squares for work in works)
+        yield replace(report.used, tokens=tokens, squares=squares)
 
 
 def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -> float | None:

@@ -43,7 +43,7 @@ def round_needs(execution: Execution, step: Step) -> set[Need]:
 def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
     """Return what says which rows a step has on each device."""
     rows, columns = execution.rows, execution.columns
-    if step.facts.joins:
+    if step.facts.merges:
         whole = rows.known_by(columns[step.writes[0]].domain, step.layout)
         parts = [columns[name] for name in step.reads]
         return whole.union(*(rows.known_by(part.domain, part.layout) for part in parts))

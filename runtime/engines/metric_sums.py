@@ -17,7 +17,10 @@ STEPS = "optimizer steps"
 
 @dataclass
 class MetricSums:
-    """Metrics of one update on this rank; ``shared`` is the same on every rank already."""
+    """Metrics of one update on this rank.
+
+    ``shared`` is the same on every rank already, and empty of a loss that joined the steps of another.
+    """
 
     losses: list[torch.Tensor] = field(default_factory=list)
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -34,12 +37,15 @@ class MetricSums:
         """Add metrics of a micro-batch alone, as of what is no part of its objective."""
         self.metrics = add_up([self.metrics, {name: _detached(one) for name, one in metrics.items()}], "")
 
-    def numbers(self, group: dist.ProcessGroup, record: Recorder | None) -> dict[str, float]:
+    def numbers(
+        self, group: dist.ProcessGroup, record: Recorder | None, prefix: str = ""
+    ) -> dict[str, float]:
         """Return the metrics over all ranks, alike on each: a collective. The host waits for the device.
 
-        ``record`` gets this rank's parts of them.
+        ``record`` gets this rank's parts of them. Their names begin with the ``prefix``.
         """
-        parts = self._on_host(group.rank() == 0)
+        own = self._on_host(group.rank() == 0)
+        parts = {f"{prefix}{name}": metric for name, metric in own.items()}
         if record:
             record(parts)
         return {name: metric.value for name, metric in add_up(of_ranks(parts, group), "").items()}
@@ -55,7 +61,7 @@ class MetricSums:
         }
         steps = max(1, self.steps) if first else 0
         parts["loss"] = Metric.of("mean", [loss], STEPS, steps)
-        if first:
+        if first and self.shared:
             for name, values in self.shared.items():
                 parts[name] = Metric.of("mean", values, STEPS, max(1, len(values)))
             parts["skipped"] = Metric.of("sum", [self.skipped], STEPS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlgraph.errors import RunError
-from rlgraph.ops.interfaces import Batch, Objective, Totals, TrainEngine
+from rlgraph.ops.interfaces import Batch, Objective, Totals
 
 OnNan = Literal["stop", "dump"]
 
@@ -17,7 +17,7 @@ OnNan = Literal["stop", "dump"]
 class FiniteEngine:
     """A train engine whose ``update`` ends the run where the engine itself would leave out a step."""
 
-    def __init__(self, engine: TrainEngine, node: str, on_nan: OnNan, path: Path) -> None:
+    def __init__(self, engine: Any, node: str, on_nan: OnNan, path: Path) -> None:
         """Wrap the engine of an update; ``dump`` writes its rows to the file ``path`` of this rank first."""
         self.engine, self.node, self.on_nan, self.path = engine, node, on_nan, path
 
@@ -30,28 +30,34 @@ class FiniteEngine:
         Raises:
             RunError: the loss or gradient of some mini-batch was not finite; on every rank alike.
         """
-        broken: list[dict[str, Any]] = []
+        self.path.unlink(missing_ok=True)
 
         def watched(batch: Batch, totals: Totals) -> tuple[Any, Mapping[str, Any]]:
             loss, metrics = objective(batch, totals)
             if self.on_nan == "dump" and not loss.isfinite():
-                broken.extend(rows(batch))
+                self._dump(rows(batch))
             return loss, metrics
 
         metrics = self.engine.update(columns, watched, *args, **options)
-        finite = math.isfinite(metrics["loss"])
-        if metrics["skipped"] or not finite:
-            if self.on_nan == "dump":
+        if not metrics:
+            return metrics  # it has joined an update, which will end the run
+        losses = {self.node: metrics["loss"]}
+        losses |= {n.removesuffix("/loss"): loss for n, loss in metrics.items() if n.endswith("/loss")}
+        broken = [node for node, loss in losses.items() if not math.isfinite(loss)]
+        if metrics["skipped"] or broken:
+            if self.on_nan == "dump" and not broken:
                 # a gradient can be infinite where every loss is finite: then any of the rows may be at fault
-                self._dump(rows(columns) if finite else broken)
+                self._dump(rows(columns))
             files = f"\n  the rows of such micro-batches: {self.path.parent}" if self.on_nan == "dump" else ""
-            law = f"`{self.node}`: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
+            named = ", ".join(f"`{node}`" for node in broken or losses)
+            law = f"{named}: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
             raise RunError(f"{law}{files}")
         return metrics
 
     def _dump(self, dumped: list[dict[str, Any]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in dumped), encoding="utf-8")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in dumped)
 
 
 def rows(batch: Batch) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from rlgraph.runtime.columns.part import Part, empty, unpack
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.worker.engine_host import EngineHost
+from rlgraph.runtime.worker.joining import JoiningEngine
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
 from rlgraph.runtime.worker.outputs import ColumnError, Wanted, together
 
@@ -63,7 +64,7 @@ class OpCall:
             column = function.ins.get(port.name)
             arguments[port.name] = self._read(columns[column], op.engine) if column else None
         result = op.body(**arguments)
-        if op.declared.updates and function.model:
+        if op.declared.updates and function.model and not function.joins:
             assert self.engines
             self.engines.versions[function.model] += 1
         return result
@@ -91,6 +92,8 @@ class OpCall:
         updates = registry.load(function.target).declared.updates
         if updates and (rate := self.plan.models[model].rate):
             engine.set_rate(rate.at(scope.iteration + 1))
+        if function.joins:
+            engine = JoiningEngine(engine, context.node)
         on_nan = self.plan.schedule.on_nan
         if on_nan not in ("stop", "dump") or function.of or not updates:
             return engine

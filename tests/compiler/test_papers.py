@@ -33,6 +33,8 @@ def value(functions: dict[str, Function], name: str, node: str, key: str) -> Any
     function, path = functions[node], key.split(".")
     if path == ["in"]:
         return {port: column.partition("@")[0] for port, column in function.ins.items()}
+    if key in function.courses:
+        return as_written(name).at(("nodes", node, key)).plain()
     if len(path) == 1:
         return function.attributes[key]
     hook = function.hooks[".".join(path[:-1])]

@@ -275,7 +275,7 @@ def check_columns(plan: Plan, phase: str, steps: tuple[Step, ...]) -> None:
             assert all(columns[name].layout == step.layout for name in step.writes)
             assert all(columns[name].layout != step.layout for name in step.reads)
         alive, freed = alive - set(step.frees), freed | set(step.frees)
-        later = {name for after in steps[number:] for name in after.reads}
+        later = {name for after in steps[number:] for one in plan.terms(after) for name in one.reads}
         assert not set(step.frees) & later and not (alive - later - set(plan.report.values()))
     assert alive == (set(plan.report.values()) if phase == "eval" else set())
 

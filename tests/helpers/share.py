@@ -23,6 +23,7 @@ FAMILIES = (
     "distill",  # a teacher
     "mopd",  # rows by their source
     "rft",  # a filter
+    "chord",  # losses that add up
     "decoupled_ppo",  # two pools, generation ahead
     "calculator_tool",  # turns with tools
 )

@@ -136,6 +136,14 @@ def steep(
 
 
 @op()
+def endless(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
+    """Infinite on every token."""
+    import torch
+
+    return logprobs.like(torch.full_like(logprobs.values, torch.inf))
+
+
+@op()
 def unbounded(ctx: Context, responses: text[samples]) -> float32[samples]:
     """Infinite for two responses."""
     import torch

@@ -79,7 +79,7 @@ def gradients(case: int, ranks: int) -> dict[str, list[torch.Tensor]]:
     found = {}
     for over in ("samples", "segments"):
         batch = (columns, rows, SAMPLES, minibatches, budget, torch.device("cpu"), dist.group.WORLD)
-        plan = mini_batches(*batch, merged=over == "samples")
+        plan = mini_batches(*batch, merged={"": over == "samples"})
         for how in HOWS:
             found[f"{how} {over}"] = [gradient_of(minibatch, how) for minibatch in plan]
     return found
@@ -93,7 +93,7 @@ def gradient_of(minibatch: Any, how: str) -> torch.Tensor:
         before = ids.values.roll(1)
         scores = weights.log_softmax(1)[before, ids.values]
         given = {**batch.columns, "logprobs": ids.like(scores)}
-        totals = replace(minibatch.totals, lengths=given.pop("sequence_tokens", None))
+        totals = replace(minibatch.totals[0], lengths=given.pop("sequence_tokens", None))
         total = total + objective(how)(given, totals)[0]
     total.backward()
     dist.all_reduce(weights.grad)

@@ -29,7 +29,7 @@ TINY = {
     "wanted.refill": "false",
     "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
-WITH_TOOLS = ("calculator_sft", "calculator_tool", "search_tool")  # these want a chat template
+WITH_TOOLS = ("calculator_sft", "calculator_tool", "echo", "search_tool")  # these want a chat template
 SEARCH = {"rollout.tools.search.corpus": "train.jsonl", "rollout.tools.search.column": "question"}
 ON_POLICY = ("dpo", "gpg", "opo", "remax", "rloo")  # no ratio: one optimizer step an iteration
 
@@ -96,8 +96,9 @@ def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) 
 
 
 # without its update a graph only generates, and says so; but for the two whose `restrained` reads it, and for
-# the one that generates ahead of it
-NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo")
+# the one that generates ahead of it, and where another loss joins it
+NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo", "chord", "distill_reward", "echo")
 DISPENSABLE = {(graph, "update_policy") for graph in shipped_graphs() if graph not in NEEDED}
 DISPENSABLE |= {("ppo", "update_critic"), ("rm_ppo", "update_critic")}
+DISPENSABLE |= {("chord", "imitate"), ("distill_reward", "distill"), ("echo", "predict")}
 DISPENSABLE |= {("mopd", "rest_logprobs")}  # the others' rows are not trained on then: here, none is left

@@ -33,6 +33,8 @@ from rlgraph.runtime.engines.fsdp.packing import PackedLane, PromptGroup, alike,
 from rlgraph.runtime.engines.metric_sums import over_ranks
 from rlgraph.runtime.engines.sequence.groups import ALONE, SequenceGroup
 
+ALONE_IN_PASS = {"": False}  # one term, whose columns have no prefix, and each row is a sequence
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -63,7 +65,7 @@ class MiniBatch:
     """The rows of one optimizer step: this rank's micro-batches, and counts over all ranks."""
 
     batches: list[MicroBatch]
-    totals: Totals
+    totals: tuple[Totals, ...]  # of each term that is computed of these rows
     passes: int  # micro-batches of the rank that has most; every rank runs as many
     read: int = 0  # tokens that passes read, over all ranks, where they are counted
 
@@ -193,31 +195,33 @@ def mini_batches(
     device: torch.device,
     group: dist.ProcessGroup,
     alike: int = 1,
-    merged: bool = False,
+    merged: Mapping[str, bool] = ALONE_IN_PASS,
 ) -> list[MiniBatch]:
     """Return this rank's part of each mini-batch, with counts over all ranks. A collective.
 
     ``columns`` are of this rank's rows, which so many consecutive ranks have ``alike``; for ``rows``,
-    ``total_rows`` and ``minibatches`` see ``minibatch_rows``. With ``merged`` rows of one number are one
-    sequence: totals count the numbers, and ``sequence_tokens`` are those of each row's sequence.
+    ``total_rows`` and ``minibatches`` see ``minibatch_rows``. ``merged`` has the terms of the pass by the
+    prefixes of their columns: where it is true, rows of one number are one sequence, totals count the
+    numbers, and ``sequence_tokens`` are those of each row's sequence.
     """
     mine = minibatch_rows(rows, total_rows, minibatches)
-    if merged:
-        per_number = torch.zeros(total_rows, dtype=torch.int64).index_add(0, rows, columns["loss_mask"].sum())
-        columns = {**columns, "sequence_tokens": over_ranks(per_number, group)[::alike].sum(0)[rows]}
-        numbers = minibatch_rows(torch.arange(total_rows), total_rows, minibatches)
+    tokens = {prefix: columns[f"{prefix}loss_mask"].sum() for prefix in merged}
+    for prefix in (prefix for prefix, merges in merged.items() if merges):
+        per_number = torch.zeros(total_rows, dtype=torch.int64).index_add(0, rows, tokens[prefix])
+        whole = over_ranks(per_number, group)[::alike].sum(0)[rows]
+        columns = {**columns, f"{prefix}sequence_tokens": whole}
+    numbers = [len(several) for several in minibatch_rows(torch.arange(total_rows), total_rows, minibatches)]
     batches = [micro_batches(columns, budget, device, subset) for subset in mine]
-    tokens = columns["loss_mask"].sum()
-    read = [sum(batch.read for batch in several) for several in batches]
-    counts = [[int(tokens[s].sum()), len(s), len(b), r] for s, b, r in zip(mine, batches, read, strict=True)]
-    # [ranks, minibatches, 4], of the ranks that have the same rows the first
+    counts = [
+        [len(s), len(b), sum(batch.read for batch in b), *(int(each[s].sum()) for each in tokens.values())]
+        for s, b in zip(mine, batches, strict=True)
+    ]
+    # [ranks, minibatches, 3 and the terms], of the ranks that have the same rows the first
     ranks = over_ranks(torch.tensor(counts), group)[::alike]
-    sums, most = ranks.sum(0).tolist(), ranks[:, :, 2].amax(0).tolist()
-    if merged:
-        sums = [[n, len(several), *rest] for (n, _, *rest), several in zip(sums, numbers, strict=True)]
+    sums, most = ranks.sum(0).tolist(), ranks[:, :, 1].amax(0).tolist()
     return [
-        MiniBatch(b, Totals(tokens=n, sequences=k), passes, read)
-        for b, (n, k, _, read), passes in zip(batches, sums, most, strict=True)
+        MiniBatch(b, tuple(map(Totals, trained, [n if m else k for m in merged.values()])), passes, read)
+        for b, (k, _, read, *trained), passes, n in zip(batches, sums, most, numbers, strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ do lies in the files beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops.interfaces import Batch, Objective, Recorder
+from rlgraph.ops.interfaces import Batch, Objective, Recorder, Totals
 from rlgraph.runtime.engines.balance import Balance
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
@@ -46,6 +46,7 @@ from rlgraph.runtime.engines.fsdp.shards import (
     reduce_with_the_last,
 )
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
+from rlgraph.runtime.engines.fsdp.terms import SharedPass, Term, passes
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import SHARED, Residency, optimizer_tensors
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
@@ -163,6 +164,7 @@ class FsdpEngine:
         if balanced:
             self.balance = Balance(self.model, router_aux_loss_coef, router_bias_update_rate, self.device)
         self.routing: Routing | None = None  # made when choices of experts are given
+        self.joined: dict[str, Term] = {}  # those of the next update, by their nodes
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.parameters = [*trained.values()]
         self.shares = self.parts.shares(trained)
@@ -260,28 +262,45 @@ class FsdpEngine:
         temperature: float = 1.0,
         entropy: bool = False,
         merged: bool = False,
+        weight: float = 1.0,
         record: Recorder | None = None,
     ) -> dict[str, float]:
         """Train; see ``TrainEngine.update``.
 
-        A mini-batch without a token in its loss mask takes no step, nor does one whose gradient is not
-        finite; the metric ``skipped`` counts the latter. ``loss`` is a mean over mini-batches with tokens,
-        ``grad_norm`` and ``lr`` over steps taken.
+        Mini-batch k has those rows of each term that has joined. One without a token in a loss mask takes no
+        step, nor does one whose gradient is not finite; the metric ``skipped`` counts the latter. ``loss`` is
+        a mean over mini-batches with tokens, ``grad_norm`` and ``lr`` over steps taken.
         """
         assert self.optimizer is not None, "a frozen model does not train"
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
-        metric_sums = MetricSums()
-        pooled, _ = self.rows.pooled({**columns, ROW: rows})
+        own = Term(columns, objective, rows, total_rows, temperature, entropy, merged, weight)
+        terms, self.joined = {"": own, **self.joined}, {}
+        sums = {name: MetricSums(shared={}) if name else MetricSums() for name in terms}
+        shared = passes(terms, sums, self.group)
+        plans = [self._mini_batches(one, minibatches) for one in shared]
+        steps = [[*zip(shared, parts, strict=True)] for parts in zip(*plans, strict=True)]
+        steps = [[(p, m) for p, m in parts if any(t.tokens for t in m.totals)] for parts in steps]
+        with expandable_segments(self.device):
+            for parts in [parts for parts in steps if parts] * epochs:
+                self._accumulate(parts, sums[""])
+                self._step(sums[""])
+        names = {name: f"{name}/" if name else "" for name in terms}
+        numbers = [sums[name].numbers(self.group, record, prefix) for name, prefix in names.items()]
+        return {name: number for each in numbers for name, number in each.items()}
+
+    def join(self, name: str, term: Term) -> None:
+        """Add a node's term to the optimizer steps of the next ``update``, which then has its metrics."""
+        self.joined[name] = term
+
+    def _mini_batches(self, shared: SharedPass, minibatches: int) -> list[MiniBatch]:
+        first = shared.terms[0]
+        pooled, _ = self.rows.pooled({**shared.columns, ROW: first.rows})
         rows = pooled.pop(ROW)
         self._check_lengths(pooled["tokens"])
-        ranks = self.group, self.rows.ranks, merged
-        plan = mini_batches(pooled, rows, total_rows, minibatches, self.budget, self.device, *ranks)
-        with expandable_segments(self.device):
-            for minibatch in [m for m in plan if m.totals.tokens] * epochs:
-                self._accumulate(minibatch, objective, temperature, entropy, metric_sums)
-                self._step(metric_sums)
-        return metric_sums.numbers(self.group, record)
+        ranks = self.group, self.rows.ranks, shared.merged
+        cuts = rows, first.total_rows, minibatches
+        return mini_batches(pooled, *cuts, self.budget, self.device, *ranks)
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate, at its peak: a warm-up goes on from there."""
@@ -498,35 +517,45 @@ class FsdpEngine:
         if self.balance:
             self.balance.begin(batch.counted if torch.is_grad_enabled() else None)
 
-    def _accumulate(
-        self,
-        minibatch: MiniBatch,
-        objective: Objective,
-        temperature: float,
-        entropy: bool,
-        metric_sums: MetricSums,
-    ) -> None:
+    def _accumulate(self, parts: Sequence[tuple[SharedPass, MiniBatch]], metric_sums: MetricSums) -> None:
+        """Add up the gradients of all terms' parts of a mini-batch; ``metric_sums`` takes what is of none."""
+        work = [(*part, index) for part in parts for index in range(part[1].passes)]
+        read = sum(minibatch.read for _, minibatch in parts)
+        for shared, minibatch in parts:
+            for sums, totals in zip(shared.sums, minibatch.totals, strict=True):
+                sums.steps += totals.tokens > 0
         with gathered(self.shards):
-            for index in range(minibatch.passes):
-                last = index == minibatch.passes - 1
-                reduce_with_the_last(self.shards, last, whole=not self.reshard)
+            for number, (shared, minibatch, index) in enumerate(work, 1):
+                reduce_with_the_last(self.shards, number == len(work), whole=not self.reshard)
                 if index < len(minibatch.batches):
-                    batch = self._scored_columns(minibatch.batches[index], temperature, entropy)
-                    totals = replace(minibatch.totals, lengths=batch.pop("sequence_tokens", None))
-                    loss, metrics = objective(batch, totals)
-                    if self.rows.rank == 0:  # the others have the same
-                        metric_sums.add(loss, metrics)
+                    batch = minibatch.batches[index]
+                    loss = self._loss(shared, batch, minibatch.totals)
                     if self.balance:
-                        tokens = minibatch.batches[index].read, minibatch.read
-                        term, metrics = self.balance.loss(*tokens, self.rows.group)
+                        term, metrics = self.balance.loss(batch.read, read, self.rows.group)
                         loss = loss + term
                         metric_sums.add_metrics(metrics)
                 else:
                     idle = placeholder(self.budget, self.device)
-                    loss = 0.0 * self._scores(idle, temperature, "none")[0].sum()
+                    loss = 0.0 * self._scores(idle, shared.temperature, "none")[0].sum()
                 loss.backward()
         named = self.model.named_parameters()
         self.parts.add_up({name: local(p.grad) for name, p in named if p.grad is not None})
+
+    def _loss(self, shared: SharedPass, batch: MicroBatch, totals: Sequence[Totals]) -> torch.Tensor:
+        """Return the weighed losses of a micro-batch's terms, added up; their metrics are noted."""
+        scored = self._scored_columns(batch, shared.temperature, shared.entropy)
+        total = torch.zeros((), device=self.device)
+        for prefix, term, sums, counts in zip(
+            shared.prefixes, shared.terms, shared.sums, totals, strict=True
+        ):
+            own = shared.own(scored, prefix)
+            counts = replace(counts, lengths=own.pop("sequence_tokens", None))
+            if counts.tokens:
+                loss, metrics = term.objective(own, counts)
+                total = total + term.weight * loss
+                if self.rows.rank == 0:  # the others have the same
+                    sums.add(loss, metrics)
+        return total
 
     def _scored_columns(self, batch: MicroBatch, temperature: float, entropy: bool) -> dict[str, Any]:
         scores, entropies = self._scores(batch, temperature, "differentiable" if entropy else "detached")
@@ -538,7 +567,6 @@ class FsdpEngine:
     def _step(self, metric_sums: MetricSums) -> None:
         limit = self.options.max_grad_norm
         norm = clip_gradients(self.parameters, limit, self.group, self.replicas, self.shares)
-        metric_sums.steps += 1
         if math.isfinite(norm):
             metric_sums.shared["grad_norm"].append(norm)
             metric_sums.shared["lr"].append(self.scheduler.get_last_lr()[0])
