@@ -78,6 +78,7 @@ class Chat:
     written: list[bool] = field(default_factory=list)  # true where the policy wrote the token
     logprobs: list[float] = field(default_factory=list)  # nats per token, 0 where others speak
     forgotten: list[int] = field(default_factory=list)  # the row's length when it was forgotten; 0: never
+    turn_of: list[int] = field(default_factory=list)  # the turn that wrote a token, or that it answers
     turns: int = 0
     calls: int = 0
     response: str = ""  # text of the newest turn
@@ -96,7 +97,7 @@ class Chat:
         request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
         asked, self.turns = (self.number, self.turns), self.turns + 1
         generation = await self.engine.generate(asked, request)
-        self._join(generation.tokens, generation.logprobs)
+        self._join(generation.tokens, generation.logprobs, asked[1] + 1)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if generation.finish != "stop":
             raise LimitReached
@@ -158,11 +159,12 @@ class Chat:
         ids = self.pieces.between(messages, contents, (*self.prompt, *self.seen)[-1])
         if len(self.tokens) + len(ids) >= limits.max_new_tokens:
             raise LimitReached
-        self._join(ids, None)
+        self._join(ids, None, self.turns)
 
-    def _join(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+    def _join(self, ids: Sequence[int], logprobs: Sequence[float] | None, turn: int) -> None:
         self.tokens += ids
         self.forgotten += [0] * len(ids)
+        self.turn_of += [turn] * len(ids)
         self.written += [logprobs is not None] * len(ids)
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 

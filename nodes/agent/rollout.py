@@ -33,6 +33,7 @@ class Conversations(NamedTuple):
     responses: text[samples]
     group: int64[samples]
     truncated: boolean[samples]
+    turn: int64[samples, tokens]
     turns: int64[samples]
     tool_calls: int64[samples]
     tool_rewards: float32[samples]
@@ -44,6 +45,7 @@ class Conversations(NamedTuple):
     times="n",
     rows="each",
     when={**CUT, "forgotten": "forgets"},
+    stores={"turn": "int16"},
     roles={**SAMPLING, "contexts": "forgets"},
 )
 def agent(
@@ -59,7 +61,7 @@ def agent(
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,
-    max_turns: AtLeastOne = 8,
+    max_turns: Annotated[int, Field(ge=1, le=32767)] = 8,
     max_turn_tokens: AtLeastOne | None = None,
     max_calls: AtLeastOne = 16,
     max_result_tokens: AtLeastOne = 256,
@@ -72,16 +74,17 @@ def agent(
     """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
 
     ``tokens`` are the very ids that the engine read and wrote, in order; no turn is tokenised again. What
-    others say is tokenised once and joined by what the chat template writes around it. ``loss_mask`` is true
-    on what the policy wrote, end tokens included, and ``rollout_logprobs`` are 0 elsewhere. ``responses`` is
-    the text of the last turn. A sample is ``truncated`` where a limit ended it. A call that can't be read,
-    names no tool, fails or is late is answered with ``error: ...``. ``tool_rewards`` is the sum of what the
-    ``reward`` methods of the sample's tools return. Random numbers as of ``rollout``, those of turn t of a
-    sample from its seed + t. Tools that are not async run in threads, and a late one goes on to its end.
-    Records ``rollout/length`` (tokens that the policy wrote), ``rollout/prompt_length``,
-    ``rollout/truncated``, ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool),
-    ``rollout/tool_calls`` (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail) and
-    ``tokens/generated`` (a total). ReAct: arXiv 2210.03629.
+    others say is tokenised once and joined by what the chat template writes around it. ``loss_mask`` is
+    true on what the policy wrote, end tokens included, and ``rollout_logprobs`` are 0 elsewhere. ``turn``
+    is t from the first token of the policy's turn t up to its next, so on what answers that turn too, and 0
+    in the prompt. ``responses`` is the text of the last turn. A sample is ``truncated`` where a limit ended
+    it. A call that can't be read, names no tool, fails or is late is answered with ``error: ...``.
+    ``tool_rewards`` is the sum of what the ``reward`` methods of the sample's tools return. Random numbers
+    as of ``rollout``, those of turn t of a sample from its seed + t. Tools that are not async run in
+    threads, and a late one goes on to its end. Records ``rollout/length`` (tokens that the policy wrote),
+    ``rollout/prompt_length``, ``rollout/truncated``, ``rollout/turns``, ``rollout/called`` (the fraction of
+    samples that call a tool), ``rollout/tool_calls`` (calls per sample), ``rollout/tool_errors`` (the
+    fraction of calls that fail) and ``tokens/generated`` (a total). ReAct: arXiv 2210.03629.
 
     Attributes:
         n: conversations per prompt, at least 1.
@@ -93,7 +96,7 @@ def agent(
         tools: what the policy may call, by the names that it calls them by. To show them in the prompt, give
             data.prompts `tools: "${nodes.ROLLOUT.tools}"`.
         parser: how calls stand in the text; by default hermes.
-        max_turns: turns of the policy, at least 1.
+        max_turns: turns of the policy, 1 to 32767.
         max_turn_tokens: the most tokens of one turn, which ends the conversation there; null: as many as are
             left.
         max_calls: calls per conversation; those beyond are answered with an error.
@@ -168,6 +171,7 @@ def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[floa
         responses=[chat.response for chat in chats],
         group=torch.tensor(group, dtype=torch.int64),
         truncated=torch.tensor([chat.truncated for chat in chats], dtype=torch.bool),
+        turn=Ragged.of([[0] * len(chat.prompt) + chat.turn_of for chat in chats], torch.int16),
         turns=torch.tensor([chat.turns for chat in chats], dtype=torch.int64),
         tool_calls=torch.tensor([chat.calls for chat in chats], dtype=torch.int64),
         tool_rewards=torch.tensor(rewards, dtype=torch.float32),

@@ -13,6 +13,7 @@ from rlgraph.ops.column_types import samples as samples
 from rlgraph.ops.column_types import segments as segments
 from rlgraph.ops.column_types import text as text
 from rlgraph.ops.column_types import tokens as tokens
+from rlgraph.ops.column_types import turns as turns
 from rlgraph.ops.declare import Loop as Loop
 from rlgraph.ops.declare import Loss as Loss
 from rlgraph.ops.declare import Parser as Parser

@@ -93,6 +93,10 @@ class k(FixedAxis):
     """The largest of many: experts per token of a model, or as many as an attribute ``k`` says."""
 
 
+class turns(FixedAxis):
+    """The turns of a conversation: as many as an attribute ``turns`` says."""
+
+
 class Annotation(Generic[*Axes]):
     """A column annotation; the subclass names the dtype."""
 

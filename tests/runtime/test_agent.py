@@ -104,7 +104,7 @@ def test_what_comes_out_is_what_the_engine_read_and_wrote(
         start = len(PROMPTS[row // n])
         assert ids[:start] == PROMPTS[row // n]
         assert len(ids) - start <= limits["max_new_tokens"]
-        turns, at = 0, start
+        turns, at, numbers = 0, start, out.turn[row].tolist()
         while at < len(ids):  # each turn's prompt is all before it, and what it wrote stands behind it
             turn = next(one for one in unread if one[0] == ids[:at] and one[1] == ids[at : at + len(one[1])])
             unread.remove(turn)
@@ -114,6 +114,8 @@ def test_what_comes_out_is_what_the_engine_read_and_wrote(
             while at < len(ids) and not mask[row][at]:
                 assert logprobs[row][at] == 0
                 at += 1
+            assert {*numbers[end - len(turn[1]) : at]} == {turns}  # what answers a turn is of it
+        assert not any(numbers[:start])
         assert not any(mask[row][:start]) and not any(logprobs[row][:start])
         assert turns == out.turns[row] <= limits["max_turns"]
         assert out.tool_calls[row] <= limits["max_calls"]

@@ -29,7 +29,7 @@ TINY = {
     "wanted.refill": "false",
     "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
-WITH_TOOLS = ("calculator_sft", "calculator_tool", "echo", "search_tool")  # these want a chat template
+WITH_TOOLS = ("calculator_sft", "calculator_tool", "echo", "gagpo", "search_tool")  # these want a chat template
 SEARCH = {"rollout.tools.search.corpus": "train.jsonl", "rollout.tools.search.column": "question"}
 ON_POLICY = ("dpo", "gpg", "opo", "remax", "rloo")  # no ratio: one optimizer step an iteration
 

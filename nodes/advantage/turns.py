@@ -1,0 +1,117 @@
+"""Advantages by turn: a turn of a conversation is one action, and what answers it leads to the next state.
+
+    prompt ─> turn 1 ─> answer ─> turn 2 ─> answer ─> turn 3
+    state 1             state 2             state 3
+
+Sums run in float64, so that the order of rows doesn't show in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat
+
+from rlgraph.nodes.advantage.group import EPS, deviation
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import boolean, float32, int64, op, samples, tokens
+from rlgraph.ops import turns as turns_axis
+
+Factor = Annotated[float, Field(ge=0, le=1)]
+
+
+@op(rows="group", assumes=("groups",), when=EPS)
+def turns(
+    rewards: float32[samples],
+    turn_rewards: float32[samples, turns_axis] | None,
+    group: int64[samples],
+    tokens: int64[samples, tokens],
+    turn: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    gamma: Factor = 1.0,
+    lam: Factor = 0.95,
+    scale: bool = True,
+    eps: PositiveFloat = 1e-6,
+) -> float32[samples, tokens]:
+    """Credit by turn without a critic, its values means over the group (GAGPO, arXiv 2605.13217).
+
+    A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V(s_{t+1}) - V(s_t), over the turns t of a
+    sample; V is 0 behind the last. r_t is ``turn_rewards`` at t, 0 without such, and at the last turn the
+    sample's reward as well. The state s_t is what the policy was last answered, the prompt before turn 1;
+    V(s_t) is the mean of sum_k gamma^k r_{t+k} over those samples of the group that are in this state at
+    their turn t or, where no other is, over all that have a turn t. All A of a group are divided by the
+    root of the sum of A^2 / (turns - 1), plus eps; without ``scale`` they are not. A turn's tokens in
+    ``loss_mask`` share its A; it is 0 elsewhere. The paper's ratio by action belongs to a loss, and is left
+    out here.
+
+    A ``ValueError`` says where a sample has more turns than ``turn_rewards``.
+
+    Attributes:
+        gamma: discount per turn, 0 to 1.
+        lam: weight of longer returns: 0 trusts the next state's value alone, 1 what was earned in the end.
+        scale: whether to divide by the group's deviation.
+        eps: what is added to the deviation, in units of the reward, above 0.
+
+    Example:
+        advantages: {op: advantage.turns}
+    """
+    written = torch.where(loss_mask.values, turn.values, 0).long()
+    last = written.new_zeros(len(turn)).scatter_reduce(0, turn.row_of, written, "amax")  # [samples]
+    if not last.any():
+        return loss_mask.like(torch.zeros(len(written)))
+    exists = torch.arange(int(last.max())) < last[:, None]  # [samples, turns]
+    earned = _earned(rewards, turn_rewards, last, exists)
+    returns = _summed(earned, gamma)
+    states, ways = _states(group, tokens, turn, loss_mask, exists)
+    alone = torch.bincount(states[exists])[states] == 1
+    values = torch.where(alone, _means(returns, ways, exists), _means(returns, states, exists))
+    ahead = torch.nn.functional.pad(values, (0, 1))[:, 1:]
+    advantages = _summed((earned + gamma * ahead - values) * exists, gamma * lam)
+    if scale:
+        _, members = torch.unique(group, return_inverse=True)
+        of_turn = members[:, None].expand_as(exists)[exists]
+        sigma = deviation(advantages[exists], of_turn, torch.bincount(of_turn), alone=1.0)
+        advantages = advantages / (sigma[members] + eps)[:, None]
+    spread = advantages[turn.row_of, (written - 1).clamp(min=0)]
+    return loss_mask.like(torch.where(loss_mask.values, spread, 0).float())
+
+
+def _earned(rewards: Any, turn_rewards: Any, last: Any, exists: Any) -> Any:
+    """Return the reward of each turn, float64 ``[samples, turns]``, 0 where a sample has none."""
+    earned = torch.zeros(exists.shape, dtype=torch.float64)
+    if turn_rewards is not None:
+        if turn_rewards.shape[1] < exists.shape[1]:
+            law = f"a sample has {exists.shape[1]} turns, and `turn_rewards` {turn_rewards.shape[1]}"
+            raise ValueError(f"{law}; give its node as many `turns` as the rollout's `max_turns`")
+        earned += turn_rewards[:, : exists.shape[1]]
+    earned[last > 0, last[last > 0] - 1] += rewards[last > 0].double()
+    return earned * exists
+
+
+def _summed(numbers: Any, factor: float) -> Any:
+    """Return sum_k factor^k x_{t+k} of each row ``[samples, turns]``."""
+    sums = numbers.clone()
+    for t in reversed(range(sums.shape[1] - 1)):
+        sums[:, t] += factor * sums[:, t + 1]
+    return sums
+
+
+def _states(group: Any, tokens: Ragged, turn: Ragged, loss_mask: Ragged, exists: Any) -> tuple[Any, Any]:
+    """Return numbers of the states before turns, and of their groups and turns: ``[samples, turns]``."""
+    known: dict[Any, int] = {}
+    states, ways = torch.zeros(exists.shape, dtype=torch.int64), torch.zeros(exists.shape, dtype=torch.int64)
+    for row, t in exists.nonzero().tolist():
+        heard = tokens[row][(turn[row] == t) & ~loss_mask[row]]
+        way = int(group[row]), t
+        ways[row, t] = known.setdefault(way, len(known))
+        states[row, t] = known.setdefault((*way, tuple(heard.tolist())), len(known))
+    return states, ways
+
+
+def _means(returns: Any, keys: Any, exists: Any) -> Any:
+    """Return the mean of the returns that share a key, for each turn ``[samples, turns]``."""
+    count = torch.bincount(keys[exists], minlength=int(keys.max()) + 1)
+    sums = torch.zeros(len(count), dtype=torch.float64).index_add(0, keys[exists], returns[exists])
+    return (sums / count.clamp(min=1))[keys] * exists
