@@ -21,15 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import hinted_model
 import reward_model
 
 from rlgraph.compiler import compile_graph
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.runtime import demo_tools
 from rlgraph.version import VERSION
 
 START, TEACHER = Path("runs/demo_sft/models/policy"), Path("runs/demo/models/policy")
 REWARD = Path("runs/reward_model")  # made here where it is not there
+HINTED = Path("runs/hinted_model")  # likewise
+TAUGHT = Path("runs/calculator_sft")  # likewise, by the graph of that name
+TOOLS = ("calculator_tool", "gagpo")  # the task of these is their own: products, with a calculator at hand
+SHARE = 6  # of the iterations of the others
 FILES = Path("demo_files")
 ELSEWHERE = ("demo", "demo_sft", "sft", "dpo")  # no RL, or other data
 MARGIN = 0.1  # what every seed has to gain
@@ -41,12 +47,19 @@ OUT = "out: {tokens: example_tokens, loss_mask: example_mask}"
 EXAMPLES = f"{{op: data.examples, files: [{FILES}/train.parquet], batch: 32, template: plain, {OUT}}}"
 # where a graph has such a node or model: what fits answers of three digits
 FITTING = {
-    "models.critic": "models.critic.optimizer.lr=1e-3",
-    "models.teacher": f"models.teacher.path={TEACHER}",
-    "models.reward": f"models.reward.path={REWARD}",
-    "nodes.examples": f"examples={EXAMPLES}",
-    "nodes.overlong": "overlong.buffer=2",
-    "nodes.formatted": "formatted.pattern='[0-9]+'",
+    "models.critic": ["models.critic.optimizer.lr=1e-3"],
+    "models.teacher": [f"models.teacher.path={TEACHER}"],
+    "models.reward": [f"models.reward.path={REWARD}"],
+    "models.prm": [f"models.prm.path={REWARD}"],
+    "nodes.examples": [f"examples={EXAMPLES}"],
+    "nodes.overlong": ["overlong.buffer=2"],
+    "nodes.formatted": ["formatted.pattern='[0-9]+'"],
+    "nodes.steps": ["steps.end=''"],  # each token is a step
+    "nodes.hinted": ["hinted.template=plain", "hinted.prompt='{hint} {question}'"],
+    "nodes.asked": ["asked.template=plain", "asked.prompt='{question}{response}='"],
+    "nodes.retry": ["retry.max_new_tokens=8"],
+    "nodes.learnt": ["learnt.template=plain"],
+    "nodes.verdicts": ["verdicts.max_new_tokens=1", "praised.pattern='1'", "prompts.tokenizer=policy"],
 }
 PAGE = """\
 # What the algorithms learn
@@ -67,8 +80,11 @@ which is best.
 {table}
 `distill` learns from the model that the demo ends with; `rm_ppo` from a reward model that
 `benchmarks/reward_model.py` makes of it, trained to tell right answers from wrong ones: it reads no answers.
-Not here: `sft`, `demo_sft` and `dpo`, which learn from given answers, and graphs whose samples have several
-turns.
+`process_rewards` reads that token by token. `sdft` and `sdpo` start from a model of
+`benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint. `calculator_tool` and
+`gagpo` have a task of their own, products with a calculator ([agents.md](agents.md)), and a sixth of the
+iterations, from the model of `calculator_sft`.
+Not here: `sft`, `demo_sft`, `calculator_sft` and `dpo`, which learn from given answers.
 """
 
 
@@ -101,9 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     if not (START.is_dir() and TEACHER.is_dir()):
         sys.exit(f"there is no {START} or {TEACHER}: run `make demo` first, and this from the same folder")
-    if "rm_ppo" in options.graphs.split(",") and not REWARD.is_dir():
-        share = reward_model.make(TEACHER, START, FILES, REWARD)
-        print(f"  {REWARD} tells {share:.3f} of held-out answers right from wrong")
+    prepare({*options.graphs.split(",")})
     wanted = [(name, seed) for seed in range(options.seeds) for name in options.graphs.split(",")]
     done = read(options.results)
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -117,12 +131,34 @@ def main() -> None:
     options.page.write_text(page(done, options.iterations), encoding="utf-8")
 
 
+def prepare(graphs: set[str]) -> None:
+    """Make the models that graphs start from, or read, where they are not there."""
+    if graphs & {"rm_ppo", "process_rewards"} and not REWARD.is_dir():
+        share = reward_model.make(TEACHER, START, FILES, REWARD)
+        print(f"  {REWARD} tells {share:.3f} of held-out answers right from wrong")
+    if graphs & {"sdft", "sdpo"} and not (HINTED / "models").is_dir():
+        hinted_model.make(START, FILES, HINTED)
+    if graphs & {*TOOLS} and not (TAUGHT / "models").is_dir():
+        demo_tools.make()
+        command = [
+            sys.executable,
+            "-m",
+            "rlgraph",
+            "run",
+            "calculator_sft",
+            "--inline",
+            "--run-dir",
+            str(TAUGHT),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
+
 def learnable() -> list[str]:
-    """The shipped graphs that train on answers to questions, one turn each."""
+    """The shipped graphs that train on answers to questions."""
     found = []
     for name in shipped_graphs():
         nodes = compose(name).items["nodes"].plain()
-        if name not in ELSEWHERE and nodes.get("rollout", {}).get("op") == "rollout":
+        if name in TOOLS or (name not in ELSEWHERE and nodes.get("rollout", {}).get("op") == "rollout"):
             found.append(name)
     return found
 
@@ -154,17 +190,24 @@ def run(name: str, seed: int, iterations: int) -> Result:
 
 def settings(name: str, seed: int, iterations: int) -> list[str]:
     """What puts a shipped graph on the demo's task: its nodes stay, but for the data and the reward."""
+    if name in TOOLS:
+        return [f"seed={seed}", f"schedule.iterations={iterations // SHARE}", "schedule.save_every=0"]
     graph = compose(name).plain()
-    found = [f"seed={seed}", f"models.policy.path={START}", f"models.policy.optimizer={OPTIMIZER}"]
+    start = HINTED / "models/policy" if "hinted" in graph["nodes"] else START
+    found = [f"seed={seed}", f"models.policy.path={start}", f"models.policy.optimizer={OPTIMIZER}"]
     found += [f"prompts={PROMPTS}", "rollout.n=8", "rollout.max_new_tokens=8"]
     found += [f"schedule.iterations={iterations}", "schedule.save_every=0", f"eval={EVAL}"]
     for node, body in graph["nodes"].items():
         if body["op"] == "reward.math":
             columns = f", in: {json.dumps(body['in'])}" if body.get("in") else ""
             found.append(f"{node}={{op: reward.exact{columns}}}")
-    for place, setting in FITTING.items():
+    for place, fitting in FITTING.items():
         section, _, part = place.partition(".")
-        found += [setting] if part in graph[section] else []
+        own = graph[section].get(part)
+        has_path = (
+            "path=" in fitting[0] and own and own["path"] != "???"
+        )  # as the teacher that follows the policy
+        found += fitting if own and not has_path else []
     return found
 
 

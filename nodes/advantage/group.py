@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 from rlgraph.nodes.advantage.gae import whitened
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import boolean, float32, int64, op, prompts, samples, tokens
+from rlgraph.ops import boolean, float32, int64, op, prompts, samples, text, tokens
 
 EQUAL = 1e-6  # float32 sums tell no closer rewards apart
 OTHERS = {"rewards_2": "weight_2", "rewards_3": "weight_3", "rewards_4": "weight_4"}
@@ -213,6 +213,30 @@ def group_mean(values: float32[samples], group: int64[samples]) -> float32[promp
     """
     members, count = _groups(group)
     return (_sum_by(members, values.double(), count) / count).float()
+
+
+@op(rows="group")
+def group_peer(
+    rewards: float32[samples], responses: text[samples], group: int64[samples], *, least: float = 1.0
+) -> text[samples]:
+    """The best response of another sample of the prompt, as a hint; empty where none is good enough.
+
+    Of the other samples of a group the first with the largest reward, if that is at least ``least``
+    (arXiv 2601.20802, for rewards without feedback).
+
+    Attributes:
+        least: the reward from which on a response is shown to others.
+
+    Example:
+        peers: {op: group.peer}
+    """
+    best: dict[int, list[int]] = {}
+    order = rewards.argsort(descending=True, stable=True).tolist()
+    for row in order:
+        if rewards[row] >= least and len(own := best.setdefault(int(group[row]), [])) < 2:
+            own.append(row)
+    others = ([b for b in best.get(number, ()) if b != row] for row, number in enumerate(group.tolist()))
+    return [responses[other[0]] if other else "" for other in others]
 
 
 def centred_by_group(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
@@ -13,13 +13,11 @@ from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
-from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between
-from rlgraph.nodes.support.conversation import ReadingOptions, Template, written
+from rlgraph.nodes.support.conversation import ReadingOptions, Template
+from rlgraph.nodes.support.filled_prompt import filled
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.row_tokens import encode
 from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op, samples, text
 
-PLACE = re.compile(r"\{(question|response|answer)\}")
 PROMPT = """\
 Judge how good a response to a question is.
 
@@ -39,7 +37,6 @@ SCORE = (
     r"(?im)^[ \t*_#]*(?:(?:final|overall)[ \t]+)?score[ \t*_]*(?:[(\[][^)\]\n]*[)\]][ \t*_]*)?"  # (0-10)
     r"(?:[:=]|[-–—](?=[ \t]))[^\w\n-]*(-?\d+(?:\.\d+)?)[^\n]*(?=\s*\Z|\n[ \t\r]*\n)"
 )
-MARK = "field-number-{}-of-the-prompt"
 
 
 def _increasing(scale: list[float]) -> list[float]:
@@ -101,7 +98,8 @@ def judge(
     """
     reading = ReadingOptions(template=template, template_options=template_options)
     columns = {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
-    prompts = _prompts(model.tokenizer, reading, prompt or PROMPT, columns, max_response_tokens)
+    most = {"response": max_response_tokens} if max_response_tokens else None
+    prompts = filled(model.tokenizer, reading, prompt or PROMPT, columns, most)
     seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
     requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
@@ -146,27 +144,3 @@ def _why(judgement: str | None) -> str:
 def _mean(scores: Sequence[float], low: float, high: float) -> float:
     kept = [min(max(score, low), high) for score in scores]
     return (sum(kept) / len(kept) - low) / (high - low) if kept else 0.0
-
-
-def _prompts(
-    tokenizer: Any,
-    reading: ReadingOptions,
-    prompt: str,
-    columns: Mapping[str, Sequence[str]],
-    limit: int | None,
-) -> list[list[int]]:
-    """Return the token ids of each row's prompt; of a response, those of its last ``limit`` tokens."""
-    names = PLACE.findall(prompt)
-    marks = [MARK.format(number) for number in range(len(names))]
-    rest = iter(marks)
-    text = written(tokenizer, reading, PLACE.sub(lambda _: next(rest), prompt))
-    first, *others = pieces_between(tokenizer, text, marks)
-    pieces = encode(tokenizer, reading, [first])
-    pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
-    source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
-    around = f"{source}{text}"  # the template has more control tokens than it writes here
-    fields = {name: [content_ids(tokenizer, value, around) for value in columns[name]] for name in {*names}}
-    if limit is not None and "response" in fields:
-        fields["response"] = [ids[-limit:] for ids in fields["response"]]
-    rows = range(len(columns["response"]))
-    return [joined(pieces, [fields[name][row] for name in names]) for row in rows]

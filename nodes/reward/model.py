@@ -1,10 +1,10 @@
-"""A reward model: a sequence classifier's score of a whole sequence."""
+"""Reward models: a sequence classifier's score of a whole sequence, or of each token that was written."""
 
 from __future__ import annotations
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
-from rlgraph.ops import SPREAD, Context, TrainEngine, float32, int64, op, samples, tokens
+from rlgraph.ops import SPREAD, Context, TrainEngine, boolean, float32, int64, op, samples, tokens
 
 
 @op(head="value")
@@ -22,6 +22,28 @@ def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens
     scores = model.values(closed, last).values[last.values]
     ctx.record("reward/", scores, kind=SPREAD)
     return scores
+
+
+@op(head="value")
+def process(
+    ctx: Context, model: TrainEngine, tokens: int64[samples, tokens], loss_mask: boolean[samples, tokens]
+) -> float32[samples, tokens]:
+    """A process reward model's score of each token that the policy wrote (arXiv 2305.20050, 2312.08935).
+
+    The output of its value head at the token, that token read; 0 where ``loss_mask`` is false. Of a step, the
+    score of its last token counts, which advantage.process takes. The model is one for reward.model, trained
+    to score what is not complete as well. Records ``reward/mean``, over tokens.
+
+    Example:
+        step_rewards: {op: reward.process, model: reward}
+    """
+    closed, last = behind_the_end(tokens)
+    places = torch.arange(len(loss_mask.values), device=loss_mask.values.device)
+    behind = places + loss_mask.row_of + 1  # of each token the next one
+    wanted = last.like(torch.zeros_like(last.values).index_put((behind,), loss_mask.values))
+    scores = torch.where(loss_mask.values, model.values(closed, wanted).values[behind], 0)
+    ctx.record("reward/mean", float(scores.double().sum()), int(loss_mask.values.sum()), over="tokens")
+    return loss_mask.like(scores)
 
 
 def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:

@@ -51,6 +51,20 @@ def total(
 
 
 @op()
+def agreement(ctx: Context, verdicts: float32[samples], truth: float32[samples]) -> float32[samples]:
+    """1 - |v - s|: how near a verdict v, 0 to 1, is to the true score s of what it judges.
+
+    The reward of a judge that is trained where the truth is known. Records ``mean`` under the node's name.
+
+    Example:
+        agreed: {op: reward.agreement, in: {verdicts: praised, truth: rewards}}
+    """
+    out = 1 - (verdicts - truth).abs()
+    ctx.record("mean", out)
+    return out
+
+
+@op()
 def overlong(
     ctx: Context,
     rewards: float32[samples],

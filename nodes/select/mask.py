@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
+from itertools import accumulate
+
+from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import boolean, int64, op, samples, tokens
+from rlgraph.ops import Tokenizer, boolean, int64, op, samples, tokens
 
 
 @op()
@@ -19,3 +24,32 @@ def observations(
         observed: {op: mask.observations}
     """
     return Ragged((turn.values > 0) & ~loss_mask.values, turn.offsets)
+
+
+@op()
+def steps(
+    tokenizer: Tokenizer,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    end: str = "\n\n",
+) -> boolean[samples, tokens]:
+    """Where the steps of a response end: at tokens that complete the text ``end``, and at the last.
+
+    Of the tokens in ``loss_mask``, whose texts are laid end to end, those that hold the last character of an
+    ``end``, and the last one. False elsewhere.
+
+    Attributes:
+        end: what a step ends with.
+
+    Example:
+        steps: {op: mask.steps, end: "."}
+    """
+    out = loss_mask.like(torch.zeros_like(loss_mask.values))
+    for row in range(len(tokens)):
+        pieces = [tokenizer.decode([token]) for token in tokens[row][loss_mask[row]].tolist()]
+        stops = [*accumulate(map(len, pieces))]
+        ends = [match.end() for match in re.finditer(re.escape(end), "".join(pieces))]
+        last = [len(pieces) - 1] if pieces else []
+        out[row][loss_mask[row].nonzero()[[*last, *(bisect_left(stops, at) for at in ends)], 0]] = True
+    return out

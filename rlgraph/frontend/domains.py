@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import takewhile
 
 from rlgraph.errors import Problem, nearest
 from rlgraph.frontend.ports import written
@@ -15,7 +16,7 @@ from rlgraph.ops.declare import Op
 AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
 ROW_REMEDY = "an op between them makes one number per row of those of its tokens; of numbers per token "
-ROW_REMEDY += "advantage.gae and advantage.reinforce_pp make advantages"
+ROW_REMEDY += "advantage.process (in groups), advantage.gae and advantage.reinforce_pp make advantages"
 FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
 Domains = Mapping[str, GraphDomain]
 DTYPES = {str: "text", int: "int64", bool: "boolean"}
@@ -26,26 +27,24 @@ def line(domains: Domains, domain: str) -> list[str]:
     return [ancestor.name for ancestor in ancestors(domains, domain)]
 
 
-def row_a_prompt(domains: Domains, column: Column) -> bool:
-    """Return whether a column has one row per prompt although of samples: its rollout has ``n: 1``.
+def as_many(domains: Domains, column: Column) -> list[str]:
+    """Return the domains above a column's that have as many rows, one for each of its own, nearest first.
 
-    Tokens don't: those of two rollouts of a prompt are not the same.
+    Those of a rollout with ``n: 1`` are one per prompt, and prompts that are made of samples one per sample.
+    Tokens are not: those of two rollouts of a prompt are not the same.
     """
-    domain = domains[column.domain]
-    parent = domains.get(domain.parent or "")
-    only = domain.times == 1 and not (domain.filtered or domain.most) and column.type.axis is None
-    return only and parent is not None and is_made_of(domain.kind, parent.kind)
+    rows = [] if column.type.axis else ancestors(domains, column.domain)
+    alike = takewhile(lambda made: made.times == 1 and not (made.filtered or made.most), rows)
+    return [made.parent for made in alike if made.parent]
 
 
 def start(domains: Domains, column: Column, domain: str) -> str | None:
     """Return the domain from which a column's rows become those of ``domain``, copy by copy, or None.
 
-    Its own, where ``domain`` was made of that; that of the prompts, where it has one row per prompt.
+    Its own, where ``domain`` was made of that; else the nearest above it that has as many rows.
     """
-    names, parent = line(domains, domain), domains[column.domain].parent
-    if column.domain in names:
-        return column.domain
-    return parent if row_a_prompt(domains, column) and parent in names else None
+    names = line(domains, domain)
+    return next((name for name in (column.domain, *as_many(domains, column)) if name in names), None)
 
 
 def read_as(op: Op, kind: str) -> str:

@@ -43,7 +43,7 @@ def insert(tree: Tree, name: str, content: Tree) -> Tree:
     body = content.with_item("on", None)
     column = _spliced(name, body, on)
     _free(column, mark, _columns(tree))
-    tree = _redirect(tree, on.value, column, mark)
+    tree = _redirect(tree, on.value, column, mark, tree)
     section = _section(tree, writer[:-1])
     items: dict[str, Tree] = {}
     for other, child in section.items.items():
@@ -135,20 +135,29 @@ def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _free(new, mark, _columns(tree))
     there = _sections(tree, old)
     for path, node in _nodes(tree):
-        if {port.name for port in wanted(node) if port.optional} & {*_readers(path, node, new, there)}:
+        if {port.name for port in wanted(node) if port.optional} & {
+            *_readers(tree, path, node, new, there, old)
+        }:
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
 
     def outs(_: TreePath, node: Node) -> list[str]:
         return [output or node.name for output, column in written(node).items() if column == old]
 
-    return _redirect(_map_ports(tree, "out", outs, new, mark), old, new, mark)
+    return _redirect(_map_ports(tree, "out", outs, new, mark), old, new, mark, tree)
 
 
-def _redirect(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    """Redirect the readers of one column to another: parameters of nodes, and ``eval.report``."""
+def _redirect(tree: Tree, old: str, new: str, mark: Mark, before: Tree) -> Tree:
+    """Redirect the readers of one column to another: parameters of nodes, and ``eval.report``.
+
+    ``before`` is the tree in which the column was written under its old name.
+    """
     there = _sections(tree, old, new)
-    tree = _map_ports(tree, "in", lambda path, node: _readers(path, node, old, there), new, mark)
+
+    def ins(path: TreePath, node: Node) -> list[str]:
+        return _readers(before, path, node, old, there, old)
+
+    tree = _map_ports(tree, "in", ins, new, mark)
     for section in (TRAIN, EVAL):
         for name, node in _section(tree, section).items.items():
             by = node.at(("rows", "by"))  # a route's column
@@ -165,13 +174,26 @@ def _sections(tree: Tree, *columns: str) -> set[TreePath]:
     return {path[:-1] for path, node in _nodes(tree) if {*columns} & {*written(node).values()}}
 
 
-def _readers(path: TreePath, node: Node, column: str, there: set[TreePath]) -> list[str]:
-    """Return the parameters through which a node reads a column, which the sections ``there`` write."""
+def _readers(
+    tree: Tree, path: TreePath, node: Node, column: str, there: set[TreePath], held: str
+) -> list[str]:
+    """Return the parameters through which a node reads a column, which the sections ``there`` write.
+
+    ``held`` is the column's name in the tree.
+    """
     ins = node.called.ins
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
     absent = path[:-1] == TRAIN and TRAIN not in there
-    ports = [port for port in wanted(node) if not (absent and port.optional and port.name not in ins)]
-    return [port.name for port in ports if ins.get(port.name, port.name) == column]
+    ports = [port for port in wanted(node) if ins.get(port.name, port.name) == column]
+    over = any(port.optional and port.type.axis for port in ports) and _other_tokens(tree, node, held)
+    return [p.name for p in ports if p.name in ins or not (p.optional and (absent or (over and p.type.axis)))]
+
+
+def _other_tokens(tree: Tree, node: Node, column: str) -> bool:
+    """Return whether a column is along the tokens of other rows than those that a node maps `tokens` to."""
+    tokens, others = node.called.ins.get("tokens"), (other for _, other in _nodes(tree))
+    made = [{*written(other).values()} for other in others if other.op.declared.makes] if tokens else []
+    return any(column in columns and tokens not in columns for columns in made)
 
 
 def _map_ports(

@@ -5,7 +5,7 @@ prompts ──rollout, n: 8──> samples ──filter──> samples/informati
         for each sample               that stay
 
 A rollout with n: 1 makes one row per prompt: its columns of whole samples are repeated to the samples of
-another rollout of the same prompts, as a column of prompts is.
+another rollout of the same prompts. So those of prompts made of samples are read with the samples.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import networkx as nx
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend.domains import (
     FILTER_REMEDY,
+    as_many,
     line,
     made_by,
     misfit,
     no_filter,
     read_as,
     reduced,
-    row_a_prompt,
     start,
     two_writers,
     unrelated,
@@ -222,10 +222,9 @@ class Inference:
             return None
 
         def last(read: tuple[Port, str]) -> tuple[bool, bool, bool]:
-            # a column read by chance decides nothing, which part of one the others do, and one row per
-            # prompt is repeated to the others
+            # a column read by chance decides nothing, nor does one of as many rows as a domain above it has
             parts = self.parts.of[read[1]]
-            return _by_chance(node, read[0]), len(parts) > 1, row_a_prompt(self.domains, parts[0])
+            return _by_chance(node, read[0]), len(parts) > 1, bool(as_many(self.domains, parts[0]))
 
         for port, name in sorted(ports.values(), key=last):
             column = self.parts.met(name, finest)
@@ -233,7 +232,9 @@ class Inference:
                 return None
             column = column or self.parts.of[name][0]
             finer = finest is None or finest.name in line(self.domains, column.domain)
-            meets = finer or (finest and start(self.domains, column, finest.name) is not None)
+            meets = finer
+            if finest and start(self.domains, column, finest.name):
+                meets, finer = True, finer and is_made_of(self.domains[column.domain].kind, finest.kind)
             if not meets and _by_chance(node, port):
                 continue
             if not self._type_fits(node, port, column):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product, takewhile
 
 from rlgraph.errors import Problem
-from rlgraph.frontend.domains import line, start, unroutable, written_out
+from rlgraph.frontend.domains import as_many, line, start, unroutable, written_out
 from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.graph import Call, Column, Node
@@ -129,7 +129,10 @@ class ColumnParts:
     def edge(self, column: str, domain: GraphDomain) -> str:
         """Return the column as a node of a domain reads it: itself, or a copy made domain by domain."""
         names, first = line(self.domains, domain.name), start(self.domains, self.columns[column], domain.name)
-        for name in reversed(names[: names.index(str(first))]):
+        below = names[: names.index(str(first))]
+        if not below and first != self.columns[column].domain:
+            below = [domain.name]  # it has as many rows as its domain, which was made of this one
+        for name in reversed(below):
             if (column, name) not in self.copies:
                 self._copy(self.columns[column], self.domains[name])
             column = self.copies[column, name].writes[0]
@@ -209,9 +212,12 @@ class ColumnParts:
         self.columns[name] = Column(name, kind, domain.name, name, copy_of=column.copy_of or column.name)
         because = f"its readers see only the rows that `{domain.maker}` keeps"
         if not domain.filtered:
+            rises = domain.name in as_many(self.domains, column)
             above, one = (self.domains[d].kind.removesuffix("s") for d in (domain.parent or "", domain.name))
             times = "any number" if domain.most else domain.times
             because = f"`{column.name}` has one row per {above}; its readers have {times}, one per {one}"
+            if rises:
+                because = f"`{column.name}` is of rows made of {domain.name}, one for each"
         self.copies[column.name, domain.name] = Node(
             name=name,
             kind=Kind.SELECT if domain.filtered else Kind.REPEAT,

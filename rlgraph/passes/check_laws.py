@@ -109,8 +109,11 @@ def _cut_groups(graph: Graph) -> tuple[str, ...]:
 
 def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A group has more than one sample."""
-    domain = next(domain for domain in graph.ancestors(node.domain) if not domain.filtered)
-    if domain.parent is None or domain.times > 1:
+    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    group = graph.columns[call.ins["group"]]
+    of = graph.columns[group.copy_of or group.name].domain
+    domain, inner = line[0], [*takewhile(lambda made: made.name != of, line)]  # made of a group's samples
+    if domain.parent is None or prod(made.times for made in line[: len(inner) + 1]) > 1:
         return None
     law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{domain.maker}` makes one"
     return refusal("small-groups", law, graph, node, [domain.maker], f"set: {{{domain.maker}.n: 8}}")

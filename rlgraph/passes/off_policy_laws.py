@@ -44,6 +44,8 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
     if brings := _of_others(graph, node, rollout, old):
         law += f": `{brings.writes[0]}` is of the rows of `{rollout.name}`, and all else is repeated to these"
         remedy = f"let `{node.name}` read what is of the rows that `{old.model}` sampled, "
+        if old.domain in {made.name for made in graph.ancestors(rollout.domain)}:
+            remedy += f"as a mean by group.mean of what is said of each by `{rollout.name}`, "
         remedy += f"or train what sampled these: set: {{{node.name}.model: {rollout.model}}}"
         names = [rollout.name, brings.name, old.name]
         return replace(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.errors import RunError
+from rlgraph.ir.domains import ancestors
 from rlgraph.ir.plan import Step
 from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.ops.column_types import is_made_of
@@ -96,6 +97,9 @@ def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
     domain = execution.domains[execution.columns[copy].domain]
     times, whole = domain.times, execution.rows.whole(domain.name)
+    rises = domain in ancestors(execution.domains, execution.columns[column].domain)
+    if rises:  # it has as many rows: it is of rows made of these, one for each
+        return _each(step, "repeat", lambda device: ((1,), (execution.part(column, device),)))
     if whole is None and not domain.most:
         return _each(step, "repeat", lambda device: ((times,), (execution.part(column, device),)))
     held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)

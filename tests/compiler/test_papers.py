@@ -17,7 +17,19 @@ from rlgraph.syntax import source
 
 ITEM = re.compile(r"^# - ([a-z_]+)\.([a-z_.]+): ([^\s,:;{(]+|\{[^}]*\})", re.MULTILINE)
 NO_PAPER = {name for name in shipped_graphs() if name.startswith("demo") or name == "calculator_sft"}
-OF_THE_TASK = ("in", "out", "rows", "state", "tools", "files", "answer", "answer_after", "template", "model")
+OF_THE_TASK = (
+    "in",
+    "out",
+    "rows",
+    "state",
+    "tools",
+    "files",
+    "answer",
+    "answer_after",
+    "template",
+    "model",
+    "tokenizer",
+)
 
 
 def stated(name: str) -> list[tuple[str, str, Any]]:

@@ -25,11 +25,13 @@ TINY = {
     "pairs.template": "plain",
     "schedule.save_every": "0",
     "overlong.buffer": "1",
+    "retry.max_new_tokens": "3",
     "update_policy.minibatches": "2",
     "wanted.refill": "false",
     "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
-WITH_TOOLS = ("calculator_sft", "calculator_tool", "echo", "gagpo", "search_tool")  # these want a chat template
+# these want a chat template
+TEMPLATED = ("calculator_sft", "calculator_tool", "echo", "erl", "gagpo", "game", "sdft", "sdpo", "search_tool")
 SEARCH = {"rollout.tools.search.corpus": "train.jsonl", "rollout.tools.search.column": "question"}
 ON_POLICY = ("dpo", "gpg", "opo", "remax", "rloo")  # no ratio: one optimizer step an iteration
 
@@ -56,7 +58,7 @@ def tiny(graph: str) -> list[str]:
     models = tree.items["models"].items
     given = [name for name, model in models.items() if name == "policy" or model.items["path"].value == "???"]
     path = "demo_files/model"
-    if graph in WITH_TOOLS:
+    if graph in TEMPLATED:
         path = "demo_tool_files/model"
         small = {key: value for key, value in small.items() if not key.endswith(".template")}
     small.update({f"models.{name}.path": path for name in given})
@@ -95,10 +97,12 @@ def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) 
     assert not Path("run").exists()
 
 
-# without its update a graph only generates, and says so; but for the two whose `restrained` reads it, and for
-# the one that generates ahead of it, and where another loss joins it
-NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo", "chord", "distill_reward", "echo")
+# without its update a graph only generates, and says so; but for the two whose `restrained` reads it, for the
+# one that generates ahead of it, for those that another loss joins, and for those whose teacher follows it
+NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo", "chord", "distill_reward", "echo", "sdft", "sdpo")
 DISPENSABLE = {(graph, "update_policy") for graph in shipped_graphs() if graph not in NEEDED}
 DISPENSABLE |= {("ppo", "update_critic"), ("rm_ppo", "update_critic")}
 DISPENSABLE |= {("chord", "imitate"), ("distill_reward", "distill"), ("echo", "predict")}
+DISPENSABLE |= {("erl", "update_retry"), ("erl", "internalise"), ("game", "update_critic")}
+DISPENSABLE |= {("sdft", "refresh"), ("sdpo", "refresh"), ("process_rewards", "steps")}
 DISPENSABLE |= {("mopd", "rest_logprobs")}  # the others' rows are not trained on then: here, none is left

@@ -1,0 +1,53 @@
+"""A prompt with texts filled in, which are tokenised apart: none can end it, or speak for somebody else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between
+from rlgraph.nodes.support.conversation import ReadingOptions, written
+from rlgraph.nodes.support.row_tokens import encode
+
+PLACE = re.compile(r"\{(question|response|answer|hint)\}")
+MARK = "field-number-{}-of-the-prompt"
+
+
+def filled(
+    tokenizer: Any,
+    reading: ReadingOptions,
+    prompt: str,
+    columns: Mapping[str, Sequence[str] | None],
+    most: Mapping[str, int] | None = None,
+) -> list[list[int]]:
+    """Return the token ids of each row's prompt, in which ``{question}`` and so on stand for the columns.
+
+    Control tokens in the texts of columns are read as plain text. ``most`` is how many of a column's last
+    tokens are taken; else all are.
+
+    Raises:
+        RunError: the prompt names a column that is not there.
+        TemplateError: the chat template does not write each place once.
+    """
+    names = PLACE.findall(prompt)
+    missing = [name for name in names if columns.get(name) is None]
+    if missing:
+        law = f"the prompt names {{{missing[0]}}}, for which the node reads no column"
+        raise RunError(f"{law}\n  map one: in: {{{missing[0]}: COLUMN}}, or leave it out of `prompt`")
+    marks = [MARK.format(number) for number in range(len(names))]
+    rest = iter(marks)
+    text = written(tokenizer, reading, PLACE.sub(lambda _: next(rest), prompt))
+    first, *others = pieces_between(tokenizer, text, marks)
+    pieces = encode(tokenizer, reading, [first])
+    pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
+    source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
+    around = f"{source}{text}"  # the template has more control tokens than it writes here
+    fields = {
+        name: [content_ids(tokenizer, value, around) for value in columns[name] or ()] for name in names
+    }
+    for name, limit in (most or {}).items():
+        fields[name] = [ids[-limit:] for ids in fields.get(name, ())]
+    rows = range(len(next(column for column in columns.values() if column is not None)))
+    return [joined(pieces, [fields[name][row] for name in names]) for row in rows]
