@@ -61,7 +61,6 @@ OPS: dict[str, str] = {
     "filter.difficulty": "rlgraph.nodes.select.difficulty:within",
     "difficulty": "rlgraph.nodes.select.difficulty:difficulty",
     "fill": "rlgraph.nodes.select.fill:fill",
-    "mask.observations": "rlgraph.nodes.select.observations:observations",
     "group.mean": "rlgraph.nodes.advantage.group:group_mean",
     "group.peer": "rlgraph.nodes.advantage.group:group_peer",
     "mask.steps": "rlgraph.nodes.select.mask:steps",

@@ -18,7 +18,8 @@ def observations(
     """What a policy was answered: the tokens behind the prompt that tools and users wrote.
 
     True where ``turn`` is above 0 and ``loss_mask`` is false. What stands around an answer, as the chat
-    template writes it, is part of it. A loss on these tokens lets a policy learn what its actions lead to.
+    template writes it, is part of it. A loss on these tokens has the policy predict what its actions lead to
+    (ECHO, arXiv 2605.24517).
 
     Example:
         observed: {op: mask.observations}

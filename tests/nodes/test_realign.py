@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from rlgraph.nodes.score.realign import realign
-from rlgraph.nodes.select.observations import observations
 from rlgraph.nodes.support.ragged import Ragged
 
 SCORED = Ragged.of([[0.0, 0.0, 0.0, 1.5, 2.5], [0.0, 3.5]])
@@ -29,12 +28,3 @@ def test_other_tokens_and_other_counts_are_refused_by_their_row() -> None:
         realign(
             SCORED, SCORED_MASK, None, TOKENS, Ragged.of([[False, True, True], [True, True, False, False]])
         )
-
-
-def test_observations_are_what_others_said_behind_the_first_token_of_the_policy() -> None:
-    #             prompt  calls   answer  says
-    rows = [[0, 0, 0, 1, 1, 0, 0, 0, 1], [], [0, 0], [1, 0], [0, 1]]
-    seen = observations(Ragged.of(rows, torch.bool))
-    wanted = [[0, 0, 0, 0, 0, 1, 1, 1, 0], [], [0, 0], [0, 1], [0, 0]]
-    assert seen.tolist() == [[bool(each) for each in row] for row in wanted]
-    assert observations(Ragged.of([], torch.bool)).tolist() == []
