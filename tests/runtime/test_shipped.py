@@ -31,17 +31,8 @@ TINY = {
     "informative.refill": "false",  # of a model that gets nothing right no group differs: see test_refill.py
 }
 # these want a chat template
-TEMPLATED = (
-    "calculator_sft",
-    "calculator_tool",
-    "echo",
-    "erl",
-    "gagpo",
-    "game",
-    "sdft",
-    "sdpo",
-    "search_tool",
-)
+TEMPLATED = ("calculator_sft", "calculator_tool", "echo", "erl", "gagpo", "game", "sdft", "sdpo")
+TEMPLATED += ("search_tool",)
 SEARCH = {"rollout.tools.search.corpus": "train.jsonl", "rollout.tools.search.column": "question"}
 ON_POLICY = ("dpo", "gpg", "opo", "remax", "rloo")  # no ratio: one optimizer step an iteration
 
