@@ -60,6 +60,7 @@ FITTING = {
     "nodes.retry": ["retry.max_new_tokens=8"],
     "nodes.learnt": ["learnt.template=plain"],
     "nodes.verdicts": ["verdicts.max_new_tokens=1", "praised.pattern='1'", "prompts.tokenizer=policy"],
+    "nodes.kept": ["prompts.batch=128"],  # each batch serves four iterations
 }
 PAGE = """\
 # What the algorithms learn

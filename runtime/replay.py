@@ -212,9 +212,11 @@ def _restore(
             raise RunError(f"the checkpoint {folder} is damaged: {problem}\n  choose another iteration")
         state = read_json(folder / "state.json")
         calls.all("load", str(folder.resolve()), state["versions"], engines=True)
+        calls.restore_held(folder)
         return state["versions"], state["positions"], state.get("states", {})
     functions = plan.functions["train"]
-    stateful = any(not step.inserted and functions[step.node].state for step in again)
+    own = [functions[step.node] for step in again if not step.inserted]
+    stateful = any(function.state or function.holds for function in own)
     if iteration > 1 and (stateful or any(changing & step.models.keys() for step in again)):
         known = ", ".join(str(1 + number) for number in checkpoints) or "none"
         law = f"{run_dir} has no checkpoint {after(iteration - 1)}, with which iteration {iteration} began"

@@ -198,7 +198,7 @@ class TrainingRun:
                 self.cluster.call(place, "select", rows, part, returns=2)[1]
                 for place, part, rows in chain(*sources)
             ]
-            self.calls.one((execution.pools[columns[0].column], 0), "write_samples", path, columns, *parts)
+            self.calls.one((sources[0][0].place[0], 0), "write_samples", path, columns, *parts)
 
     def _record(self, execution: Execution) -> None:
         """Write the columns of an iteration; they count once all of them are on disk."""
@@ -223,6 +223,9 @@ class TrainingRun:
                 how, rows = buffered.gathering([*buffered.columns])
                 parts, file = [ref.location for ref in rows], f"{name}-{kind}.npz"
                 sums[file] = self.calls.one(first, "write_rows", str(folder / file), *how, *parts)
+        for place, node in self.calls.holders():
+            file = f"{node}-held.npz"
+            sums[file] = self.calls.one(place, "write_held", node, str(folder / file))
         lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
         self.saving = folder, replace(self.state), sums, lasting
 
@@ -243,6 +246,7 @@ class TrainingRun:
             self.state = State(**record)
             self.calls.when = after(self.state.iteration)
             self.calls.all("load", str(folder), self.state.versions, engines=True)
+            self.calls.restore_held(folder)
             for name, kinds in waiting.items():
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)

@@ -1,14 +1,20 @@
-"""Advantages over a baseline for each prompt or token: a greedy response, or the samples of a group.
+"""Advantages over a baseline for each prompt or token: a greedy response, the samples of a group, or
+those of earlier iterations.
 
 Sums run in float64, so that the order of rows doesn't show in float32.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from rlgraph.nodes.advantage.gae import compact, scatter
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import boolean, float32, int64, op, samples, tokens
+from rlgraph.nodes.support.text_key import text_key
+from rlgraph.ops import Context, boolean, float32, int64, op, samples, text, tokens
 
 EPSILON = 1e-8  # tokens; added to a sum of weights
 
@@ -65,6 +71,42 @@ def optimal_token_baseline(
     below = torch.zeros(len(count), dtype=torch.float64).index_add(0, together, weights)
     baseline = torch.where(count > 1, above / (below + EPSILON), 0)
     return scatter(to_go - baseline[together], loss_mask)
+
+
+@op(rows="all", state="keeps")
+def running(
+    ctx: Context,
+    rewards: float32[samples],
+    question: text[samples],
+    loss_mask: boolean[samples, tokens],
+    *,
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.9,
+) -> float32[samples, tokens]:
+    """Reward less a mean that runs over the iterations, of each question by itself, or of each source.
+
+    A = r - b, with b of the iterations before, so that it does not depend on r; then b <- ``decay`` b +
+    (1 - ``decay``) times the mean r of the question's samples. One sample per prompt has a baseline so, with
+    no critic: that of single-stream policy optimisation (arXiv 2509.13232), with a constant decay. A question
+    that is new has the mean over all; in the first iteration that of all its samples. Records ``baseline``.
+
+    Attributes:
+        decay: how much of a mean stays with each iteration that has the key, 0 to 1.
+
+    Example:
+        advantages: {op: advantage.running, in: {question: source}}
+    """
+    means, now = ctx.state, rewards.double()
+    every = means.get("", float(now.mean()))
+    keys = [*map(text_key, question)]
+    baseline = torch.tensor([means.get(one, every) for one in keys], dtype=torch.float64)
+    members: dict[str, list[int]] = {"": [*range(len(keys))]}
+    for row, one in enumerate(keys):
+        members.setdefault(one, []).append(row)
+    for one, rows in members.items():
+        mean = float(now[rows].mean())
+        means[one] = decay * means[one] + (1 - decay) * mean if one in means else mean
+    ctx.record("baseline", baseline)
+    return scatter(loss_mask.spread(now - baseline).values[loss_mask.values], loss_mask)
 
 
 def _so_far(column: Ragged) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.text_key import text_key
 from rlgraph.ops import Context, boolean, float32, op, prompts, text
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -34,10 +35,10 @@ def difficulty(
         difficulty: {op: difficulty, in: {solved: solved}}
     """
     rates = ctx.state
-    for key, now in zip(map(_key, question), solved.tolist(), strict=True):
+    for key, now in zip(map(text_key, question), solved.tolist(), strict=True):
         rates[key] = decay * rates[key] + (1 - decay) * now if key in rates else now
     ctx.record("known", len(rates), over="iterations")
-    return torch.tensor([rates[_key(one)] for one in question])
+    return torch.tensor([rates[text_key(one)] for one in question])
 
 
 @op(filters=True, state="reads")
@@ -60,17 +61,13 @@ def within(
         difficulty: {op: difficulty}
         wanted: {op: filter.difficulty, state: difficulty, min: 0.1, max: 0.9, explore: 0.1, refill: true}
     """
-    rates = [ctx.state.get(_key(one)) for one in question]
+    rates = [ctx.state.get(text_key(one)) for one in question]
     kept = [
         rate is None or min <= rate <= max or _drawn(ctx, one) < explore
         for rate, one in zip(rates, question, strict=True)
     ]
     ctx.record("kept", kept, kind="share")
     return torch.tensor(kept, dtype=torch.bool)
-
-
-def _key(question: str) -> str:
-    return hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
 
 
 def _drawn(ctx: Context, question: str) -> float:

@@ -182,7 +182,8 @@ def _rows(plan: Plan) -> dict[str, float]:
             elif own.parent:
                 rows[name] = count(own.parent) * of_each
             else:
-                rows[name] = _number(functions[own.maker], "rows", BATCH) * of_each
+                most = _number(functions[own.maker], "capacity", BATCH)  # of what holds rows
+                rows[name] = _number(functions[own.maker], "rows", most) * of_each
         return rows[name]
 
     written = [column.domain for column in columns.values() if column.writer in functions]
@@ -195,6 +196,19 @@ def growth(plan: Plan, step: Step) -> float:
     """Return how many times the expected rows a step may read at most: above 1 where their number varies."""
     read = (ancestors(plan.domains[step.phase], plan.columns[step.phase][name].domain) for name in step.reads)
     return max((math.prod(d.most / d.expected for d in line if d.most) for line in read), default=1.0)
+
+
+def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
+    """Return the bytes of the rows that a node holds, all there may be, of mean length; of texts none."""
+    held = {}
+    for node, function in plan.functions["train"].items():
+        columns = [plan.columns["train"][function.outs[name]] for name in function.holds]
+        cells = [
+            (c.type.cell_bytes(c.sizes, c.stored) or 0) * (work.mean if c.type.axis else 1) for c in columns
+        ]
+        if columns:
+            held[node] = sum(cells) * function.value("capacity", 0)
+    return held
 
 
 def bytes_beside(plan: Plan, step: Step) -> int:

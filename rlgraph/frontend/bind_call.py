@@ -24,7 +24,7 @@ from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow
 from rlgraph.variables import with_values
 
-KEYS = ("every", "from")  # these say in which iterations a node without columns runs
+KEYS = ("every", "from")  # these say in which iterations a node runs
 
 
 def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Call]] | None:
@@ -76,9 +76,9 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
 
 def _accepted(op: Op) -> tuple[str, ...]:
     """Return the keys that an op's nodes may have beside its attributes."""
-    keys = ("model", "in", "out", "rows") if op.engine else ("in", "out", "rows", "pool")
-    further = {"model": op.declared.recorded, **dict.fromkeys(KEYS, not op.outputs)}
-    further |= {
+    keys = ("model", "in", "out", "rows", *KEYS) if op.engine else ("in", "out", "rows", "pool", *KEYS)
+    further = {
+        "model": op.declared.recorded,
         "state": op.declared.state == "reads",
         "of": op.copies,
         "joins": joins(op),

@@ -45,7 +45,7 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
         joins=_joins(name, tree, op, binder),
         refill=_refill(name, tree, op, binder),
         pool=_node_pool(name, tree, op, binder),
-        when=_cadence(name, tree, op, binder),
+        when=_cadence(name, tree, binder),
         mark=tree.key or tree.mark,
         edited=_edited(tree),
     )
@@ -233,20 +233,14 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
     return None
 
 
-def _cadence(name: str, tree: Tree, op: Op, binder: Binder) -> Cadences:
-    """Return the iterations in which a node runs; a node that writes columns runs when they are read."""
+def _cadence(name: str, tree: Tree, binder: Binder) -> Cadences:
+    """Return the iterations in which a node runs."""
     numbers: dict[str, int] = {}
     for key in KEYS:
         item = tree.get(key)
         if item is None or item.value == OPEN:
             continue
-        if op.outputs:
-            law = f"node `{name}` runs in the iterations in which what it writes is read, "
-            law += "and its rows are of that iteration alone"
-            remedy = f"give `{key}` to the update that it leads to; to learn more often from the same rows, "
-            remedy += "set that update's `epochs`, or its `minibatches` and a larger batch"
-            binder.problem("cadence", law, item.key, remedy=remedy)
-        elif not item.is_count:
+        if not item.is_count:
             law = f"`{name}.{key}` is a number of iterations, 1 or more; it is {item.plain()!r}"
             binder.problem("wrong-value", law, item.mark)
         else:

@@ -11,7 +11,7 @@ from rlgraph.frontend.ports import written
 from rlgraph.ir.domains import GraphDomain, Route, ancestors
 from rlgraph.ir.graph import Column, Node
 from rlgraph.ops.column_types import ColumnType, is_made_of
-from rlgraph.ops.declare import Op
+from rlgraph.ops.declare import Op, Port
 
 AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
@@ -79,6 +79,35 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     return "", ""
 
 
+def wrong_type(node: Node, port: Port, column: Column, kind: str) -> Problem | None:
+    """Return the problem of a column of another type than a node reads; ``kind`` is that of its rows."""
+    want, have = port.type, column.type
+    wrong, remedy = misfit(want, have, read_as(node.op, kind))
+    if not wrong:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
+    law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
+    drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
+    return Problem(wrong, law, node.edited or node.mark, (), remedy, drawing)
+
+
+def without_rows(node: Node, domain: GraphDomain) -> Problem | None:
+    """Return the problem of a node without a row for each that its op declares: samples are no prompts."""
+    if node.op.declared.makes is not None or node.op.copies:
+        return None
+    finer = [port for port in node.op.inputs if is_made_of(port.type.domain, domain.kind)]
+    law = f"node `{node.name}` ({node.op.name})"
+    if not domain.kind:
+        law, remedy = f"{law} has no rows", "an op reads a column, or says which rows it `makes`"
+        return Problem("no-rows", law, node.mark, (), remedy)
+    if not finer:
+        return None
+    law += f" reads `{finer[0].name}` as {finer[0].type}; all that it reads has one row per "
+    law += domain.kind.removesuffix("s")
+    remedy = "read a column that a rollout wrote" + FILTER_REMEDY * node.op.declared.filters
+    return Problem(f"{domain.kind}-to-{finer[0].type.domain}", law, node.mark, (), remedy)
+
+
 def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
     """Return the domain that a node makes: so many rows per row of the parent, or as many as it says."""
     call, declared = node.called, node.op.declared
@@ -86,6 +115,9 @@ def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
     name = f"{kind}:{node.name}" if kind in domains else kind
     times = (call.attributes[declared.times] if declared.times else 1) * declared.of_each
     domain = GraphDomain(name, kind, node.name, parent, times)
+    if declared.holds:
+        ages = int(not call.value("fresh", False)), call.value("oldest", 0)
+        return replace(domain, parent=None, held=parent or "", ages=ages)
     most = call.value("most") if declared.counts else 0
     most = most if isinstance(most, int) else 1  # it is missing, or open
     return replace(domain, most=most, expected=min(float(call.value("expected", most)), most))

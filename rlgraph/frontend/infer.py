@@ -17,20 +17,19 @@ import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend.domains import (
-    FILTER_REMEDY,
     as_many,
     line,
     made_by,
-    misfit,
     no_filter,
-    read_as,
     reduced,
     start,
     two_writers,
     unrelated,
+    without_rows,
+    wrong_type,
 )
 from rlgraph.frontend.parts import ColumnParts
-from rlgraph.frontend.ports import declared, wanted, written
+from rlgraph.frontend.ports import HeldRows, declared, wanted, with_held, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.domains import GraphDomain, ancestors
@@ -64,6 +63,10 @@ class Inference:
     broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
 
     def __post_init__(self) -> None:
+        self.held = HeldRows.of(self.graph.nodes)
+        if held := self.held.columns:
+            nodes = (with_held(n, held[n.name]) if n.name in held else n for n in self.graph.nodes)
+            self.graph = replace(self.graph, nodes=(*nodes,))
         self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
         self.writers: dict[str, list[Node]] = {}
         self.outputs: dict[str, str] = {}  # column -> the op's name of the output that it is
@@ -130,11 +133,13 @@ class Inference:
         renamed = [column for column, output in self.outputs.items() if output == port.name]
         return renamed[0] if port.optional and len(renamed) == 1 else port.name
 
+    def _writers(self, node: Node) -> list[Node]:
+        return [writer for column in self._read(node) for writer in self.writers.get(column, ())]
+
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
         waits = {
-            n.name: {w.name for c in self._read(n) for w in self.writers.get(c, ())} - {n.name}
-            | {*n.rows} & self.makers
+            n.name: self.held.before(n, self._writers(n), self.graph.nodes) | {*n.rows} & self.makers
             for n in self.graph.nodes
         }
         readers = nx.DiGraph()
@@ -156,12 +161,15 @@ class Inference:
 
     def bind_node(self, node: Node) -> None:
         """Check what one node reads, and type what it writes."""
+        node = self._holding(node) if node.op.declared.holds else node
         ports, read = self.ports[node.name], self._read(node)
         missing = [column for column in read if column not in self.writers]
         for column in missing:
             self._missing(node, column)
         domain = None if missing or self.broken & {*read} else self._domain(node, ports)
-        if domain is None or not self._has_rows(node, domain):
+        if domain and (problem := without_rows(node, domain)):
+            self.problems.append(problem)
+        if domain is None or problem:
             self.broken.update(self.outs[node.name].values())
             return
         reads = {
@@ -203,6 +211,16 @@ class Inference:
             domain=written_to.name,
         )
 
+    def _holding(self, node: Node) -> Node:
+        """Return a node with the types of the columns that it holds, of those that its rows have."""
+        names, held = self.held.columns[node.name], self.parts.held(node, self.held.columns[node.name])
+        for name in names:
+            del self.ports[node.name][name], self.outs[node.name][name]
+        self.broken.update(names if not node.rows else ())
+        self.ports[node.name] |= {port.name: (port, port.name) for port in held}
+        self.outs[node.name] |= {port.name: port.name for port in held}
+        return with_held(node, names, held)
+
     def _missing(self, node: Node, column: str) -> None:
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
         remedy = writer_of(column) or nearest(column, self.writers)
@@ -237,7 +255,8 @@ class Inference:
                 meets, finer = True, finer and is_made_of(self.domains[column.domain].kind, finest.kind)
             if not meets and _by_chance(node, port):
                 continue
-            if not self._type_fits(node, port, column):
+            if wrong := wrong_type(node, port, column, self.domains[column.domain].kind):
+                self.problems.append(wrong)
                 return None
             if finest and not meets:
                 reads = [(port, self.parts.of[name][0]) for port, name in ports.values()]
@@ -257,34 +276,6 @@ class Inference:
     def _part(self, column: str, rows: GraphDomain) -> str:
         """Return the name of what a node writes: the column's, if it is alone, or that of its part."""
         return column if len(self.writers[column]) == 1 else f"{column}/{rows.maker}"
-
-    def _has_rows(self, node: Node, domain: GraphDomain) -> bool:
-        """Return whether there is a row for each that the op declares: samples do not become prompts."""
-        if node.op.declared.makes is not None or node.op.copies:
-            return True
-        finer = [port for port in node.op.inputs if is_made_of(port.type.domain, domain.kind)]
-        law = f"node `{node.name}` ({node.op.name})"
-        if not domain.kind:
-            law, remedy = f"{law} has no rows", "an op reads a column, or says which rows it `makes`"
-            self.problem("no-rows", law, node.mark, remedy)
-        elif finer:
-            law += f" reads `{finer[0].name}` as {finer[0].type}; all that it reads has one row per "
-            law += domain.kind.removesuffix("s")
-            remedy = "read a column that a rollout wrote" + FILTER_REMEDY * node.op.declared.filters
-            self.problem(f"{domain.kind}-to-{finer[0].type.domain}", law, node.mark, remedy)
-        else:
-            return True
-        return False
-
-    def _type_fits(self, node: Node, port: Port, column: Column) -> bool:
-        want, have = port.type, column.type
-        law = f"node `{node.name}` ({node.op.name}) reads `{port.name}` as {want}"
-        law += f"; column `{column.name}`, written by `{column.writer}`, is {have}"
-        wrong, remedy = misfit(want, have, read_as(node.op, self.domains[column.domain].kind))
-        if wrong:
-            drawing = f"{column.writer}\n  └─ {column.name}: {have} ─> {node.name} reads {port.name}: {want}"
-            self.problem(wrong, law, node.edited or node.mark, remedy, drawing)
-        return not wrong
 
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""

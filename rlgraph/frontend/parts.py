@@ -17,6 +17,7 @@ from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.graph import Call, Column, Node
 from rlgraph.ir.steps import Kind
+from rlgraph.ops.declare import Port
 from rlgraph.ops.registry import load
 
 ROUTE = "rlgraph.nodes.select.route:route"  # the op of an inserted filter
@@ -41,11 +42,19 @@ class ColumnParts:
         held = self.of.setdefault(name, [])
         held.append(column)
         other = (part for part in held[:-1] if not self.apart(part.domain, column.domain))
-        return next(other, None) or next((part for part in held[:-1] if part.type != column.type), None)
+        return next(other, None) or next((part for part in held[:-1] if not self._alike(part, column)), None)
 
-    def apart(self, one: str, other: str) -> bool:
-        """Return whether no row of one domain is one of the other's: by their routes or their makers."""
-        lines = product(origins(self.domains, one), origins(self.domains, other))
+    def _alike(self, one: Column, other: Column) -> bool:
+        """Return whether two parts of a column have one type, but for what they have one row per if held."""
+        held = self.domains[one.domain].held or self.domains[other.domain].held
+        return one.type == other.type or (bool(held) and one.type.over("") == other.type.over(""))
+
+    def apart(self, one: str, other: str, fresh: bool = False) -> bool:
+        """Return whether no row of one domain is one of the other's: by their routes or their makers.
+
+        Rows that are held are others than those that come; if ``fresh``, where they may not be the same.
+        """
+        lines = product(*(origins(self.domains, name, fresh) for name in (one, other)))
         return all(self._apart(first, second) for first, second in lines)
 
     def _apart(self, first: Sequence[GraphDomain], second: Sequence[GraphDomain]) -> bool:
@@ -53,7 +62,8 @@ class ColumnParts:
         if any(route.misses(opposite) for route, opposite in product(*routes)):
             return True
         made = [next(domain for domain in line if not domain.filtered) for line in (first, second)]
-        return made[0].kind == made[1].kind and made[0] not in second and made[1] not in first
+        alike = made[0].kind == made[1].kind or any(domain.held for domain in made)
+        return alike and made[0] not in second and made[1] not in first
 
     def at(self, name: str, domain: str) -> Column | None:
         """Return the column that the rows of a domain have; None where they have none, or several."""
@@ -93,16 +103,29 @@ class ColumnParts:
             return next((self.domains[part] for part in parts.values()), None)
         kinds = {self.domains[part].kind for part in parts.values()}
         for first, second in combinations(parts, 2):
-            if len(kinds) > 1 or not self.apart(parts[first], parts[second]):
+            if len(kinds) > 1 or not self.apart(parts[first], parts[second], fresh=True):
                 law = f"`rows` of node `{node.name}` joins those of `{first}` and of `{second}`, "
                 law += f"which are {' and '.join(sorted(kinds))}" if len(kinds) > 1 else "which share some"
                 remedy = "rows that are joined are of one kind, and made by different nodes or by routes"
-                self.problems.append(Problem("no-union", law, node.mark, (), remedy))
+                if held := next((n for n in (first, second) if self.domains[parts[n]].held), ""):
+                    remedy = f"let `{held}` give rows only after the iteration in which they come: "
+                    remedy += f"set: {{{held}.fresh: false}}"
+                self.problems.append(Problem("no-union", law, node.edited or node.mark, (), remedy))
                 return None
         (kind,), name = kinds, "+".join(parts)
         maker = self.domains[next(iter(parts.values()))].maker
         made = GraphDomain(f"{kind}:{name}", kind, maker, parts=(*parts.values(),))
         return self.domains.setdefault(made.name, made)
+
+    def held(self, node: Node, names: Sequence[str]) -> list[Port]:
+        """Return ports for those of some columns that the rows have which a node is to hold."""
+        domain = self.named(node)
+        if domain is None and not node.rows:
+            law = f"node `{node.name}` ({node.op.name}) holds rows, and does not say whose"
+            remedy = f"name what makes or keeps them: {node.name}: {{..., rows: ROLLOUT}}"
+            self.problems.append(Problem("no-rows", law, node.mark, (), remedy))
+        parts = {n: self.at(n, domain.name) for n in names if n in self.of} if domain else {}
+        return [Port(name, part.type.over(domain.kind)) for name, part in parts.items() if part and domain]
 
     def is_unread(self, node: Node, name: str, finest: GraphDomain | None) -> bool:
         """Return whether rows of several nodes leave a node without a column, and note why."""

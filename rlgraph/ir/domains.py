@@ -47,6 +47,8 @@ class GraphDomain:
     parts: tuple[str, ...] = ()  # of a union, which has no parent: the domains whose rows it has
     expected: float = 0.0
     most: int = 0  # 0: there are ``times``
+    held: str = ""  # the domain some of whose rows, of this and earlier iterations, they are
+    ages: tuple[int, int] = (0, 0)  # of such rows, in iterations: the least and the most
 
 
 def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
@@ -55,11 +57,18 @@ def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool
     return whole in (domain, *(part.parent for part in parts))
 
 
-def origins(domains: Mapping[str, GraphDomain], domain: str | None) -> list[list[GraphDomain]]:
-    """Return a domain's ancestors; of a union, or what was made of one, those by way of each part."""
+def origins(
+    domains: Mapping[str, GraphDomain], domain: str | None, fresh: bool = False
+) -> list[list[GraphDomain]]:
+    """Return a domain's ancestors; of a union, or what was made of one, those by way of each part.
+
+    If ``fresh``, those of held rows go on with the rows that come, where they may be of this iteration.
+    """
     line = ancestors(domains, domain)
     parts = line[-1].parts if line else ()
-    return [[*line, *above] for part in parts for above in origins(domains, part)] or [line]
+    if line and fresh and line[-1].held and not line[-1].ages[0]:
+        parts = (line[-1].held,)
+    return [[*line, *above] for part in parts for above in origins(domains, part, fresh)] or [line]
 
 
 def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:

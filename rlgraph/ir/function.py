@@ -26,6 +26,7 @@ class Function:
     tokenizer: str | None = None
     state: str | None = None  # the node whose state it has, its own or another's
     joins: str = ""  # of an update, the node to whose optimizer steps it adds its loss
+    holds: tuple[str, ...] = ()  # of one that holds rows, the parameters by which they come
     hooks: Mapping[str, Function] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)  # what an attribute decides for others -> it
 

@@ -63,6 +63,16 @@ def union(several: Iterable[Sequence[Cadence]]) -> Cadences:
     return () if ALWAYS in kept else tuple(sorted(kept))
 
 
+def within(when: Sequence[Cadence], other: Sequence[Cadence]) -> bool:
+    """Return whether each iteration of some intervals is one of others.
+
+    Example:
+        >>> within([Cadence(4, 4)], [Cadence(2, 2)]), within([], [Cadence(2, 2)]), within([Cadence(2, 2)], [])
+        (True, False, True)
+    """
+    return not other or (bool(when) and all(any(one.within(two) for two in other) for one in when))
+
+
 def count(when: Sequence[Cadence], iterations: int) -> int:
     """Return how many of the first iterations a step runs in."""
     return sum(due(when, iteration) for iteration in range(1, iterations + 1)) if when else iterations

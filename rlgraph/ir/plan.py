@@ -128,6 +128,11 @@ class ColumnPlan:
     sizes: tuple[int, ...] = ()  # of its fixed axes; () where it has none, or its model's path is still open
     stored: str = ""  # the narrower integers that hold its values; "" where they are of the type's own dtype
 
+    @property
+    def said(self) -> str:
+        """Return what the graph calls it: its name, without whose rows a part of it has."""
+        return self.origin.partition("/")[0]
+
 
 class TrainPlan(Train):
     """The engine that trains a model, on its pool."""

@@ -30,7 +30,8 @@ RowScope = Literal["each", "group", "all"]
 # response; at which temperature samples are drawn or scored; whether sampling is cut to a nucleus (below 1);
 # the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out;
 # that a serve engine tells which experts it chose; how many rows one becomes, as a rule and at most, of an op
-# with ``counts``; that a sample may be several contexts, of which a model sees one at a time
+# with ``counts``; that a sample may be several contexts, of which a model sees one at a time; of an op that
+# holds rows, whether they are given in the iteration in which they come, in how many more, and how many stay
 Role = Literal[
     "rows",
     "prompt_limit",
@@ -44,9 +45,15 @@ Role = Literal[
     "expected",
     "most",
     "contexts",
+    "fresh",
+    "oldest",
+    "capacity",
 ]
 # the plan is made for one value of these
-STRUCTURE: tuple[Role, ...] = ("rows", "minibatches", "epochs", "expected", "most", "contexts")
+STRUCTURE: tuple[Role, ...] = (
+    *("rows", "minibatches", "epochs", "expected", "most", "contexts"),
+    *("fresh", "oldest", "capacity"),
+)
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 Body = TypeVar("Body", bound=Callable[..., Any])
 
@@ -142,6 +149,11 @@ class Declaration:
         state: ``keeps`` where what it leaves in ``Context.state`` is there again in the next iteration, and
             after a resume; ``reads`` where it has the state of another node, which the graph names by
             ``state: NODE``, as it was before the iteration. One that keeps sees all rows.
+        holds: whether the rows that it makes are some that it has seen, in this iteration or before: beside
+            its own columns it reads and writes every column of the rows that `rows` names which is read of
+            those that it makes (``Context.given``, ``Context.held``). It runs where none have come, too.
+            ``capacity``, ``fresh`` and ``oldest`` are among its
+            roles.
         stores: an int64 column that it writes -> the narrower integers that hold its values, ``int8``,
             ``int16`` or ``int32``: readers get it as it is stored, and the plan counts its bytes so.
         roles: what attributes decide for the plan and for other nodes -> the attribute, as
@@ -165,6 +177,7 @@ class Declaration:
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     state: Literal["", "keeps", "reads"] = ""
+    holds: bool = False
     stores: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)
 

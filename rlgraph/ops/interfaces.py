@@ -195,6 +195,10 @@ class Context:
     state: dict[str, Any] = field(
         default_factory=dict
     )  # of JSON, from iteration to iteration: ``@op(state=)``
+    given: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of ``@op(holds=True)``: columns of rows that came
+    held: dict[str, Any] = field(default_factory=dict)  # likewise: columns, from iteration to iteration
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()

@@ -16,7 +16,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.passes.off_policy_laws import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
 from rlgraph.passes.refill import aged
-from rlgraph.passes.trace import refusal, sampler, source, writer
+from rlgraph.passes.trace import refusal, sampler, source, when_they_came, writer
 
 
 def assume(graph: Graph) -> Graph:
@@ -27,16 +27,17 @@ def assume(graph: Graph) -> Graph:
     """
     oldest = aged(graph)
     views = _views(oldest)  # rows of data are in one update with sampled ones by the graph's own word
-    problems = [
-        problem
+    found = {
+        (node.name, law, problem.remedy): problem  # of several parts of its rows that break one, the last
         for node in oldest.nodes
         if node.call
         for call in (node.call, *node.hooks.values())
         for law in call.op.declared.assumes
         for view in [view for view in views if sampler(view, node.domain)] or views
-        if (problem := LAWS[law](view, node, call))
-    ]
-    laws = (_rows_for_each, _one_context)
+        if (problem := LAWS[law](when_they_came(view, node), node, call))
+    }
+    problems = [*found.values()]
+    laws = (_rows_for_each, _one_context, _single_rows)
     problems += [problem for node in oldest.nodes for law in laws if (problem := law(oldest, node))]
     if problems:
         raise GraphError(dict.fromkeys(problems))
@@ -92,6 +93,19 @@ def _one_context(graph: Graph, node: Node) -> Problem | None:
     remedy = "add: {segments: {op: segment.contexts}}, and let it read segment_tokens and segment_mask; or "
     remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
     return refusal("several-contexts", law, graph, node, [maker.name], remedy)
+
+
+def _single_rows(graph: Graph, node: Node) -> Problem | None:
+    """Rows that are held are given one by one: nothing compares those of a prompt."""
+    compares = node.call and (node.op.declared.rows == "group" or "groups" in node.op.declared.assumes)
+    holders = [graph.node(line[-1].maker) for line in graph.origins(node.domain) if line and line[-1].held]
+    if not compares or not holders:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{holders[0].name}` holds "
+    law += "single rows, and gives some of them"
+    whose = holders[0].rows[0]
+    remedy = f"let it compare them when they come: set: {{{node.name}.rows: {whose}}}; what it writes is held"
+    return refusal("held-groups", law, graph, node, [holders[0].name], remedy)
 
 
 def _cut_groups(graph: Graph) -> tuple[str, ...]:

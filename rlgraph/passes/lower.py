@@ -152,6 +152,7 @@ def _function(node: Node) -> Function:
         tokenizer=node.tokenizer,
         state=node.state,
         joins=node.joins,
+        holds=tuple(name for name in call.ins if call.op.declared.holds and name in call.outs),
         courses=call.courses,
         roles=call.op.declared.roles,
         hooks=hooks,

@@ -52,9 +52,10 @@ def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
             refusal("other-rows", law, graph, brings, [], remedy), drawing=draw(graph, [*names, node.name])
         )
     if _newer(old, rollout, node):
-        if "rollout_weights" in node.called.ins:
+        weights = read_from(graph, node, "rollout_weights")
+        if weights and _brought_to(graph, weights) in ("", old.weights):
             return None
-        remedy = _corrections(graph, node, rollout)
+        remedy = (_weights if weights else _corrections)(graph, node, rollout)
         return refusal("stale-ratio", law, graph, node, [rollout.name, old.name], remedy)
     remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
     if old.model == rollout.model:
@@ -167,8 +168,13 @@ def _weighed(graph: Graph, node: Node, rollout: Node) -> bool:
     weights = read_from(graph, node, "rollout_weights")
     if weights is None or rollout.model != node.model:
         return False
-    start = read_from(graph, weights, "old_logprobs")  # a user's own op may have another way to them
-    return start is None or start.weights == node.weights
+    return _brought_to(graph, weights) in ("", node.weights)
+
+
+def _brought_to(graph: Graph, weights: Node) -> str:
+    """Return the weights of the model whose log-probs importance weights have above; "" of a user's op."""
+    start = read_from(graph, weights, "old_logprobs")  # it may have another way to them
+    return start.weights if start else ""
 
 
 def _corrected_twice(graph: Graph, node: Node, why: str) -> Problem | None:
@@ -190,13 +196,18 @@ def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
 
 
 def _weights(graph: Graph, node: Node, rollout: Node) -> str:
-    """Return the edit that adds importance weights."""
+    """Return the edit that adds importance weights, or lets them be up to the weights of now."""
+    before = read_from(graph, node, "rollout_weights")
     writer = read_from(graph, node, "old_logprobs")
-    old = writer.writes[0] if writer else "old_logprobs"
+    old = writer.writes[0].partition("/")[0] if writer else "old_logprobs"
     ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
     renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
     call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
-    recompute = "" if _there(graph, old) else f"{old}: {{op: logprobs, model: {rollout.model}}}, "
+    several = f"[{', '.join(node.rows)}]" if len(node.rows) > 1 else "".join(node.rows)
+    rows = f", rows: {several}" if several else ""
+    recompute = "" if _there(graph, old) else f"{old}: {{op: logprobs, model: {rollout.model}{rows}}}, "
+    if before:
+        return f"replace: {{{before.name}: {call}}}"
     return f"add: {{{recompute}rollout_weights: {call}}}"
 
 
@@ -214,8 +225,8 @@ def _there(graph: Graph, column: str) -> bool:
 
 
 def _measured(rollout: Node) -> str:
-    """Return the column of the log-probs that a rollout measured itself."""
-    return rollout.called.outs.get("rollout_logprobs", "rollout_logprobs")
+    """Return the column of the log-probs that a rollout measured itself, as the graph calls it."""
+    return rollout.called.outs.get("rollout_logprobs", "rollout_logprobs").partition("/")[0]
 
 
 def _greedy(node: Node, rollout: Node, base: Node) -> str:

@@ -17,7 +17,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node, Region
 from rlgraph.ir.steps import Kind
-from rlgraph.passes.trace import draw, writer
+from rlgraph.passes.trace import draw, older, writer
 
 
 def refill(graph: Graph) -> Graph:
@@ -58,14 +58,11 @@ def aged(graph: Graph) -> Graph:
     A row that waits for an iteration was sampled, and whatever was measured of it in the region, by the
     weights of the iteration before.
     """
-    older: dict[str, Node] = {}
+    then: dict[str, Node] = {}
     for collect in collects(graph.nodes):
         waits = graph.regions[collect.after[0]].keep
-        for node in members(graph, collect):
-            updates = sum(other.updates and other.model == node.model for other in graph.nodes)
-            if node.version is not None:
-                older[node.name] = replace(node, version=node.version - waits * updates)
-    return replace(graph, nodes=tuple(older.get(node.name, node) for node in graph.nodes))
+        then |= {node.name: older(graph, node, waits) for node in members(graph, collect)}
+    return replace(graph, nodes=tuple(then.get(node.name, node) for node in graph.nodes))
 
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlgraph.errors import Problem
+from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.steps import Kind
 
 
 def writer(graph: Graph, column: str) -> Node:
@@ -15,10 +18,49 @@ def writer(graph: Graph, column: str) -> Node:
 
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
-    """Return the rollout that made a domain's rows, recorded or not, or None where they come from data."""
-    line = (ancestor for line in graph.origins(domain) for ancestor in line if not ancestor.parts)
-    makers = [graph.node(ancestor.maker) for ancestor in line]
-    return next((n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded)), None)
+    """Return the rollout that made a domain's rows, recorded or not, or None where they come from data.
+
+    Of rows that a node holds it is the one that made them when they came.
+    """
+    lines = graph.origins(domain)
+    makers = [graph.node(made.maker) for line in lines for made in line if not made.parts]
+    sampling = (n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded))
+    held = (line[-1].held for line in lines if line and line[-1].held)
+    return next(sampling, None) or next(filter(None, (sampler(graph, rows) for rows in held)), None)
+
+
+def older(graph: Graph, node: Node, iterations: int) -> Node:
+    """Return a node with the weights that it had some iterations ago."""
+    updates = sum(other.updates and other.model == node.model for other in graph.nodes)
+    return node if node.version is None else replace(node, version=node.version - iterations * updates)
+
+
+def when_they_came(graph: Graph, node: Node) -> Graph:
+    """Return the graph as the oldest rows of a node see it that another holds: as it was when they came.
+
+    What led to them read older weights then, and what holds them hands on what that wrote.
+    """
+    made = next((line[-1] for line in graph.origins(node.domain) if line and line[-1].held), None)
+    if made is None:
+        return graph
+    holder = graph.node(made.maker)
+    ins, outs = holder.called.ins, holder.called.outs
+    before = reached(graph.needs, [holder.name], waits=lambda node, _: graph.node(node).inserted)
+    passing = replace(
+        holder,
+        kind=Kind.SELECT,
+        call=None,
+        reads=tuple(ins.get(port, holder.reads[0]) for port in outs),
+        writes=tuple(outs.values()),
+    )
+    nodes = (older(graph, other, made.ages[1]) if other.name in before else other for other in graph.nodes)
+    whole = replace(made, parent=made.held, filtered=True, held="")
+    seen = replace(
+        graph,
+        nodes=tuple(passing if other is holder else other for other in nodes),
+        domains={**graph.domains, made.name: whole},
+    )
+    return when_they_came(seen, node)
 
 
 def read_from(graph: Graph, node: Node, parameter: str) -> Node | None:

@@ -37,10 +37,18 @@ def _sized(plan: Plan, phase: str, column: ColumnPlan, merges: Mapping[str, str]
     function = plan.functions[phase].get(made.writer)
     if function is None or not (column.type.fixed or column.type.dtype == "int64"):
         return column
+    if (held := _held(function, column.origin)) is not None:
+        first = _sized(plan, phase, plan.columns[phase][held], merges)
+        return replace(column, sizes=first.sizes, stored=first.stored)
     output = next(name for name, out in function.outs.items() if out == column.origin)
     stored = registry.load(function.target).declared.stores.get(output, "")
     sizes = [_size(axis, made, function, plan.models) for axis in column.type.fixed]
     return replace(column, sizes=tuple(filter(None, sizes)) if all(sizes) else (), stored=stored)
+
+
+def _held(function: Function, column: str) -> str | None:
+    """Return the column of the rows that come of which a node that holds rows gives one, if it is such."""
+    return next((function.ins[name] for name in function.holds if function.outs[name] == column), None)
 
 
 def _size(axis: str, made: ColumnPlan, function: Function, models: Mapping[str, ModelPlan]) -> int | None:

@@ -9,6 +9,7 @@ from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of
+from rlgraph.costs.workload import held_bytes
 from rlgraph.errors import fail
 from rlgraph.ir.mesh import devices_of, mesh_of
 from rlgraph.units import size_text
@@ -68,12 +69,14 @@ def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
         sizes = footprint.items(pool).items()
         own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
         each[pool] = own + kept_on_host(footprint, pool).total()
-    hosts = []
+    hosts, kept = [], held_bytes(plan, footprint.work)
+    stores = [(devices_of(plan, s.pool).start, kept[s.node]) for s in plan.steps if s.node in kept]
     for first in range(0, sum(plan.pools.values()), per_host):
         spans = {pool: devices_of(plan, pool) for pool, size in each.items() if size}
         here = {p: min(s.stop, first + per_host) - max(s.start, first) for p, s in spans.items()}
         held = {pool: each[pool] * count for pool, count in here.items() if count > 0}
-        hosts.append((sum(held.values()), [*held]))
+        rows = sum(size for device, size in stores if first <= device < first + per_host)
+        hosts.append((sum(held.values()) + int(rows), [*held]))
     return max(hosts)
 
 

@@ -10,7 +10,7 @@ from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
-from rlgraph.costs.workload import Workload, workload
+from rlgraph.costs.workload import Workload, held_bytes, workload
 from rlgraph.errors import fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
@@ -21,6 +21,7 @@ from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
 from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
+from rlgraph.units import size_text
 
 
 @dataclass(frozen=True)
@@ -127,5 +128,6 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
     on = pricing.calibration.calibration if pricing.calibration else ""
     flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
-    cluster = pricing.cluster.cluster
-    return Prediction(cluster, (whole[0], whole[1]), both, pricing.work.assumed, flights, on)
+    cluster, held = pricing.cluster.cluster, held_bytes(plan, pricing.work).items()
+    rows = tuple(f"the rows that {node} holds take {size_text(size)} of its host" for node, size in held)
+    return Prediction(cluster, (whole[0], whole[1]), both, (*pricing.work.assumed, *rows), flights, on)

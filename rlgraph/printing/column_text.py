@@ -86,6 +86,8 @@ def _readers(
 
 
 def _domain(domain: GraphDomain) -> str:
+    if domain.held:
+        return f"{domain.name}, rows of {domain.held} that `{domain.maker}` holds"
     if domain.parent is None:
         return domain.name + (f", the rows of {' and of '.join(domain.parts)}" if domain.parts else "")
     if domain.filtered:

@@ -124,6 +124,7 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
         told = [*_details(step, plan.columns[step.phase]), ("sends", _sent_text(plan, step))]
         told += [("varies", _courses_text(plan, step)), ("state", _state_text(plan, step))]
         told += [("joins", _joins_text(plan, step))]
+        told += [("holds", _held_text(plan, step))]
         for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
             if detail:
                 yield from _wrapped(f"         {word:<8}", detail)
@@ -145,6 +146,16 @@ def _joins_text(plan: Plan, step: Step) -> str:
     (lead,) = (other for other in plan.phases[step.phase] if other.node == step.joins)
     own = "in a pass of its own" if step in plan.passes(lead) else "in the pass over the same tokens"
     return f"the optimizer steps of {step.joins}, {own}"
+
+
+def _held_text(plan: Plan, step: Step) -> str:
+    """Return which rows a step holds, and how old those are that it gives."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None or not function.holds:
+        return ""
+    made = plan.domain(step.phase, step.writes[0])
+    ages = f"those of {made.ages[0]} to {made.ages[1]} iterations before"
+    return f"at most {function.value('capacity'):,} rows, and gives {ages}"
 
 
 def _sent_text(plan: Plan, step: Step) -> str:

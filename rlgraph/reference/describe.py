@@ -205,6 +205,10 @@ def _made(op: Op) -> str:
     makes, times = op.declared.makes, op.declared.times
     if op.declared.filters:
         return "a part of its rows: a node with `rows: THIS_NODE` reads those alone"
+    if op.declared.holds:
+        return (
+            f"a new domain of {makes}: some of those that it has seen, with every column that is read of them"
+        )
     if makes is None:
         return ""
     if op.source:

@@ -76,7 +76,7 @@ REFILL = {
 EVERY = "Iterations from one in which it runs to the next; without `from` those that it divides."
 FROM = "The first iteration in which it runs, counted from 1; by default `every`."
 ITERATION = opened({"type": "integer", "minimum": 1})
-# for a node that writes no column
+# for any node
 CADENCE = {"every": {**ITERATION, "description": EVERY}, "from": {**ITERATION, "description": FROM}}
 DEFAULTS_OR_MAP = {"type": ["object", "boolean", "string"], "pattern": OPEN}  # true: all defaults
 FRAGMENT = {"not": {"anyOf": [{"required": [name]} for name in ("graph", "extends", "use")]}}
@@ -207,7 +207,7 @@ def _edges(op: Op) -> dict[str, Schema]:
     edges |= {"state": STATE} if op.declared.state == "reads" else {}
     edges |= {"joins": JOINS} if joins(op) else {}
     edges |= {"refill": REFILL} if op.declared.filters else {}
-    edges |= {} if op.outputs else CADENCE
+    edges |= CADENCE
     return edges if op.engine else {**edges, "pool": POOL}
 
 

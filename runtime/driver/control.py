@@ -43,6 +43,17 @@ class ControlCalls:
         (result,) = self._results(method, {self.cluster.call(place, method, *args)[0]: place})
         return result
 
+    def holders(self) -> list[tuple[Place, str]]:
+        """Return the nodes that hold rows, each with the worker on which these are."""
+        functions = self.plan.functions["train"]
+        steps = [step for step in self.plan.steps if not step.inserted and functions[step.node].holds]
+        return [((step.pool, step.devices[0]), step.node) for step in steps]
+
+    def restore_held(self, checkpoint: Path) -> None:
+        """Let nodes hold the rows of a checkpoint; raises as ``all`` does."""
+        for place, node in self.holders():
+            self.one(place, "read_held", node, str(checkpoint.resolve() / f"{node}-held.npz"))
+
     def meeting(self) -> str:
         """Return where workers can meet, ``tcp://host:port``; raises as ``all`` does."""
         first = self.cluster.places[0]

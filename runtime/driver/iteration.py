@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -84,11 +84,17 @@ class Execution:
         self.waiting, self.controls, self.states = waiting or {}, controls or {}, states or {}
         steps = plan.steps if phase == "train" else plan.eval_steps
         every = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
+        self.came = {column for step in every for column in step.writes}
+        every = [self.as_it_runs(step) for step in every]
         self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns, self.domains = plan.columns[phase], plan.domains[phase]
         self.streams = streams(plan, every, entry.iteration)
         self.rounds: dict[str, list[Execution]] = {region: [] for region in self.streams}
         self._begin([step for step in every if not repeated(step)], keep)
+
+    def as_it_runs(self, step: Step) -> Step:
+        """Return a step as it is in this iteration: what holds rows runs without new ones, too."""
+        return step if self.came.issuperset(step.reads) else replace(step, reads=())
 
     def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
         self.steps, self.keep = steps, keep
@@ -190,7 +196,8 @@ class Execution:
 
     def positions_after(self) -> dict[str, int]:
         """Return the rows that each data source has given, this iteration's among them."""
-        sources = [step.node for step in self.steps if not step.inserted and not step.reads and step.writes]
+        ins = {node: function.ins for node, function in self.plan.functions[self.phase].items()}
+        sources = [step.node for step in self.steps if step.writes and ins.get(step.node) == {}]
         sources += [stream.region.source for stream in self.streams.values()]
         return {**self.positions, **{node: self.position(node) + self._source_rows(node) for node in sources}}
 

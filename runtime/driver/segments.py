@@ -87,7 +87,8 @@ def stretch(
                 executions[iteration] = Execution(plan, "train", entry, *past)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
-        driver.submit((executions[iteration], step) for iteration, step in (*steps, *early))
+        mine = [(executions[iteration], step) for iteration, step in (*steps, *early)]
+        driver.submit((execution, execution.as_it_runs(step)) for execution, step in mine)
         if now >= first:
             driver.finish(executions[now])
             yield _complete(executions, now, state)

@@ -30,9 +30,9 @@ EACH = ("float32[samples, tokens]", "boolean[samples, tokens]", "int64[samples, 
 def sample_columns(plan: Plan, phase: str) -> list[str]:
     """Return columns that tell what the model wrote and what was computed of it; none if no model writes."""
     columns = plan.columns[phase]
-    if "responses" not in columns:
+    rows = next((column.domain for column in columns.values() if column.said == "responses"), None)
+    if rows is None:
         return []
-    rows = columns["responses"].domain
     return [
         name
         for name, column in columns.items()
@@ -57,13 +57,13 @@ def excerpts(execution: Execution) -> list[tuple[Excerpt, list[RowSource]]]:
     """
     held = [name for name in sample_columns(execution.plan, execution.phase) if execution.refs.get(name)]
     columns = [execution.columns[name] for name in held]
-    base = next((column.domain for column in columns if column.origin == "tokens"), None)
+    base = next((column.domain for column in columns if column.said == "tokens"), None)
     if base is None:
         return []
     chosen: dict[str, tuple[Excerpt, list[RowSource]]] = {}
     for name, column in zip(held, columns, strict=True):
-        if column.origin not in chosen and is_part(execution.domains, column.domain, base):
-            chosen[column.origin] = _excerpt(execution, name, base)
+        if column.said not in chosen and is_part(execution.domains, column.domain, base):
+            chosen[column.said] = _excerpt(execution, name, base)
     return [chosen.pop("tokens"), *chosen.values()]
 
 
@@ -75,7 +75,7 @@ def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[
         if len(wanted) or not sources:  # a part at least, of no rows
             lines.append(origin[held][wanted])
             sources.append(RowSource((pool, device), execution.part(name, device).location, wanted))
-    return Excerpt(column.origin, np.concatenate(lines), len(sources)), sources
+    return Excerpt(column.said, np.concatenate(lines), len(sources)), sources
 
 
 def is_recorded(every: int, iteration: int) -> bool:

@@ -49,7 +49,7 @@ class OpCall:
         """Return what the op returns for columns by their names; None where there are no rows."""
         function = self.function
         op = registry.load(function.target)
-        if columns and op.engine is None and not any(map(len, columns.values())):
+        if columns and op.engine is None and not op.declared.holds and not any(map(len, columns.values())):
             return None  # no rows, nothing to compute
         arguments: dict[str, Any] = dict(function.attributes)
         arguments |= {} if self.scope.asks is None else {function.roles["rows"]: self.scope.asks}
@@ -61,8 +61,10 @@ class OpCall:
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)
         for port in op.inputs:
-            column = function.ins.get(port.name)
-            arguments[port.name] = self._read(columns[column], op.engine) if column else None
+            part = columns.get(function.ins.get(port.name, ""))
+            arguments[port.name] = None if part is None else self._read(part, op.engine)
+        if columns:
+            context.given = {name: self._read(columns[function.ins[name]], None) for name in function.holds}
         result = op.body(**arguments)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
@@ -125,7 +127,7 @@ class OpCall:
         """
         outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
         values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
-        none = columns and not any(map(len, columns.values()))
+        none = (columns or self.function.holds) and not any(map(len, columns.values()))
         parts = [
             empty(kinds[column])
             if value is None and none

@@ -75,6 +75,7 @@ class Worker(Process):
             keep_freed_memory()
         self.mailbox, self.folder = mailbox, ""
         self.tokenizers: dict[str, Any] = {}
+        self.held: dict[str, dict[str, Any]] = {}  # of nodes that hold rows, their columns
         self.store = Store(session or f"rlgraph-{uuid4().hex[:8]}")
         self.logs = Path(log).parent if log else None
         self.task_counter: TaskCounter | None = None  # counts tasks, in a process of its own
@@ -162,10 +163,10 @@ class Worker(Process):
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
         reads = [*dict.fromkeys(function.ins.values())]  # the plan's step lists them in this order
-        columns = dict(zip(reads, parts[: len(reads)], strict=True))
+        columns = dict(zip(reads, parts[: len(reads)], strict=True)) if parts else {}
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
-        context.state = json.loads(scope.state or "{}")
+        context.state, context.held = json.loads(scope.state or "{}"), {**self.held.get(node, {})}
         context.samples, context.total_samples = scope.samples, scope.total_samples
         context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
         if named := [*function.outs.values(), *reads]:
@@ -175,10 +176,12 @@ class Worker(Process):
         engines, dumps = getattr(self, "engines", None), Path(self.folder, "dumps")
         call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
         outputs = call.outputs(call(columns, context), columns, context)
+        if function.holds and scope.phase == "train":
+            self.held[node] = context.held
         if begun and not reads:  # rows of a source that come again, first
             outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
         engine = registry.load(function.target).engine
-        used = work(engine, {port: columns[column] for port, column in function.ins.items()})
+        used = work(engine, {port: columns[c] for port, c in function.ins.items() if c in columns})
         if engine == "train":
             self.engines.release()
         rows = {**rows_made(function, outputs), "whole": context.whole, "state": call.state(context)}
@@ -224,6 +227,18 @@ class Worker(Process):
         """Return the columns that ``write_rows`` wrote."""
         start, columns = time.time(), load(path)
         return _flat(Report(start, time.time()), columns)
+
+    def write_held(self, node: str, path: str) -> str:
+        """Write a file of the columns that a node holds, down to the disk; return its digest."""
+        held = self.held.get(node, {})
+        save(path, [Part([*held]), *map(pack, held.values())])
+        sync(Path(path))
+        return sha256(Path(path))
+
+    def read_held(self, node: str, path: str) -> None:
+        """Hold the columns that ``write_held`` wrote."""
+        names, *columns = load(path)
+        self.held[node] = dict(zip(names.values, map(unpack, columns), strict=True))
 
     def mean(self, *parts: Part) -> tuple[float, int]:
         """Return sum and count of a column's values."""

@@ -99,8 +99,18 @@ def test_a_sync_runs_with_the_rollout_that_needs_it() -> None:
     }
 
 
-def test_columns_have_no_cadence_of_their_own() -> None:
-    assert problem("grpo", "set: {rewards.every: 4}").startswith("cadence: node `rewards` runs in the iterat")
+def test_what_reads_a_column_runs_when_it_is_written() -> None:
+    law = (
+        "misses-rows: node `update_policy` runs in every iteration; what it reads of `rewards` comes every 4"
+    )
+    assert problem("grpo", "set: {rewards.every: 4}").startswith(law)
+    first = "set: {rollout.every: 4, rollout.from: 1}"
+    other = "add: {again: {op: update.copy, model: ref, of: policy}}"
+    plan = planned("grpo", first, "set: {update_policy.every: 8, update_policy.from: 1}", other)
+    assert {when(plan)[node] for node in ("prompts", "sync:policy", "rollout")} == {"every 8 from 1"}
+
+
+def test_intervals_are_numbers() -> None:
     assert problem("grpo", "set: {update_policy.every: 0}").startswith(
         "wrong-value: `update_policy.every` is a"
     )

@@ -39,8 +39,8 @@ def stated(name: str) -> list[tuple[str, str, Any]]:
 
 
 def value(functions: dict[str, Function], name: str, node: str, key: str) -> Any:
-    if node == "schedule" or key == "op":
-        tree = as_written(name).at(("nodes", node) if key == "op" else (node,))
+    if node == "schedule" or key in ("op", "every", "from"):
+        tree = as_written(name).at((node,) if node == "schedule" else ("nodes", node))
         return tree.items[key].value
     function, path = functions[node], key.split(".")
     if path == ["in"]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlgraph.nodes.advantage.baseline import remax
+from rlgraph.nodes.advantage.baseline import remax, running
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context
 
 # one row has tool output in its middle, one nothing in its loss mask, one no tokens
 MASK = [[False, True, True, False, True], [False, True], [False, False], [], [True] * 3]
@@ -62,3 +63,15 @@ def test_remax_survives_far_larger_rewards_beside_it() -> None:
 
 def test_of_no_rows() -> None:
     assert remax(Ragged.of([], torch.float32), torch.zeros(0), Ragged.of([], torch.bool)).tolist() == []
+
+
+def test_a_running_baseline_is_of_the_iterations_before() -> None:
+    mask = Ragged.of([[False, True], [False, True, True], [True]], torch.bool)
+    ctx = Context("advantages", 0, 0)
+    first = running(ctx, torch.tensor([1.0, 0.0, 1.0]), ["a", "a", "b"], mask, decay=0.5)
+    assert first.values.tolist() == pytest.approx([0, 1 / 3, 0, -2 / 3, -2 / 3, 1 / 3])
+    assert [*ctx.state.values()] == pytest.approx([2 / 3, 0.5, 1.0])
+    again = running(ctx, torch.tensor([1.0, 0.0, 0.0]), ["a", "new", "b"], mask, decay=0.5)
+    assert again.values.tolist() == pytest.approx([0, 0.5, 0, -2 / 3, -2 / 3, -1.0])
+    assert [*ctx.state.values()] == pytest.approx([0.5, 0.75, 0.5, 0.0])
+    assert ctx.metrics["advantages/baseline"][1] == 6  # of both iterations

@@ -1,0 +1,130 @@
+"""Rows that last: a store of rows that came, some of which are given again in later iterations.
+
+                   ┌─ rows that come ─────────────────┐
+rollout ─> rewards ┤                                  ├─> update_policy
+                   └─> replayed: the last 1,024 rows ─┘
+                         a draw of them: by priority, less with age
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.nodes.support.splitmix import WEYL, mix, shift, signed
+from rlgraph.ops import Context, float32, int64, op, samples
+
+CAME, NUMBER, PRIORITY = "the iteration", "the number", "the priority"  # columns that no graph can name
+
+
+class Given(NamedTuple):
+    """What is known of each row beside the columns that it came with."""
+
+    age: int64[samples]
+
+
+@op(
+    makes="samples",
+    rows="all",
+    holds=True,
+    roles={"rows": "batch", "capacity": "capacity", "fresh": "fresh", "oldest": "max_age"},
+)
+def replay(
+    ctx: Context,
+    priority: float32[samples] | None,
+    *,
+    capacity: Annotated[int, Field(ge=1)],
+    max_age: Annotated[int, Field(ge=0)],
+    batch: Annotated[int, Field(ge=1)] | None = None,
+    fresh: bool = False,
+    order: Literal["random", "newest"] = "random",
+    exponent: Annotated[float, Field(ge=0)] = 1.0,
+    half_life: Annotated[float, Field(gt=0)] | None = None,
+) -> Given:
+    """Some of the last ``capacity`` rows that came, whole: with all columns that are read of them.
+
+    The oldest go first. Of the rest ``batch`` are drawn, none twice, row i with the weight (|p_i| +
+    1e-6)^exponent 2^(-age_i / half_life), p_i its ``priority`` when it came, 1 without such a column:
+    prioritised replay (arXiv 1511.05952) with the decay by age of arXiv 2604.16918, whose tau is
+    half_life / ln 2. A draw takes the largest log(u_i) / weight (Efraimidis and Spirakis 2006, doi
+    10.1016/j.ipl.2005.11.003), u_i of (seed, iteration, number of the row): it is the same on any number of
+    devices. Records ``held``, the rows that stay, and ``age`` and ``age_max`` of those that are given.
+
+    Attributes:
+        capacity: the most rows that stay from one iteration to the next.
+        max_age: the most iterations after the one in which it came that a row is given.
+        batch: how many rows are given, or as many as there are; null: all.
+        fresh: whether rows are given in the iteration in which they come; else from the next on.
+        order: ``newest`` takes the rows that came last, without chance.
+        exponent: what the priority is raised to; 0: all rows alike.
+        half_life: iterations in which the weight of a row halves; null: it stays.
+
+    Example:
+        replayed: {op: replay, rows: rollout, capacity: 1024, max_age: 8, batch: 128, half_life: 2}
+    """
+    rows = _with_rows(ctx, priority)
+    if not rows:
+        return SimpleNamespace()
+    age, first = ctx.iteration - rows[CAME], 0
+    stay = (age < max_age).nonzero()[:, 0][-capacity:]
+    if fresh:
+        first = max(len(age) - capacity, 0)
+    allowed = (age <= max_age) & (age >= (0 if fresh else 1))
+    allowed[:first] = False
+    places = allowed.nonzero()[:, 0]
+    if order == "random" and batch and batch < len(places):
+        weight = (rows[PRIORITY][places].double().abs() + 1e-6) ** exponent
+        weight = weight * 0.5 ** (age[places] / half_life) if half_life else weight
+        keys = _uniform(ctx, rows[NUMBER][places]).log() / weight
+        places = places[keys.topk(batch).indices.sort().values]
+    places = places[-(batch or len(places)) :] if len(places) else places
+    ctx.held = {name: _take(column, stay) for name, column in rows.items()}
+    ctx.record("held", len(stay), over="iterations")
+    if len(places):
+        ctx.record("age", age[places])
+        ctx.record("age_max", age[places], kind="max")
+    given = {
+        name: _take(column, places) for name, column in rows.items() if name not in (CAME, NUMBER, PRIORITY)
+    }
+    return SimpleNamespace(age=age[places], **given)
+
+
+def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]:
+    """Return the columns of the rows that are held, and behind them those that came."""
+    if not ctx.given:
+        return ctx.held
+    count = len(next(iter(ctx.given.values())))
+    known = int(ctx.held[NUMBER][-1]) + 1 if ctx.held and len(ctx.held[NUMBER]) else 0
+    new = {
+        **ctx.given,
+        CAME: torch.full((count,), ctx.iteration),
+        NUMBER: known + torch.arange(count),
+        PRIORITY: torch.ones(count) if priority is None else priority,
+    }
+    return {name: _joined(ctx.held[name], column) for name, column in new.items()} if ctx.held else new
+
+
+def _uniform(ctx: Context, number: torch.Tensor) -> torch.Tensor:
+    """Return float64 in (0, 1) for the number of each row."""
+    start = mix(torch.tensor([signed(ctx.seed * 2**32 + ctx.iteration)]))
+    return (shift(mix(start + (number + 1) * WEYL), 11) + 0.5).double() / 2**53
+
+
+def _joined(before: Any, now: Any) -> Any:
+    if isinstance(before, list):
+        return before + now
+    if isinstance(before, Ragged):
+        lengths = torch.cat([before.lengths, now.lengths])
+        return Ragged(torch.cat([before.values, now.values]), offsets_of(lengths))
+    return torch.cat([before, now])
+
+
+def _take(column: Any, rows: torch.Tensor) -> Any:
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
