@@ -10,13 +10,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlgraph.nodes.advantage.gae import compact, scatter
+from rlgraph.nodes.advantage.gae import EPSILON, scatter
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.text_key import text_key
 from rlgraph.ops import Context, boolean, float32, int64, op, samples, text, tokens
-
-EPSILON = 1e-8  # tokens; added to a sum of weights
 
 
 @op(assumes=("greedy_baseline",))
@@ -33,7 +30,7 @@ def remax(
     Example:
         advantages: {op: advantage.remax, in: {rewards: shaped}}
     """
-    earned = compact(rewards, loss_mask)
+    earned = rewards.compact(loss_mask)
     sums = earned.values.cumsum(0)  # over all rows laid end to end
     ends = earned.spread(torch.nn.functional.pad(sums, (1, 0))[earned.offsets[1:]]).values
     to_go = ends - (sums - earned.values)
@@ -59,10 +56,10 @@ def optimal_token_baseline(
     Example:
         advantages: {op: advantage.optimal_token_baseline, in: {rewards: shaped}}
     """
-    earned = compact(rewards, loss_mask)
-    energy = 1 - 2 * compact(old_logprobs, loss_mask).values.exp() + compact(squares, loss_mask).values
-    weights = _so_far(earned.like(energy.clamp(min=0)))  # rounding makes some of them negative
-    to_go = earned.spread(earned.sum()).values - _so_far(earned) + earned.values
+    earned = rewards.compact(loss_mask)
+    energy = 1 - 2 * old_logprobs.compact(loss_mask).values.exp() + squares.compact(loss_mask).values
+    weights = earned.like(energy.clamp(min=0)).so_far()  # rounding makes some of them negative
+    to_go = earned.spread(earned.sum()).values - earned.so_far() + earned.values
     _, members = torch.unique(group, return_inverse=True)
     width = max(earned.lengths.tolist(), default=0)
     together = earned.spread(members).values * width + earned.place_of  # one number for a group's t-th tokens
@@ -107,9 +104,3 @@ def running(
         means[one] = decay * means[one] + (1 - decay) * mean if one in means else mean
     ctx.record("baseline", baseline)
     return scatter(loss_mask.spread(now - baseline).values[loss_mask.values], loss_mask)
-
-
-def _so_far(column: Ragged) -> torch.Tensor:
-    """Return the sum of each token's row up to and with it ``[all tokens]``."""
-    before = torch.nn.functional.pad(column.sum().cumsum(0), (1, 0))[:-1]
-    return column.values.cumsum(0) - column.spread(before).values

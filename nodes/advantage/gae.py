@@ -5,14 +5,15 @@ Sums run in float64, so that the order of rows doesn't show in float32.
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, boolean, float32, op, samples, tokens
+
+EPSILON = 1e-8  # added to sums that may be 0
 
 
 class Gae(NamedTuple):
@@ -47,8 +48,11 @@ def gae(
     Example:
         advantages: {op: advantage.gae, gamma: 1.0, lam: 0.95, in: {rewards: shaped}}
     """
-    estimates = compact(values, loss_mask)
-    advantages = _discounted(compact(rewards, loss_mask), estimates, gamma, lam)
+    estimates = values.compact(loss_mask)
+    ahead = estimates.values.roll(-1)
+    ahead[estimates.offsets[1:][estimates.lengths > 0] - 1] = 0
+    error = rewards.compact(loss_mask).values + gamma * ahead - estimates.values
+    advantages = estimates.like(error).discounted(gamma * lam)
     returns = advantages + estimates.values
     return Gae(scatter(_whiten(advantages) if whiten else advantages, loss_mask), scatter(returns, loss_mask))
 
@@ -72,9 +76,7 @@ def reinforce_pp(
     Example:
         advantages: {op: advantage.reinforce_pp, in: {rewards: shaped}}
     """
-    steps = compact(rewards, loss_mask)
-    nothing = steps.like(torch.zeros_like(steps.values))
-    return scatter(_whiten(_discounted(steps, nothing, gamma, 1.0)), loss_mask)
+    return scatter(_whiten(rewards.compact(loss_mask).discounted(gamma)), loss_mask)
 
 
 @op()
@@ -83,19 +85,29 @@ def distill(
     teacher_logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
     loss_mask: boolean[samples, tokens],
+    *,
+    prefix_coef: NonNegativeFloat = 0.0,
 ) -> float32[samples, tokens]:
     """On-policy distillation (arXiv 2306.13649, 2306.08543): a teacher's log-prob less the student's.
 
-    A_t = log p_teacher(token t) - log p_student(token t), both before t, on what the student sampled: the
-    policy gradient of -KL(student, teacher) at each token, where later tokens don't count. 0 where
-    ``loss_mask`` is false. Records ``kl``, the mean of -A: an estimate of the KL, nats per token.
+    A_t = w_t d_t, d_t = log p_teacher(token t) - log p_student(token t), both before t, on what the student
+    sampled: the policy gradient of -KL(student, teacher) at each token, where later tokens don't count. w_t =
+    1 + prefix_coef (1 - sum_{k < t} |d_k| / sum_k |d_k|), sums over the loss mask of a sample: a teacher
+    tells less of what follows a prefix that it would not have written (IW-OPD, arXiv 2606.22600, algorithm
+    1). 0 where ``loss_mask`` is false. Records ``kl``, the mean of -d: an estimate of the KL, nats per token.
+
+    Attributes:
+        prefix_coef: how much more than the last tokens the first ones count, at least 0; 0 for all alike,
+            0.5 in IW-OPD.
 
     Example:
         advantages: {op: advantage.distill}
     """
-    gap = torch.where(loss_mask.values, teacher_logprobs.values - old_logprobs.values, 0)
-    ctx.record("kl", -float(gap.double().sum()), int(loss_mask.values.sum()), over="tokens")
-    return loss_mask.like(gap.float())
+    gap = torch.where(loss_mask.values, teacher_logprobs.values.double() - old_logprobs.values.double(), 0)
+    ctx.record("kl", -float(gap.sum()), int(loss_mask.values.sum()), over="tokens")
+    drift = loss_mask.like(gap.abs())
+    share = (drift.so_far() - drift.values) / drift.spread(drift.sum().clamp(min=EPSILON)).values
+    return loss_mask.like((gap * (1 + prefix_coef * (1 - share))).float())
 
 
 def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:
@@ -103,7 +115,7 @@ def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:
 
     A single token has variance 0.
     """
-    return scatter(_whiten(compact(column, loss_mask).values), loss_mask)
+    return scatter(_whiten(column.compact(loss_mask).values), loss_mask)
 
 
 def _whiten(values: torch.Tensor) -> torch.Tensor:  # [all tokens]
@@ -111,39 +123,6 @@ def _whiten(values: torch.Tensor) -> torch.Tensor:  # [all tokens]
         return values
     centred = values - values.mean()
     return centred / (centred.square().sum() / max(len(values) - 1, 1) + 1e-8).sqrt()
-
-
-def _discounted(rewards: Ragged, values: Ragged, gamma: float, lam: float) -> torch.Tensor:
-    """Return A_t of rows in which each token is one step, ``[all tokens]``.
-
-    Rows lie step by step, the longest first, so that a step is one addition to a slice and nothing is padded:
-
-        row a: a0 a1 a2        a0 b0 | a1 b1 | a2
-        row b: b0 b1                     step 1 += gamma lam step 2[: its rows], then step 0 += ... step 1
-    """
-    ahead = values.values.roll(-1)
-    ahead[rewards.offsets[1:][rewards.lengths > 0] - 1] = 0
-    delta = rewards.values + gamma * ahead - values.values
-    where, sizes = _by_step(rewards)
-    packed = delta.new_empty(len(delta))
-    packed[where] = delta
-    for now, after in reversed([*itertools.pairwise(packed.split(sizes))]):
-        now[: len(after)].add_(after, alpha=gamma * lam)
-    return packed[where]
-
-
-def _by_step(rows: Ragged) -> tuple[torch.Tensor, list[int]]:
-    """Return each value's index when rows lie step by step ``[all tokens]``, and the rows of each step."""
-    lengths, row = rows.lengths, rows.row_of
-    rank = torch.empty_like(lengths)
-    rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=lengths.device)
-    sizes = (len(lengths) - torch.bincount(lengths).cumsum(0))[:-1]  # rows longer than 0, 1, 2, ...
-    return offsets_of(sizes)[rows.place_of] + rank[row], sizes.tolist()
-
-
-def compact(column: Ragged, loss_mask: Ragged) -> Ragged:
-    """Return the rows with only their tokens in the loss mask, in float64."""
-    return Ragged(column.values[loss_mask.values].double(), offsets_of(loss_mask.sum()))
 
 
 def scatter(values: torch.Tensor, loss_mask: Ragged) -> Ragged:

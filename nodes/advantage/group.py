@@ -62,6 +62,25 @@ def rloo(
     return _over_tokens(centred * (count / (count - 1).clamp(min=1))[members], loss_mask)
 
 
+@op(rows="group", assumes=("groups",))
+def maxrl(
+    rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens]
+) -> float32[samples, tokens]:
+    """Maximum-likelihood RL (MaxRL, arXiv 2602.02710): rarely solved prompts count for more.
+
+    A = (s - mu) / mu where mu is above 0, else 0. With rewards of 0 and 1 this is the gradient of the log of
+    a prompt's share p of right samples, as far as n samples give it: of -sum_{k < n} (1 - p)^k / k, where s -
+    mu has that of p itself. 0 for a group of one, and where ``loss_mask`` is false.
+
+    Example:
+        advantages: {op: advantage.maxrl}
+    """
+    members, count = _groups(group)
+    scores = rewards.double()
+    mean = (_sum_by(members, scores, count) / count)[members]
+    return _over_tokens(torch.where(mean > EQUAL, (scores - mean) / mean, 0), loss_mask)
+
+
 @op(rows="all", assumes=("groups",))
 def reinforce_pp_baseline(
     rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens]

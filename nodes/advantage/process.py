@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import PositiveFloat
 
-from rlgraph.nodes.advantage.gae import compact, scatter
+from rlgraph.nodes.advantage.gae import scatter
 from rlgraph.nodes.advantage.group import EPS, centred_by_group, deviation
-from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import boolean, float32, int64, op, samples, tokens
 
 
@@ -39,7 +38,5 @@ def process(
     centred, members, count = centred_by_group(each, group[rewards.row_of[ends]])
     if scale:
         centred = centred / (deviation(centred, members, count, alone=1.0)[members] + eps)
-    normalised = compact(scatter(centred, loss_mask.like(ends)), loss_mask)
-    before = torch.nn.functional.pad(normalised.values.cumsum(0), (1, 0))
-    behind = normalised.spread(before[normalised.offsets[1:]]).values  # of all rows up to the end of each
-    return scatter(behind - before[:-1], loss_mask)
+    normalised = scatter(centred, loss_mask.like(ends)).compact(loss_mask)
+    return scatter(normalised.discounted(1.0), loss_mask)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import Totals, float32, op, samples, tokens
+from rlgraph.ops import Totals, boolean, float32, op, samples, tokens
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 PolicyAggregation = Literal[Aggregation, "seq-mean-token-sum-norm"]
@@ -158,6 +158,50 @@ def sapo(
     advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
     steepness = torch.where(advantage > 0, tau, tau_negative).to(rho.dtype)
     return logprobs.like(-advantage * torch.sigmoid(steepness * (rho - 1)) * 4 / steepness)
+
+
+@op(assumes=("sampling_logprobs",))
+def fipo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    clip: PositiveFloat = 0.2,
+    clip_high: PositiveFloat | None = None,
+    half_life: PositiveFloat = 32.0,
+    less: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    more: NonNegativeFloat = 0.2,
+    limit: Annotated[float, Field(gt=1)] = 10.0,
+) -> float32[samples, tokens]:
+    """PPO's clipped loss, each token weighed by what followed it (FIPO, arXiv 2603.19835).
+
+    ppo_clip with the advantages f_t A_t and ``dual_clip: limit``; f_t = sg(clip(exp(F_t), 1 - less, 1 +
+    more)), F_t = sum_{k >= t} 2^(-(k - t) / half_life) d_k, d = logprobs - old_logprobs, 0 where rho_k =
+    exp(d_k) is above ``limit``. Tokens in the loss mask are counted, others are passed over; sg is the stop
+    of gradients. Where an update has made the rest of a response more likely, the token before counts for
+    more. In an update's first optimizer step d is 0 and f is 1: it wants several.
+
+    Attributes:
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        half_life: after how many tokens a later one counts half, above 0.
+        less: how far below 1 a token's weight may go, 0 to 1.
+        more: how far above 1 a token's weight may go, at least 0.
+        limit: the ratio above which a token says nothing of those before it, and the most that a ratio may
+            count where A < 0, above 1.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: fipo, half_life: 32}}
+    """
+    moved = logprobs.values.detach() - old_logprobs.values
+    heard = loss_mask.like(torch.where(moved > math.log(limit), 0, moved)).compact(loss_mask)
+    weight = torch.ones_like(moved)
+    weight[loss_mask.values] = (
+        heard.discounted(2 ** (-1 / half_life)).exp().clamp(1 - less, 1 + more).to(moved.dtype)
+    )
+    weighed = advantages.like(weight * advantages.values)
+    return ppo_clip(logprobs, old_logprobs, weighed, clip=clip, clip_high=clip_high, dual_clip=limit)
 
 
 def ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:

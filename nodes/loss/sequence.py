@@ -1,8 +1,7 @@
 """Policy losses whose ratio is that of a whole sequence.
 
-A sequence is what its loss mask covers; one that it doesn't cover at all has ratio 1 and adds nothing. Both
-give a loss per token that ``aggregate: seq-mean-token-mean`` turns into the mean over sequences that their
-papers define.
+A sequence is what its loss mask covers; one that it doesn't cover at all has ratio 1 and adds nothing. Each
+gives a loss per token that ``aggregate`` turns into the mean over sequences that its paper defines.
 """
 
 from __future__ import annotations
@@ -75,6 +74,44 @@ def geo_mean(
     clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-log_clip, log_clip_high))
     mean_ratio = masked_mean(logprobs.like(clipped), loss_mask).exp()
     return logprobs.spread(-masked_mean(advantages, loss_mask) * mean_ratio)
+
+
+@op(assumes=("sampling_logprobs", "sequence_sum"))
+def vespo(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    power: PositiveFloat = 2.0,
+    decay: PositiveFloat = 3.0,
+    power_negative: PositiveFloat = 3.0,
+    decay_negative: PositiveFloat = 2.0,
+) -> float32[samples, tokens]:
+    """Softly weighed sequences, for stale rows (VESPO, arXiv 2602.10693).
+
+    -sg(W^k exp(l (1 - W))) A logprobs, W = exp(clamp(sum_t (logprobs - old_logprobs), -20, 20)), the sum over
+    the sequence's loss mask: not divided by its length, as in gspo. k, l = ``power``, ``decay`` where A >= 0,
+    else ``power_negative``, ``decay_negative``. The weight is 1 at W = 1 and goes to 0 on both sides, so
+    that nothing is clipped; it is largest at W = k / l. sg is the stop of gradients. With ``aggregate:
+    seq-mean-token-sum``, and no other, it is -A times the log-prob of a whole response.
+
+    Attributes:
+        power: how fast responses lose weight that became less likely, where A >= 0, above 0.
+        decay: how fast those do that became more likely, where A >= 0, above 0.
+        power_negative: as ``power``, where A < 0.
+        decay_negative: as ``decay``, where A < 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: vespo}, aggregate: seq-mean-token-sum}
+    """
+    moved = torch.where(loss_mask.values, logprobs.values.detach() - old_logprobs.values, 0)
+    whole = logprobs.like(moved).sum().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio, gains = logprobs.spread(whole).values, advantages.values >= 0
+    k = torch.where(gains, power, power_negative).to(log_ratio.dtype)
+    rate = torch.where(gains, decay, decay_negative).to(log_ratio.dtype)
+    weight = (k * log_ratio + rate * (1 - log_ratio.exp())).exp()
+    return logprobs.like(-weight * advantages.values * logprobs.values)
 
 
 def sequence_ratio(logprobs: torch.Tensor, old_logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.nodes.support.ragged import behind_the_end
 from rlgraph.ops import SPREAD, Context, TrainEngine, boolean, float32, int64, op, samples, tokens
 
 
@@ -44,17 +44,3 @@ def process(
     scores = torch.where(loss_mask.values, model.values(closed, wanted).values[behind], 0)
     ctx.record("reward/mean", float(scores.double().sum()), int(loss_mask.values.sum()), over="tokens")
     return loss_mask.like(scores)
-
-
-def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:
-    """Return rows with one more token each, and a loss mask that is true on it alone.
-
-    An engine's value of a token is what the model says before it reads that token. So that of one behind the
-    end, which may be any, is what it says of the whole row.
-    """
-    offsets = offsets_of(tokens.lengths + 1)
-    last = torch.zeros(int(offsets[-1]), dtype=torch.bool, device=tokens.values.device)
-    last[offsets[1:] - 1] = True
-    ids = torch.zeros(len(last), dtype=torch.int64, device=tokens.values.device)
-    ids[~last] = tokens.values
-    return Ragged(ids, offsets), Ragged(last, offsets)

@@ -83,6 +83,24 @@ def widest(
     return kept
 
 
+@op(filters=True, rows="group", assumes=("groups",))
+def best(ctx: Context, rewards: float32[samples], group: int64[samples]) -> boolean[samples]:
+    """Keep the best sample of each group: best-of-n (RAFT, arXiv 2304.06767, algorithm 1).
+
+    That with the largest reward, of equals the first. Records ``reward``, the mean reward of those that stay.
+
+    Example:
+        best: {op: filter.best}
+    """
+    order = torch.argsort(rewards, descending=True, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]  # group by group, its best first
+    groups = group[order]
+    kept = torch.zeros(len(rewards), dtype=torch.bool)
+    kept[order[groups.diff(prepend=groups[:1] - 1) != 0]] = True
+    ctx.record("reward", rewards[kept])
+    return kept
+
+
 @op(filters=True)
 def judged(ctx: Context, failed: boolean[samples]) -> boolean[samples]:
     """Keep the samples whose reward did not fail: how a graph drops the others (``on_error: drop``).

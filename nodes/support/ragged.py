@@ -68,6 +68,34 @@ class Ragged:
         values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values
         return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.row_of, values)
 
+    def so_far(self) -> torch.Tensor:
+        """Return the sum of each value's row up to and with it ``[all tokens]``."""
+        before = torch.nn.functional.pad(self.sum().cumsum(0), (1, 0))[:-1]
+        return self.values.cumsum(0) - self.spread(before).values
+
+    def discounted(self, factor: float) -> torch.Tensor:
+        """Return the sum of factor^(k - t) x_k over k >= t, the rest of each value's row ``[all tokens]``.
+
+        Each pass doubles how far a sum reaches, and nothing is padded:
+
+            x_t    x_t + f x_{t+1}    (x_t + f x_{t+1}) + f^2 (x_{t+2} + f x_{t+3})    ...
+        """
+        sums, reach = self.values, 1
+        left = self.spread(self.lengths).values - self.place_of
+        while reach < max(self.lengths.tolist(), default=0):
+            sums = sums + factor**reach * torch.where(left > reach, sums.roll(-reach), 0)
+            reach *= 2
+        return sums
+
+    def take_where(self, mask: torch.Tensor) -> Ragged:
+        """Return the rows with only their values in a mask, bool ``[all tokens]``."""
+        return Ragged(self.values[mask], offsets_of(self.like(mask).sum()))
+
+    def compact(self, mask: Ragged) -> Ragged:
+        """Return the rows with only their values in a mask, in float64."""
+        kept = self.take_where(mask.values)
+        return kept.like(kept.values.double())
+
     def take(self, rows: torch.Tensor) -> Ragged:
         """Return the rows with these indices ``[k]``, in this order."""
         lengths = self.lengths[rows]
@@ -100,3 +128,17 @@ class Ragged:
 def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     """Return int64 ``[rows + 1]`` from lengths ``[rows]``."""
     return torch.cat([torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)])
+
+
+def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:
+    """Return rows with one more token each, and a loss mask that is true on it alone.
+
+    An engine's value of a token is what the model says before it reads that token. So that of one behind the
+    end, which may be any, is what it says of the whole row.
+    """
+    offsets = offsets_of(tokens.lengths + 1)
+    last = torch.zeros(int(offsets[-1]), dtype=torch.bool, device=tokens.values.device)
+    last[offsets[1:] - 1] = True
+    ids = torch.zeros(len(last), dtype=torch.int64, device=tokens.values.device)
+    ids[~last] = tokens.values
+    return Ragged(ids, offsets), Ragged(last, offsets)

@@ -99,7 +99,7 @@ def policy(
     divisor = 1.0 if temperature is None else temperature
     several = bool(ctx.total_samples) and over == "samples"
     passes = minibatches, epochs, divisor, entropy_coef != 0, several, weight
-    model.update(columns, objective, *_rows(ctx), *passes, record=ctx.add)
+    model.update(columns, objective, *rows_of(ctx), *passes, record=ctx.add)
 
 
 @op(updates=True, head="value", assumes=("critic_values",), roles=PASSES)
@@ -138,7 +138,7 @@ def critic(
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
     objective = critic_objective(clip, aggregate)
     how = {"merged": bool(ctx.total_samples), "weight": weight, "record": ctx.add}
-    model.update(columns, objective, *_rows(ctx), minibatches, epochs, **how)
+    model.update(columns, objective, *rows_of(ctx), minibatches, epochs, **how)
 
 
 @op(updates=True, head="any")
@@ -267,7 +267,7 @@ def _same(column: Ragged, other: Ragged | None) -> bool:
     return column.values.equal(other.values)
 
 
-def _rows(ctx: Context) -> tuple[torch.Tensor, int]:
+def rows_of(ctx: Context) -> tuple[torch.Tensor, int]:
     """Return the numbers that mini-batches go by, of how many: of segments, those of their samples."""
     numbers = ctx.samples if ctx.total_samples else ctx.rows
     return torch.tensor(list(numbers), dtype=torch.int64), ctx.total_samples or ctx.total_rows

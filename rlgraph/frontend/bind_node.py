@@ -221,7 +221,7 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
         return None
     if item and str(item.value) in models:
         return str(item.value)
-    readers = [m for m in models.values() if m.spec.head == "lm"]
+    readers = [m for m in models.values() if m.spec.head == "lm"] or [*models.values()]
     natural = [m.name for m in readers if not m.spec.frozen] or [m.name for m in readers]
     if item is None and len(natural) == 1:
         return natural[0]

@@ -215,6 +215,17 @@ def _one_step(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("one-step", law, graph, node, [], remedy)
 
 
+def _sequence_sum(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that a loss that is a sum over the tokens of a sequence is summed."""
+    how, norm = (node.called.attributes.get(name) for name in ("aggregate", "norm"))
+    if how == "seq-mean-token-sum":
+        return None
+    law = f"node `{node.name}`: the loss {call.op.name} is a sum over the tokens of each sequence; "
+    law += f"aggregate {how} would weigh sequences by their lengths, or all of them by a constant"
+    remedy = f"{node.name}.aggregate: seq-mean-token-sum" + (f", {node.name}.norm: null" if norm else "")
+    return refusal("sequence-sum", law, graph, node, [], f"set: {{{remedy}}}")
+
+
 def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a serve engine that is asked for its choice of experts tells it."""
     serve = graph.models[str(node.model)].spec.serve
@@ -248,6 +259,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "constant_norm": _constant_norm,
     "dropped": _dropped,
     "one_step": _one_step,
+    "sequence_sum": _sequence_sum,
     "routed": _routed,
     "replayed": _replayed,
 }

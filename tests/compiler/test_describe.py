@@ -29,7 +29,7 @@ models:
   policy: {path: a, optimizer: {lr: 1e-6}}
   critic: {path: a, head: value, optimizer: {lr: 1e-5}}
   ref:    {path: a, frozen: true}
-  reward: {path: a, head: value, frozen: true}
+  reward: {path: a, head: value, optimizer: {lr: 1e-5}}
   judge:  {path: a, frozen: true}
 schedule: {iterations: 1}
 nodes:

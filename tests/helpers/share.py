@@ -20,6 +20,8 @@ FAMILIES = (
     "sft",  # no rollout
     "demo_sft",  # no rollout but in its evaluation
     "dpo",  # pairs
+    "reward_model",  # a value head, trained on pairs
+    "kto",  # labels
     "distill",  # a teacher
     "mopd",  # rows by their source
     "rft",  # a filter

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlgraph.nodes.advantage.group import gpg, grpo, opo, reinforce_pp_baseline, rloo
+from rlgraph.nodes.advantage.group import gpg, grpo, maxrl, opo, reinforce_pp_baseline, rloo
 from rlgraph.nodes.support.ragged import Ragged
 
 # rows: of two groups and of one alone; one has nothing in its loss mask, one is empty
@@ -86,6 +86,13 @@ def slow_gpg(rewards: Numbers, group: list[int]) -> list[Numbers]:
     return over_tokens([len(numbers) / max(felt, 1) * number for number in numbers])
 
 
+def slow_maxrl(rewards: Numbers, group: list[int]) -> list[Numbers]:
+    means = [
+        statistics.mean(rewards[o] for o in peers(rewards, group, sample)) for sample in range(len(rewards))
+    ]
+    return over_tokens([(s - mu) / mu if mu > 0 else 0.0 for s, mu in zip(rewards, means, strict=True)])
+
+
 def dr_grpo(rewards: torch.Tensor, group: torch.Tensor, loss_mask: Ragged) -> Ragged:
     return grpo(rewards, group, loss_mask, scale=False)
 
@@ -98,6 +105,7 @@ SLOW: dict[Estimator, Callable[[Numbers, list[int]], list[Numbers]]] = {
     reinforce_pp_baseline: slow_reinforce_pp_baseline,
     opo: slow_opo,
     gpg: slow_gpg,
+    maxrl: slow_maxrl,
 }
 each = pytest.mark.parametrize("estimator", SLOW)
 
@@ -180,3 +188,26 @@ def test_gpg_makes_up_for_samples_without_gradient_by_hand() -> None:
 def test_reinforce_pp_baseline_is_white() -> None:
     values = reinforce_pp_baseline(torch.tensor(REWARDS), torch.tensor(GROUP), mask()).values[mask().values]
     assert (values.mean().item(), values.var().item()) == pytest.approx((0.0, 1.0), abs=1e-5)
+
+
+def test_maxrl_has_the_gradient_of_the_log_of_the_share_that_is_right() -> None:
+    """Expected over the samples of a prompt, it is that of log p cut off after n - 1 terms.
+
+    d/dp sum_{k < n} -(1 - p)^k / k = (1 - (1 - p)^(n - 1)) / p, and the score of a sample is 1 / p where
+    it is right and -1 / (1 - p) where it is not.
+    """
+    n, p = 4, 0.3
+    expected = 0.0
+    for right in range(n + 1):
+        rewards = torch.tensor([1.0] * right + [0.0] * (n - right))
+        out = maxrl(rewards, torch.zeros(n, dtype=torch.int64), Ragged.of([[True]] * n)).values.double()
+        score = torch.where(rewards > 0, 1 / p, -1 / (1 - p))
+        chance = math.comb(n, right) * p**right * (1 - p) ** (n - right)
+        expected += chance * float((out * score).mean())
+    assert expected == pytest.approx((1 - (1 - p) ** (n - 1)) / p, rel=1e-5)
+
+
+def test_maxrl_of_a_group_that_earns_nothing_is_nothing() -> None:
+    for reward in (0.0, -1.0):
+        rewards = torch.tensor([reward, reward, 2 * reward, reward])
+        assert maxrl(rewards, groups(0, 0, 0, 0), Ragged.of([[True]] * 4)).values.tolist() == [0.0] * 4

@@ -147,6 +147,27 @@ def test_distill_by_hand() -> None:
     assert means(ctx) == {"advantages/kl": (-1.0, 3)}
 
 
+@pytest.mark.parametrize("coef", [0.5, 2.0])
+def test_a_drifting_prefix_weighs_less_by_its_formula(coef: float) -> None:
+    draw = torch.Generator().manual_seed(1)
+    teacher, student = (mask().like(torch.randn(16, generator=draw)) for _ in range(2))
+    out = distill(Context("advantages", 0, 0), teacher, student, mask(), prefix_coef=coef)
+    for row, written in enumerate(MASK):
+        gaps = [
+            a - b if w else 0.0
+            for a, b, w in zip(teacher[row].tolist(), student[row].tolist(), written, strict=True)
+        ]
+        total = sum(map(abs, gaps))
+        before = [sum(map(abs, gaps[:place])) for place in range(len(gaps))]
+        expected = [g * (1 + coef * (1 - b / total)) if g else 0.0 for g, b in zip(gaps, before, strict=True)]
+        assert out[row].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_student_like_its_teacher_has_no_drift() -> None:
+    same = mask().like(torch.ones(16))
+    assert distill(Context("a", 0, 0), same, same, mask(), prefix_coef=0.5).values.eq(0).all()
+
+
 def test_distillation_goes_down_the_kl_to_the_teacher() -> None:
     # expected over all tokens, the loss of these advantages has the gradient of KL(student, teacher)
     draw = torch.Generator().manual_seed(0)

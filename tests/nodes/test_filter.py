@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recorded import means
-from rlgraph.nodes.select.filter import mixed, threshold, widest
+from rlgraph.nodes.select.filter import best, mixed, threshold, widest
 from rlgraph.ops import Context
 
 
@@ -66,3 +66,12 @@ def test_widest_keeps_the_groups_whose_rewards_differ_most(groups: int, stay: se
     assert means(context)["widest/kept"] == (float(kept.sum()), 9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
     assert widest(context, rewards[order], group[order], groups=groups).equal(kept[order])
+
+
+def test_best_keeps_one_of_each_group_the_first_of_equals() -> None:
+    context, group = Context("best", 0, 0), torch.tensor([5, 2, 5, 2, 5, 8])
+    kept = best(context, torch.tensor([0.5, 1.0, 2.0, 1.0, 2.0, -3.0]), group)
+    assert kept.tolist() == [False, True, True, False, False, True]
+    assert means(context) == {"best/reward": (0.0, 3)}
+    nothing = best(Context("b", 0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    assert nothing.tolist() == []

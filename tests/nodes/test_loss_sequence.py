@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlgraph.nodes.loss.policy import aggregate
-from rlgraph.nodes.loss.sequence import geo_mean, gspo, sequence_ratio
+from rlgraph.nodes.loss.sequence import geo_mean, gspo, sequence_ratio, vespo
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
 
@@ -170,3 +170,58 @@ def test_the_ratio_of_a_sequence_without_a_mask_is_1() -> None:
     ratios = mask().like(sequence_ratio(lp.values, old, mask()))
     assert ratios[2].tolist() == [1.0, 1.0]
     assert ratios[3].tolist() == pytest.approx([math.exp((lp[3] - old[3]).mean().item())] * 3)
+
+
+def slow_vespo(lp: Ragged, old: Ragged, advantages: Ragged, at: Ragged) -> float:
+    """-phi(W) A log pi of whole responses, the mean over sequences; W by ``lp``, log pi by ``at``."""
+    losses = []
+    for row in range(ROWS):
+        if changes := [a - b for a, b in zip(written(lp, row), written(old, row), strict=True)]:
+            whole, advantage = math.exp(sum(changes)), written(advantages, row)[0]
+            k, rate = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+            losses.append(-(whole**k) * math.exp(rate * (1 - whole)) * advantage * sum(written(at, row)))
+    return sum(losses) / ROWS
+
+
+def vespo_total(lp: Ragged, old: Ragged, advantages: Ragged) -> torch.Tensor:
+    totals = Totals(int(mask().values.sum()), ROWS)
+    return aggregate(vespo(lp, old, advantages, mask()), mask(), totals, "seq-mean-token-sum")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_vespo_and_its_gradient_are_those_of_whole_responses(seed: int) -> None:
+    lp, old, advantages = columns(seed)
+    values = lp.values.clone().requires_grad_()
+    loss = vespo_total(lp.like(values), old, advantages)
+    assert loss.item() == pytest.approx(slow_vespo(lp, old, advantages, lp))
+    (gradient,) = torch.autograd.grad(loss, values)
+    expected = [  # the weight is held fixed
+        (
+            slow_vespo(lp, old, advantages, lp.like(lp.values + step))
+            - slow_vespo(lp, old, advantages, lp.like(lp.values - step))
+        )
+        / 2e-6
+        for step in torch.eye(12, dtype=torch.float64) * 1e-6
+    ]
+    assert gradient.tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_vespo_fades_on_both_sides_and_survives_far_ratios() -> None:
+    one = Ragged.of([[True]], torch.bool)
+    weights = [
+        -vespo(one.like(torch.tensor([lp])), one.like(torch.tensor([lp - d])), one.like(torch.ones(1)), one)
+        .values.div(lp)
+        .item()
+        for lp, d in ((-1.0, -1000.0), (-1.0, -3.0), (-1.0, 0.0), (-1.0, 1.0), (-1.0, 1000.0))
+    ]
+    assert weights[2] == pytest.approx(1.0) and weights[0] < weights[1] < 0.05
+    assert weights[3] < 0.05 and weights[4] == 0.0
+
+
+def test_vespo_of_micro_batches_adds_up_to_that_of_the_batch() -> None:
+    lp, old, advantages = columns(5)
+    totals, parts = Totals(int(mask().values.sum()), ROWS), []
+    for rows in ([2], [4, 0], [1, 3]):
+        cut = [column.take(torch.tensor(rows)) for column in (lp, old, advantages, mask())]
+        parts.append(aggregate(vespo(*cut), cut[3], totals, "seq-mean-token-sum"))
+    assert sum(parts).item() == pytest.approx(vespo_total(lp, old, advantages).item())

@@ -1,0 +1,36 @@
+"""The update of a reward model: a value head's score of whole sequences."""
+
+from __future__ import annotations
+
+from rlgraph.nodes.loss.policy import aggregate
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import behind_the_end
+from rlgraph.nodes.update.update import Metrics, rows_of
+from rlgraph.ops import Batch, Context, Metric, Totals, TrainEngine, float32, int64, op, samples, tokens
+
+
+@op(updates=True, head="value")
+def reward(
+    model: TrainEngine, ctx: Context, tokens: int64[samples, tokens], preference: float32[samples]
+) -> None:
+    """Train a reward model in one optimizer step; writes the next version of it.
+
+    L = the mean over sequences of -w r, r the value head's score of a whole sequence, as reward.model reads
+    it, and w ``preference``, from the scores before the update: with that of preference.reward the gradient
+    is that of InstructGPT's loss (arXiv 2203.02155, eq. 1). The value is not that loss, which
+    preference.reward records. Records ``loss``, ``grad_norm``, ``lr`` and ``score`` (mean per sequence).
+
+    Example:
+        update_reward: {op: update.reward, model: reward}
+    """
+    closed, last = behind_the_end(tokens)
+    columns = {"tokens": closed, "loss_mask": last, "preference": preference}
+    model.update(columns, _objective, *rows_of(ctx), record=ctx.add)
+
+
+def _objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
+    last, scores = batch["loss_mask"], batch["new_values"]
+    losses = last.like(-last.spread(batch["preference"]).values * scores.values)
+    total = torch.where(last.values, scores.values.detach(), 0).double().sum()
+    score = Metric("mean", "samples", {"count": last.values.sum(), "total": total})
+    return aggregate(losses, last, totals, "seq-mean-token-sum"), {"score": score}
