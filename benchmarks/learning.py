@@ -1,10 +1,11 @@
-"""Does every shipped RL graph learn? Each trains the demo's SFT model for a while, from the same start.
+"""Does every shipped graph learn? Each trains the demo's SFT model for a while, from the same start.
 
     make demo                                # makes the files, the model that this starts from, and a teacher
     python benchmarks/learning.py            # goes on where it was stopped; 20 s a run on one core
     python benchmarks/learning.py --graphs grpo,rloo --seeds 5
 
-Held-out exact match (greedy, 500 questions) before and after. A run is one line of ``--results``; what stands
+Held-out exact match (greedy, 500 questions) before and after; of graphs that learn from preferences
+also the share of held-out pairs in order. A run is one line of ``--results``; what stands
 there is not run again unless its graph has changed. Whenever a run is done, ``--page`` is written anew.
 """
 
@@ -20,8 +21,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import hinted_model
+import preferences
 import reward_model
 
 from rlgraph.compiler import compile_graph
@@ -37,12 +40,19 @@ TAUGHT = Path("runs/calculator_sft")  # likewise, by the graph of that name
 TOOLS = ("calculator_tool", "gagpo")  # the task of these is their own: products, with a calculator at hand
 SHARE = 6  # of the iterations of the others
 FILES = Path("demo_files")
-ELSEWHERE = ("demo", "demo_sft", "sft", "dpo")  # no RL, or other data
+PREFERENCES = FILES / "preferences"  # made here where they are not there
+ELSEWHERE = ("demo", "demo_sft", "calculator_sft", "mopd")  # other data, or several teachers
 MARGIN = 0.1  # what every seed has to gain
+MEASURES = ("accuracy", "preferred")  # of an evaluation
 PROMPTS = f"{{op: data.prompts, files: [{FILES}/train.parquet], batch: 32, template: plain}}"
 OPTIMIZER = "{lr: 2e-4, schedule: linear, warmup_steps: 5}"
 HELD_OUT = f"prompts: {{files: [{FILES}/test.parquet], batch: all}}, rollout: {{n: 1, temperature: 0}}"
 EVAL = f"{{nodes: {{{HELD_OUT}, held_out: {{op: reward.exact}}}}, report: {{accuracy: held_out}}}}"
+ASKED = f"prompts: {{op: data.prompts, files: [{FILES}/test.parquet], batch: all, template: plain}}, "
+ASKED += "rollout: {op: rollout, model: policy, n: 1, max_new_tokens: 8, temperature: 0, "
+ASKED += "out: {tokens: said, loss_mask: said_mask, group: asked}}, "  # apart from those of pairs
+ASKED += "held_out: {op: reward.exact}"
+PAIRS = f"pairs: {{op: data.pairs, files: [{PREFERENCES}/test.parquet], batch: all, template: plain}}"
 OUT = "out: {tokens: example_tokens, loss_mask: example_mask}"
 EXAMPLES = f"{{op: data.examples, files: [{FILES}/train.parquet], batch: 32, template: plain, {OUT}}}"
 # where a graph has such a node or model: what fits answers of three digits
@@ -65,9 +75,11 @@ FITTING = {
 PAGE = """\
 # What the algorithms learn
 
-Every shipped RL graph trains the demo's model, which SFT left mediocre at adding two numbers of two digits,
+Every shipped graph trains the demo's model, which SFT left mediocre at adding two numbers of two digits,
 for {iterations} iterations of 32 questions x 8 samples, with the same learning rate (2e-4, linear decay) and
-all else as the graph says. Accuracy is exact match on 500 held-out questions, greedy. This page is made by
+all else as the graph says. Accuracy is exact match on 500 held-out questions, greedy. Graphs that learn from
+given answers have 64 of them per iteration, right ones or pairs of a right one and a wrong one of that model;
+`preferred` is the share of held-out pairs whose right answer gets the higher score. This page is made by
 
     python benchmarks/learning.py
 
@@ -76,8 +88,8 @@ from `benchmarks/results/learning.jsonl`, to which it adds the runs that are not
 uncertain by 0.02 (500 questions), and seeds differ by more: the table says that an algorithm works here, not
 which is best.
 
-| graph | seeds | before | after: mean | least | most | least gain | margin |
-|---|---|---|---|---|---|---|---|
+| graph | measure | seeds | before | after: mean | least | most | least gain | margin |
+|---|---|---|---|---|---|---|---|---|
 {table}
 `distill` learns from the model that the demo ends with; `rm_ppo` from a reward model that
 `benchmarks/reward_model.py` makes of it, trained to tell right answers from wrong ones: it reads no answers.
@@ -85,7 +97,7 @@ which is best.
 `benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint. `calculator_tool` and
 `gagpo` have a task of their own, products with a calculator ([agents.md](agents.md)), and a sixth of the
 iterations, from the model of `calculator_sft`.
-Not here: `sft`, `demo_sft`, `calculator_sft` and `dpo`, which learn from given answers.
+Losses of preferences promise an order of answers and no more accuracy, which has no margin there.
 """
 
 
@@ -100,11 +112,17 @@ class Result:
     after: float
     digest: str
     rlgraph: str
+    measure: str = "accuracy"
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What a newer one takes the place of."""
+        """The run that it is of, whose results a newer run takes the place of."""
         return self.graph, self.seed, self.iterations
+
+    @property
+    def bound(self) -> bool:
+        """Whether a graph promises that this rises."""
+        return self.measure == "preferred" or "preference" not in nodes_of(self.graph)
 
 
 def main() -> None:
@@ -123,11 +141,12 @@ def main() -> None:
     done = read(options.results)
     with ThreadPoolExecutor(options.jobs) as pool:
         missing = [job for job in wanted if not known(done, *job, options.iterations)]
-        for result in pool.map(lambda job: run(*job, options.iterations), missing):
-            done = [*(one for one in done if one.key != result.key), result]
+        for results in pool.map(lambda job: run(*job, options.iterations), missing):
+            done = [*(one for one in done if one.key != results[0].key), *results]
             options.results.write_text("".join(json.dumps(asdict(one)) + "\n" for one in done))
             options.page.write_text(page(done, options.iterations), encoding="utf-8")
-            print(f"  {result.graph:<24} seed {result.seed}  {result.before:.3f} -> {result.after:.3f}")
+            for one in results:
+                print(f"  {one.graph:<24} seed {one.seed}  {one.measure} {one.before:.3f} -> {one.after:.3f}")
             sys.stdout.flush()
     options.page.write_text(page(done, options.iterations), encoding="utf-8")
 
@@ -137,6 +156,8 @@ def prepare(graphs: set[str]) -> None:
     if graphs & {"rm_ppo", "process_rewards"} and not REWARD.is_dir():
         share = reward_model.make(TEACHER, START, FILES, REWARD)
         print(f"  {REWARD} tells {share:.3f} of held-out answers right from wrong")
+    if any("preference" in nodes_of(name) for name in graphs) and not PREFERENCES.is_dir():
+        preferences.make(START, FILES, PREFERENCES)
     if graphs & {"sdft", "sdpo"} and not (HINTED / "models").is_dir():
         hinted_model.make(START, FILES, HINTED)
     if graphs & {*TOOLS} and not (TAUGHT / "models").is_dir():
@@ -156,12 +177,15 @@ def prepare(graphs: set[str]) -> None:
 
 def learnable() -> list[str]:
     """The shipped graphs that train on answers to questions."""
-    found = []
-    for name in shipped_graphs():
-        nodes = compose(name).items["nodes"].plain()
-        if name in TOOLS or (name not in ELSEWHERE and nodes.get("rollout", {}).get("op") == "rollout"):
-            found.append(name)
-    return found
+    sampled = {
+        name: nodes_of(name).get("rollout", {}).get("op", "rollout") == "rollout" for name in shipped_graphs()
+    }
+    return [name for name in sampled if name in TOOLS or (sampled[name] and name not in ELSEWHERE)]
+
+
+def nodes_of(name: str) -> dict[str, Any]:
+    """The nodes of a shipped graph."""
+    return dict(compose(name).items["nodes"].plain())
 
 
 def read(path: Path) -> list[Result]:
@@ -176,8 +200,8 @@ def known(done: Sequence[Result], name: str, seed: int, iterations: int) -> bool
     return any((one.key, one.digest) == ((name, seed, iterations), digest) for one in done)
 
 
-def run(name: str, seed: int, iterations: int) -> Result:
-    """Train in a process of its own."""
+def run(name: str, seed: int, iterations: int) -> list[Result]:
+    """Train in a process of its own; a result for each measure of its evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "rlgraph", "run", name, *settings(name, seed, iterations)]
@@ -185,8 +209,9 @@ def run(name: str, seed: int, iterations: int) -> Result:
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         digest = json.loads((run_dir / "plan.json").read_text())["digest"]
-    before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
-    return Result(name, seed, iterations, before, after, digest, VERSION)
+    first, last = lines[0], lines[-1]
+    measured = [(measure, f"eval/{measure}") for measure in MEASURES if f"eval/{measure}" in first]
+    return [Result(name, seed, iterations, first[k], last[k], digest, VERSION, m) for m, k in measured]
 
 
 def settings(name: str, seed: int, iterations: int) -> list[str]:
@@ -194,10 +219,13 @@ def settings(name: str, seed: int, iterations: int) -> list[str]:
     if name in TOOLS:
         return [f"seed={seed}", f"schedule.iterations={iterations // SHARE}", "schedule.save_every=0"]
     graph = compose(name).plain()
+    model = "policy" if "policy" in graph["models"] else "reward"
     start = HINTED / "models/policy" if "hinted" in graph["nodes"] else START
-    found = [f"seed={seed}", f"models.policy.path={start}", f"models.policy.optimizer={OPTIMIZER}"]
-    found += [f"prompts={PROMPTS}", "rollout.n=8", "rollout.max_new_tokens=8"]
-    found += [f"schedule.iterations={iterations}", "schedule.save_every=0", f"eval={EVAL}"]
+    found = [f"seed={seed}", f"models.{model}.path={start}", f"models.{model}.optimizer={OPTIMIZER}"]
+    found += [f"schedule.iterations={iterations}", "schedule.save_every=0"]
+    if "prompts" not in graph["nodes"]:
+        return [*found, *given(name, model)]
+    found += sampled()
     for node, body in graph["nodes"].items():
         if body["op"] == "reward.math":
             columns = f", in: {json.dumps(body['in'])}" if body.get("in") else ""
@@ -212,22 +240,42 @@ def settings(name: str, seed: int, iterations: int) -> list[str]:
     return found
 
 
+def sampled() -> list[str]:
+    """The data of graphs that sample answers, and their evaluation."""
+    return [f"prompts={PROMPTS}", "rollout.n=8", "rollout.max_new_tokens=8", f"eval={EVAL}"]
+
+
+def given(name: str, model: str) -> list[str]:
+    """The data of graphs that learn from given answers, and their evaluation."""
+    source = "pairs" if "pairs" in nodes_of(name) else "examples"
+    file = {"pairs": PREFERENCES / "train.parquet", "kto": PREFERENCES / "labelled.parquet"}
+    files = file.get(name, file.get(source, FILES / "train.parquet"))
+    nodes, report = ([ASKED], ["accuracy: held_out"]) if model == "policy" else ([], [])
+    if "preference" in nodes_of(name):
+        nodes, report = [*nodes, PAIRS], [*report, "preferred: preferred"]
+        nodes += ["preference: {op: preference.dpo}"] if name == "kto" else []
+    evaluated = f"{{nodes: {{{', '.join(nodes)}}}, report: {{{', '.join(report)}}}}}"
+    rows = [f"{source}.files=[{files}]", f"{source}.batch=64", f"{source}.template=plain"]
+    return [*rows, f"eval={evaluated}"]
+
+
 def page(done: Sequence[Result], iterations: int) -> str:
     """docs/learning.md."""
-    rows = {
-        one.graph: [r for r in done if (r.graph, r.iterations) == (one.graph, iterations)] for one in done
-    }
-    rows = {name: runs for name, runs in sorted(rows.items()) if runs}
-    met = sum(least(runs) >= MARGIN for runs in rows.values())
-    table = "".join(row(name, runs) for name, runs in rows.items())
-    return PAGE.format(margin=MARGIN, iterations=iterations, met=met, graphs=len(rows), table=table)
+    rows: dict[tuple[str, str], list[Result]] = {}
+    for one in done:
+        if one.iterations == iterations:
+            rows.setdefault((one.graph, one.measure), []).append(one)
+    bound = [runs for runs in rows.values() if runs[0].bound]
+    met = sum(least(runs) >= MARGIN for runs in bound)
+    table = "".join(row(*key, rows[key]) for key in sorted(rows))
+    return PAGE.format(margin=MARGIN, iterations=iterations, met=met, graphs=len(bound), table=table)
 
 
-def row(name: str, runs: Sequence[Result]) -> str:
+def row(name: str, measure: str, runs: Sequence[Result]) -> str:
     after = [one.after for one in runs]
     seen = f"{runs[0].before:.3f} | {sum(after) / len(after):.3f} | {min(after):.3f} | {max(after):.3f}"
-    verdict = "met" if least(runs) >= MARGIN else "**missed**"
-    return f"| `{name}` | {len(runs)} | {seen} | {least(runs):+.3f} | {verdict} |\n"
+    verdict = "met" if least(runs) >= MARGIN else "**missed**" if runs[0].bound else "none"
+    return f"| `{name}` | {measure} | {len(runs)} | {seen} | {least(runs):+.3f} | {verdict} |\n"
 
 
 def least(runs: Sequence[Result]) -> float:
