@@ -41,6 +41,7 @@ def process(
     places = torch.arange(len(loss_mask.values), device=loss_mask.values.device)
     behind = places + loss_mask.row_of + 1  # of each token the next one
     wanted = last.like(torch.zeros_like(last.values).index_put((behind,), loss_mask.values))
-    scores = torch.where(loss_mask.values, model.values(closed, wanted).values[behind], 0)
+    scores = model.values(closed, wanted).values[behind].to(loss_mask.values.device)
+    scores = torch.where(loss_mask.values, scores, 0)
     ctx.record("reward/mean", float(scores.double().sum()), int(loss_mask.values.sum()), over="tokens")
     return loss_mask.like(scores)

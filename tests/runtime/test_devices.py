@@ -57,7 +57,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {  # of ops that have some without a def
     "segment.contexts": {"most": 4},
 }
 MODELS = {"values": "critic", "update.critic": "critic", "reward.model": "reward", "update.copy": "ref"}
-MODELS |= {"update.reward": "critic"}  # a reward model that trains
+MODELS |= {"update.reward": "critic", "reward.process": "reward"}  # the first one trains
 
 
 def tokens() -> Ragged:
