@@ -26,6 +26,7 @@ edits:
       old_logprobs.keep: true
       update_policy.rows: [rollout, examples]
       update_policy.minibatches: 1
+      update_policy.aggregate: token-mean
   - add:
       examples:
         op: data.examples
