@@ -57,10 +57,11 @@ def main() -> None:
                     check=True,
                     stdout=subprocess.PIPE,
                 )
-                seconds, mib, tokens = json.loads(said.stdout.splitlines()[-1])
+                seconds, spent, mib, kept, tokens = json.loads(said.stdout.splitlines()[-1])
                 rate = f"{rows / seconds:>10,.0f} rows/s  {tokens:>6.1f} tokens a row"
                 print(
-                    f"{rows:>9,} rows  {side:<24} {seconds:>8.2f} s  {mib:>6,.0f} MiB more  {rate}",
+                    f"{rows:>9,} rows  {side:<24} {seconds:>8.2f} s ({spent:>6.1f} of cores)  "
+                    f"{mib:>4,.0f} MiB more at its peak, {kept:>4,.0f} of its own at the end  {rate}",
                     flush=True,
                 )
 
@@ -101,7 +102,8 @@ def make(folder: Path, rows: int) -> None:
 
 
 def measure(side: str, folder: Path) -> None:
-    """Print seconds, the MiB that the process grew by at its peak, and the mean tokens of a batch's rows."""
+    """Print seconds, those that cores computed, the MiB that the process grew by, at its peak and at the end
+    without mapped files, and the mean tokens of a batch's rows."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
@@ -109,10 +111,23 @@ def measure(side: str, folder: Path) -> None:
 
     import rlgraph.nodes.data.prompts  # noqa: F401
 
-    before, start = peak(), time.perf_counter()
+    before, held, spent, start = peak(), own(), computed(), time.perf_counter()
     lengths = SIDES[side](tokenizer, str(folder / "rows.parquet"))
     seconds = time.perf_counter() - start
-    print(json.dumps([seconds, peak() - before, sum(lengths) / len(lengths)]))
+    spent, mib = computed() - spent, [peak() - before, own() - held]
+    print(json.dumps([seconds, spent, *mib, sum(lengths) / len(lengths)]))
+
+
+def computed() -> float:
+    """Return the seconds that cores have computed for this process and those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def own() -> float:
+    """Return the memory that this process holds without mapped files, in MiB."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+    return int(line.split()[1]) / 1024
 
 
 def peak() -> float:

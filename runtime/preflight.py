@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -19,7 +20,7 @@ from rlgraph.nodes.data.prompts import shown
 from rlgraph.nodes.data.recorded import check
 from rlgraph.nodes.support.data_file import changed as modified
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
-from rlgraph.nodes.support.mixture import pick_mixed
+from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
@@ -36,18 +37,25 @@ LOADERS: dict[str, Callable[..., Any]] = {
 NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
-def preflight(plan: Plan, tree: Tree) -> None:
-    """Look at every model folder and data file that the plan names.
+def preflight(plan: Plan, tree: Tree) -> int | None:
+    """Look at every model folder and data file that the plan names; return the iterations of its epochs.
+
+    These are as many as take the rows of the source so often, the last of them more where it does not come
+    out even. Where a filter refills, an iteration is taken to ask for what its first round does.
 
     Raises:
         GraphError: with every problem found, each at the place in the graph that named the file.
     """
     checks = Preflight(plan, tree)
     checks.open_values()
+    iterations = None
     for look in (checks.sandboxes, checks.models, checks.data) if not checks.problems else ():
         look()
+    if plan.schedule.epochs and not checks.problems:
+        iterations = checks.iterations()
     if checks.problems:
         raise GraphError(checks.problems)
+    return iterations
 
 
 class Preflight:
@@ -58,6 +66,7 @@ class Preflight:
         self.problems: list[Problem] = []
         self.tokenizers: dict[str, Any] = {}
         self.context: dict[str, int | None] = {}  # model -> tokens that fit
+        self.rows: dict[str, int] = {}  # source -> its rows
 
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
@@ -67,6 +76,21 @@ class Preflight:
         for name in self.plan.open_values:
             mark = self.tree.at(tuple(name.split("."))).mark
             self.problem("open-value", f"`{name}` is still open", mark, f"give it: {name}=...")
+
+    def iterations(self) -> int | None:
+        """Return the iterations of the plan's epochs."""
+        epochs = self.plan.schedule.epochs
+        assert isinstance(epochs, dict)
+        ((source, times),) = epochs.items()
+        if (rows := self.rows.get(source)) is None:
+            mark = self.tree.at(("schedule", "epochs")).mark
+            law = f"`schedule.epochs`: only `{source}` itself knows how many rows it gives"
+            self.problem("run-length", law, mark, "give the run's length as schedule.iterations")
+            return None
+        taken = self.plan.functions["train"][source].value("rows")
+        for region in self.plan.regions.values():
+            taken = region.asks(region.rows, 0, 0) if region.source == source else taken
+        return ceil(round(times * rows / (rows if taken == "all" else taken), 6))
 
     def models(self) -> None:
         """Check that each model's folder holds a configuration, weights and, where needed, a tokenizer."""
@@ -188,9 +212,10 @@ class Preflight:
                     modified(file)
                 return
             data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
+            self.rows |= {node: len(data)} if phase == "train" else {}
             weights = function.attributes.get("weights")
             if weights and function.value("rows") != "all":
-                pick_mixed(data.by_source, weights, 1, 0, self.plan.seed, shuffle=False)
+                mixture_of(data.by_source, weights, function.schedules, function.value("rows"))
         except RlgraphError as error:
             hint = "".join(map(_how_to_make, listed))[:200]
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))

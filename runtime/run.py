@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import compose
@@ -75,7 +76,8 @@ def run_graph(
     assert plan.origin
     tree = compose(plan.origin.graph, plan.origin.overrides)
     warnings = warnings_of(plan, strict)
-    preflight(plan, tree)
+    iterations = preflight(plan, tree)
+    plan = plan if iterations is None else _as_long(plan, iterations, there)
     path = run_dir or Path("runs") / plan.graph
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
@@ -109,6 +111,16 @@ def _planned(
     plan = plan_given(graph, overrides, devices, False, target, there.cluster, there.kind)
     agree(plan, there)
     return plan
+
+
+def _as_long(plan: Plan, iterations: int, there: Devices | None) -> Plan:
+    """Return the plan of so many iterations in place of epochs, once the data have said how many they are."""
+    assert plan.origin
+    origin = plan.origin
+    settings = (*origin.overrides, "schedule.epochs=null", f"schedule.iterations={iterations}")
+    here = there.cluster if there else None
+    longer = compile_graph(origin.graph, settings, origin.devices, origin.target, here, plan.device)
+    return longer if there else in_one_process(longer)
 
 
 @dataclass(frozen=True)

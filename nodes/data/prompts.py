@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat
+from pydantic import AfterValidator, Field, NonNegativeFloat
 
 from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.nodes.support.conversation import Template, Turns
 from rlgraph.nodes.support.dataset import DataSet, load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.mixture import BLOCK, pick, pick_mixed, shares
+from rlgraph.nodes.support.mixture import mixture_of, pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
 from rlgraph.nodes.support.row_tokens import Example
@@ -28,9 +28,18 @@ BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 Listed = Annotated[list[File], Field(min_length=1)]
 Files = Listed | Annotated[dict[str, Listed], Field(min_length=1)]
 Truncate = CutSide | Literal["refuse"]
-Shares = dict[str, PositiveFloat]
 Scalar = str | int | float | bool
 Where = dict[str, Scalar | list[Scalar]]
+
+
+def _some(weights: dict[str, float]) -> dict[str, float]:
+    """Return weights, if a batch has rows of some source."""
+    if not any(weights.values()):
+        raise ValueError("must have a weight above 0")
+    return weights
+
+
+Shares = Annotated[dict[str, NonNegativeFloat], AfterValidator(_some)]
 
 
 class Prompts(NamedTuple):
@@ -81,17 +90,18 @@ def prompts(
 
     Each epoch goes through every row once in an order drawn from (seed, epoch); batches run on across epochs,
     so no row is lost at the end of one. With ``weights`` each source has epochs of its own, and of every 1000
-    rows it gives its share, in an order drawn from the seed. ``source`` is the name of a row's source in
-    ``files``, or of the first file of a list. Records ``data/epoch``, how often all rows were taken by then
-    (with ``weights`` that of each source, ``data/epoch/NAME``), and, where they are given, ``data/overlong``,
-    the fraction of rows over ``max_prompt_tokens``, and ``data/filtered``, that which ``where`` leaves out.
+    rows (of each batch, where a weight has a course) it gives its share, in an order drawn from the seed.
+    ``source`` is the name of a row's source in ``files``, or of the first file of a list. Records
+    ``data/epoch``, how often all rows were taken by then (with ``weights`` that of each source,
+    ``data/epoch/NAME``), and, where they are given, ``data/overlong``, the fraction of rows over
+    ``max_prompt_tokens``, and ``data/filtered``, that which ``where`` leaves out.
 
     Attributes:
         files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
             one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows per iteration, at least 1; or all, the whole set once, in file order.
-        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
-            batch: all they have no meaning.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}, at least 0, each a number or a
+            course; null: as many as it has. With batch: all they have no meaning.
         where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
         columns: more fields of the files, which become columns of the graph, each with its type (text, json,
             float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
@@ -173,8 +183,8 @@ def examples(
         files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
             one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows per iteration, at least 1; or all, the whole set once, in file order.
-        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}; null: as many as it has. With
-            batch: all they have no meaning.
+        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}, at least 0, each a number or a
+            course; null: as many as it has. With batch: all they have no meaning.
         where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
         columns: more fields of the files, which become columns of the graph, each with its type (text, json,
             float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
@@ -248,12 +258,14 @@ def rows_of(
     if weights is None:
         ctx.record("data/epoch", (position + batch) / len(data), over="iterations")
         return pick(len(data), batch, position, ctx.seed, shuffle)
-    rows = pick_mixed(data.by_source, weights, batch, position, ctx.seed, shuffle)
-    quotas = shares([weights[name] for name in data.by_source])
-    for (name, own), quota in zip(data.by_source.items(), quotas, strict=True):
-        epoch = (position + batch) * quota / BLOCK / len(own)
-        ctx.record(f"data/epoch/{name}", epoch, over="iterations")
-    return rows
+    mixture = mixture_of(data.by_source, weights, ctx.courses, ctx.batch)
+    for (name, own), given in zip(data.by_source.items(), mixture.given(position + batch), strict=True):
+        ctx.record(f"data/epoch/{name}", given / len(own), over="iterations")
+    for name, course in ctx.courses.items():
+        if name.startswith("weights."):  # where a filter asks for more, rows are ahead of the iteration
+            ctx.metrics.pop(f"{ctx.node}/{name}", None)
+            ctx.record(name, course.at(1 + position // ctx.batch), over="iterations")
+    return pick_mixed(data.by_source, mixture, batch, position, ctx.seed, shuffle)
 
 
 def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
 from rlgraph.errors import shortened
-from rlgraph.nodes.reward.per_sample import Judged, OnError, complain, settled
+from rlgraph.nodes.reward.per_sample import Judged, OnError, as_texts, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.conversation import ReadingOptions, Template
 from rlgraph.nodes.support.filled_prompt import filled
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op, samples, text
+from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, anything, op, samples, text
 
 PROMPT = """\
 Judge how good a response to a question is.
@@ -45,7 +45,11 @@ def _increasing(scale: list[float]) -> list[float]:
     return scale
 
 
-@op(assumes=("dropped",), roles={"response_limit": "max_new_tokens", "temperature": "temperature"})
+@op(
+    assumes=("dropped",),
+    reads=("prompt", "response"),
+    roles={"response_limit": "max_new_tokens", "temperature": "temperature"},
+)
 def judge(
     ctx: Context,
     model: ServeEngine,
@@ -63,10 +67,12 @@ def judge(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
     on_error: OnError = "zero",
+    **more: anything[samples],
 ) -> Judged:
     """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
-    The judge reads ``prompt`` with {question}, {response} and {answer} filled in. These are tokenised apart,
+    The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and any other column of the
+    rows by its name, as {rubric}: what is no text is written as JSON. These are tokenised apart,
     control tokens in them as plain text: none can end the prompt or begin the judge's turn. s is what the
     first group of the last match of ``score`` holds in what the judge writes, kept within the bounds; of
     several judgements (``n``) the mean of those that have one. A judgement that ``max_new_tokens`` cuts off
@@ -79,8 +85,8 @@ def judge(
     and ``reward/judge_length`` (tokens a judgement).
 
     Attributes:
-        prompt: what the judge reads, with {question}, {response} and {answer}; null: one that asks for
-            reasons, and then for "Score: N" from 0 to 10.
+        prompt: what the judge reads, with {question}, {response}, {answer} and other columns, as {rubric};
+            {{word}} is {word} itself; null: one that asks for reasons, and then for "Score: N" from 0 to 10.
         score: a regular expression, whose first group is the score; null: the last line "Score: N" that
             ends a paragraph.
         scale: the scores of reward 0 and of reward 1, low and high; those beyond count as these.
@@ -97,7 +103,8 @@ def judge(
         rewards: {op: reward.judge, model: judge, n: 4, temperature: 1.0}
     """
     reading = ReadingOptions(template=template, template_options=template_options)
-    columns = {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
+    columns = {name: as_texts(values) for name, values in more.items()}
+    columns |= {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
     most = {"response": max_response_tokens} if max_response_tokens else None
     prompts = filled(model.tokenizer, reading, prompt or PROMPT, columns, most)
     seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]

@@ -13,6 +13,7 @@ graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,21 @@ class Judged(NamedTuple):
 
     rewards: float32[samples]
     failed: boolean[samples]
+
+
+def as_json(values: Any) -> list[Any]:
+    """Return a column's values as JSON has them: those of a tensor are numbers."""
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def as_texts(values: Any) -> list[str]:
+    """Return a column's values as texts, in JSON where they are none.
+
+    Example:
+        >>> as_texts(["a", ["b", 1], None])
+        ['a', '["b", 1]', 'null']
+    """
+    return [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in as_json(values)]
 
 
 def each(

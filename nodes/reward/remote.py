@@ -10,22 +10,30 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.errors import shortened
-from rlgraph.nodes.reward.per_sample import Judged, OnError, RewardError, complain, is_reward, settled
+from rlgraph.nodes.reward.per_sample import (
+    Judged,
+    OnError,
+    RewardError,
+    as_json,
+    complain,
+    is_reward,
+    settled,
+)
 from rlgraph.nodes.support.lazy import asyncio, torch
-from rlgraph.ops import Context, op, samples, text
+from rlgraph.ops import Context, anything, op, samples, text
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, StreamReader
 
 LONGEST = 2**24  # bytes of a reply
-JudgedRow = dict[str, str]
+JudgedRow = dict[str, Any]
 
 
 class RemoteError(RewardError):
@@ -105,7 +113,7 @@ class Service:
         raise RemoteError(f"{self}: the reply has over {LONGEST // 2**20} MiB")
 
 
-@op(assumes=("dropped",), beside=True)
+@op(assumes=("dropped",), beside=True, reads=("columns",))
 def remote(
     ctx: Context,
     question: text[samples],
@@ -118,14 +126,17 @@ def remote(
     timeout: PositiveFloat = 60.0,
     retries: Annotated[int, Field(ge=0)] = 3,
     backoff: NonNegativeFloat = 1.0,
+    columns: list[str] = [],  # noqa: B006 - never changed
     on_error: OnError = "fail",
+    **more: anything[samples],
 ) -> Judged:
     r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
 
-    POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, expects ``{"rewards": [number, ...]}``,
-    one per sample in order, finite in float32, 16 MiB at most. Tries again when the service can't be reached,
-    is late, or says 429 or 5xx, after ``backoff``, then twice that, and so on; not when it says anything
-    else, a redirect among it, which is not followed. A batch that fails has reward 0 and ``failed`` true
+    POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, with ``columns`` beside these, and
+    expects ``{"rewards": [number, ...]}``, one per sample in order, finite in float32,
+    16 MiB at most. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
+    ``backoff``, then twice that, and so on; not when it says anything else, a redirect among it, which is
+    not followed. A batch that fails has reward 0 and ``failed`` true
     unless ``on_error`` is ``fail``, and the first of them is logged with a sample. Errors show the URL
     without its query.
     Records ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did.
@@ -137,14 +148,16 @@ def remote(
         timeout: seconds that a try may take, its whole reply included, above 0.
         retries: tries after the first, at least 0.
         backoff: seconds before the first retry, at least 0; each later one waits twice as long.
+        columns: more columns of the rows that a sample is sent with, as [rubric, tests]: values of JSON.
         on_error: fail ends the run, saying why; zero goes on with reward 0; drop as well, where other nodes
             read the rows of a filter.judged alone.
 
     Example:
         rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}
     """
-    names = ("question", "response", "answer")
-    rows = [dict(zip(names, row, strict=True)) for row in zip(question, responses, answer, strict=True)]
+    sent = {"question": question, "response": responses, "answer": answer}
+    sent |= {name: as_json(values) for name, values in more.items()}
+    rows = [dict(zip(sent, row, strict=True)) for row in zip(*sent.values(), strict=True)]
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     service = Service(url, timeout, retries, backoff)
     outcomes = asyncio.run(_all(service, batches, parallel))

@@ -35,11 +35,22 @@ def rendered(
     Raises:
         TemplateError: it raises an error of any kind: a template is a program that came with the model.
     """
+    (text,) = rendered_at_once(tokenizer, [messages], options, begun)
+    return text
+
+
+def rendered_at_once(
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    options: Mapping[str, Any] | None,
+    begun: bool = True,
+) -> list[str]:
+    """Return what ``rendered`` does for each of several conversations, in less time."""
     try:
         written = {**(options or {}), "tokenize": False, "add_generation_prompt": begun}
-        return str(tokenizer.apply_chat_template(messages, **written))
+        return [*map(str, tokenizer.apply_chat_template([*conversations], **written))]
     except Exception as error:
-        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+        roles = ", ".join(dict.fromkeys(str(m["role"]) for messages in conversations for m in messages))
         law = f"the chat template of {tokenizer.name_or_path} can't write {roles}"
         raise TemplateError(f"{law}: {type(error).__name__}: {error}; {REMEDY}") from error
 

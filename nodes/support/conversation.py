@@ -10,13 +10,14 @@ all                 learnt             learnt
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
 
-from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
+from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered, rendered_at_once
 from rlgraph.nodes.support.row_field import DataError, given
 
 Template = Literal["chat", "plain"]
@@ -144,7 +145,8 @@ def _full(value: Any) -> Any:
 def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
     if answer is None:
         raise DataError(f"{place}: {reading.answer!r} is empty; fill it in, or remove the row")
-    words, marker = str(answer), reading.answer_after
+    nested, marker = isinstance(answer, dict | list), reading.answer_after
+    words = json.dumps(answer, ensure_ascii=False) if nested else str(answer)
     if marker is None:
         return words
     if marker not in words:
@@ -179,10 +181,21 @@ def written(
     """
     if reading.template == "plain":
         return f"{reading.system or ''}{question}{reading.suffix}"
+    (text,) = written_at_once(tokenizer, reading, [question], options)
+    return text
+
+
+def written_at_once(
+    tokenizer: Any,
+    reading: ReadingOptions,
+    questions: Sequence[Question],
+    options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return questions as the chat template writes them; arguments and errors as those of ``written``."""
     options = options or reading.template_options or {}
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    return rendered(tokenizer, _conversation(reading, question), options)
+    return rendered_at_once(tokenizer, [_conversation(reading, each) for each in questions], options)
 
 
 def _conversation(reading: ReadingOptions, question: Question) -> Messages:

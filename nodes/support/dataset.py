@@ -1,7 +1,5 @@
 """Data sets that data sources go through: rows of files, filtered and tokenised once, and kept as Arrow.
 
-    files ── CHUNK rows at a time ── where ── tokenised ──> FILE:N, token ids, texts, columns
-
 What comes of more than ``ON_DISK`` bytes of files is written to the cache on first use, and mapped from there
 by every process on this host: none has it in memory. A cached set is known by the files' sizes and times of
 change, the tokenizer's own contents and all that says how rows are read.
@@ -14,26 +12,21 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from rlgraph.nodes.support.conversation import ReadingOptions, asked
-from rlgraph.nodes.support.data_file import DataError, cache_folder, fits, read_rows, seen, state_of
+from rlgraph.nodes.support.conversation import ReadingOptions
+from rlgraph.nodes.support.data_file import DataError, state_of
 from rlgraph.nodes.support.lazy import numpy, pyarrow
-from rlgraph.nodes.support.row_field import column_values, path_of
-from rlgraph.nodes.support.row_tokens import Example, examples_of, prompt_ids
+from rlgraph.nodes.support.prepare import DataSetKey, SetKind, write_set
+from rlgraph.nodes.support.row_tokens import Example
 from rlgraph.ops import Tokenizer
 
 SourceFiles = Sequence[str] | Mapping[str, Sequence[str]]
-PlacedRow = tuple[int, str, Mapping[str, Any]]  # the number of a row's file, its place and its fields
-SetKind = Literal["prompts", "examples"]
-CHUNK = 4096  # rows that are tokenised at a time, by as many threads as the tokenizer has
 ON_DISK = 2**18  # bytes of files from which what comes of them is cached on disk
-FORMAT = 1  # of a cached set; another one is made anew
 
 
 @dataclass(frozen=True)
@@ -43,8 +36,8 @@ class DataSet:
     Attributes:
         tables: Arrow tables of all rows that ``where`` keeps.
         files: the source and the name of each file.
-        rows: int64 ``[rows]``, the rows of the tables that are not too long.
-        lengths: int64 ``[rows]``, tokens that a model must have room for.
+        rows: int32 ``[rows]``, the rows of the tables that are not too long.
+        lengths: int32 ``[rows]``, tokens that a model must have room for.
         filtered: rows that ``where`` leaves out.
         overlong: rows dropped or cut for their length.
     """
@@ -81,10 +74,11 @@ class DataSet:
 
     @functools.cached_property
     def by_source(self) -> dict[str, Any]:
-        """Return source -> its rows, int64."""
+        """Return source -> its rows, int32."""
         numbers, names = self.tables[0]["file"].to_numpy()[self.rows], [name for name, _ in self.files]
         numbers_of = {name: [n for n, other in enumerate(names) if other == name] for name in names}
-        return {name: numpy.flatnonzero(numpy.isin(numbers, own)) for name, own in numbers_of.items()}
+        chosen = {name: numpy.isin(numbers, own) for name, own in numbers_of.items()}
+        return {name: numpy.flatnonzero(of).astype(numpy.int32) for name, of in chosen.items()}
 
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
@@ -117,25 +111,6 @@ class DataSet:
                 )
                 raise DataError(f"{files}: {law}; raise {attribute}")
         return replace(self, rows=self.rows[fitting], lengths=self.lengths[fitting], overlong=overlong)
-
-
-@dataclass(frozen=True)
-class DataSetKey:
-    """The files, the tokenizer and the reading of a set: the key by which it is cached."""
-
-    kind: SetKind
-    files: tuple[tuple[str, str], ...]  # source and file
-    states: tuple[tuple[int, int], ...]  # of each file: time of change in ns, bytes
-    tokens: str  # the tokenizer's contents
-    key: str  # the reading as text
-    reading: ReadingOptions = field(compare=False)
-    tokenizer: Any = field(compare=False, repr=False)
-
-    @property
-    def path(self) -> Path:
-        """Return the file in the cache."""
-        said = json.dumps([FORMAT, self.kind, self.files, self.states, self.tokens, self.key])
-        return cache_folder() / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.arrow"
 
 
 def load_prompts(
@@ -197,7 +172,7 @@ def _loaded(source: DataSetKey) -> DataSet:
     """Return a set out of the cache, which is made where it is not there or not whole."""
     if sum(size for _, size in source.states) < ON_DISK:
         memory = pyarrow.BufferOutputStream()
-        _write(source, memory)
+        write_set(source, memory)
         return _read(source, pyarrow.BufferReader(memory.getvalue()))
     with suppress(OSError, pyarrow.ArrowInvalid):
         return _read(source, pyarrow.memory_map(str(source.path)))
@@ -215,7 +190,7 @@ def _keep(source: DataSetKey) -> None:
     with tempfile.TemporaryDirectory(dir=source.path.parent, ignore_cleanup_errors=True) as aside:
         path = Path(aside, source.path.name)
         with pyarrow.OSFile(str(path), "wb") as sink:
-            _write(source, sink)
+            write_set(source, sink)
         os.replace(path, source.path)
 
 
@@ -225,68 +200,4 @@ def _read(source: DataSetKey, stored: Any) -> DataSet:
     table = pyarrow.Table.from_batches([batch for batch, _ in batches])
     filtered = sum(int(metadata[b"filtered"]) for _, metadata in batches)
     lengths = table["length"].to_numpy()
-    return DataSet((table,), source.files, numpy.arange(len(lengths)), lengths, filtered)
-
-
-def _write(source: DataSetKey, sink: Any) -> None:
-    if source.kind == "examples" and source.tokenizer.eos_token_id is None:
-        law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
-        raise DataError(f"{law}; set eos_token in its config")
-    whole, text = pyarrow.int64(), pyarrow.large_string()
-    lists = {"ids": pyarrow.large_list(pyarrow.int32()), "learnt": pyarrow.large_list(pyarrow.bool_())}
-    types = {"file": whole, "number": whole, "length": whole, **lists, "question": text, "answer": text}
-    schema = pyarrow.schema({**types, "more": text})
-    with pyarrow.ipc.new_file(sink, schema) as writer:
-        for kept, filtered in _chunks(source):
-            batch = pyarrow.RecordBatch.from_pydict(_columns(source, kept), schema)
-            writer.write_batch(batch, custom_metadata={"filtered": str(filtered)})
-
-
-def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
-    """Yield rows that ``where`` keeps, and of how many read beside them it does not.
-
-    Raises:
-        DataError: a source has no row, or none that is kept.
-    """
-    reading = source.reading
-    for name in dict.fromkeys(name for name, _ in source.files):
-        total, left = 0, 0
-        files = {number: file for number, (own, file) in enumerate(source.files) if own == name}
-        rows = ((n, *row) for n, file in files.items() for row in read_rows(file, *_needed(reading)))
-        while chunk := [*islice(rows, CHUNK)]:
-            kept = [(number, place, row) for number, place, row in chunk if fits(place, row, reading.where)]
-            total, left = total + len(chunk), left + len(kept)
-            yield kept, len(chunk) - len(kept)
-        if not total:
-            raise DataError(f"{', '.join(files.values())}: no rows; give a file that has some")
-        if not left:
-            again = (row for file in files.values() for row in read_rows(file, *_needed(reading)))
-            raise DataError(f"{', '.join(files.values())}: no row is where {seen(again, reading.where)}")
-
-
-def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
-    """Return the fields that are read of each row, and those that it may lack."""
-    columns = reading.columns or {}
-    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
-    named = [path_of(name, spec) for name, spec in columns.items() if name not in optional]
-    return [*reading.named, *named], [path_of(name, columns[name]) for name in optional]
-
-
-def _columns(source: DataSetKey, kept: Sequence[PlacedRow]) -> dict[str, Any]:
-    """Return the columns of a chunk of rows."""
-    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in kept]
-    if source.kind == "prompts":
-        examples = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
-    else:
-        examples = list(examples_of(source.tokenizer, reading, rows))
-    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in kept]
-    return {
-        "file": [number for number, _, _ in kept],
-        "number": [int(place.rpartition(":")[2]) for _, place, _ in kept],
-        "length": [len(ids) for ids, _ in examples],
-        "ids": [ids for ids, _ in examples],
-        "learnt": [learnt for _, learnt in examples],
-        "question": [row.words for row in rows],
-        "answer": [row.answer for row in rows],
-        "more": more,
-    }
+    return DataSet((table,), source.files, numpy.arange(len(lengths), dtype=numpy.int32), lengths, filtered)

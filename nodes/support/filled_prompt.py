@@ -10,8 +10,9 @@ from rlgraph.errors import RunError
 from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between
 from rlgraph.nodes.support.conversation import ReadingOptions, written
 from rlgraph.nodes.support.row_tokens import encode
+from rlgraph.ops.declare import PLACE
 
-PLACE = re.compile(r"\{(question|response|answer|hint)\}")
+LITERAL = re.compile(r"\{(\{\w+\})\}")
 MARK = "field-number-{}-of-the-prompt"
 
 
@@ -38,7 +39,8 @@ def filled(
         raise RunError(f"{law}\n  map one: in: {{{missing[0]}: COLUMN}}, or leave it out of `prompt`")
     marks = [MARK.format(number) for number in range(len(names))]
     rest = iter(marks)
-    text = written(tokenizer, reading, PLACE.sub(lambda _: next(rest), prompt))
+    marked = LITERAL.sub(r"\1", PLACE.sub(lambda _: next(rest), prompt))
+    text = written(tokenizer, reading, marked)
     first, *others = pieces_between(tokenizer, text, marks)
     pieces = encode(tokenizer, reading, [first])
     pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []

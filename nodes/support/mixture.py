@@ -1,21 +1,24 @@
 """The rows of a data source that a batch takes: a function of seed and position, with nothing to save.
 
 position   0  1  2  3  4  5  6  7        of sources with weights {a: 3, b: 1}
-source     a  a  b  a  a  b  a  a        drawn a block of 1000 at a time, 750 of a and 250 of b
+source     a  a  b  a  a  b  a  a        drawn a span at a time: 1000 rows, 750 of a and 250 of b
 row        5  2  0  7  1  3  4  0        each source's next: its own epochs, in its own orders
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.lazy import numpy
+from rlgraph.ops.interfaces import Course
 
-BLOCK = 1000  # rows in which each source has its share exactly
-ORDER = 2**31  # a third part of seeds, which tells draws of blocks from those of epochs and sources
+BLOCK = 1000  # rows of a span, where weights have no course
+GOLDEN = (5**0.5 - 1) / 2
+ORDER = 2**31  # a third part of seeds, which tells draws of spans from those of epochs and sources
 
 
 def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuffle: bool) -> list[int]:
@@ -30,9 +33,64 @@ def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuff
     return _through(size, range(position, position + batch), (seed,), shuffle)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The weights of several sources, and a span of rows in which they stay what they are.
+
+    Where a weight has a course a span is the batch of an iteration, and the course is taken there.
+    """
+
+    weights: tuple[float | Course, ...]
+    span: int = BLOCK
+
+    def quotas(self, spans: Sequence[int]) -> numpy.ndarray:
+        """Return int64 ``[spans, sources]``: the rows of each source, so that a span has all of its rows.
+
+        Shares are rounded by systematic sampling: the span is cut where its sources' shares end, at
+        an offset that follows the golden ratio, so that roundings cancel out over spans.
+        """
+        weights = numpy.array(
+            [[w if isinstance(w, int | float) else w.at(1 + span) for w in self.weights] for span in spans]
+        ).reshape(-1, len(self.weights))
+        ends = weights.cumsum(1)
+        ends = (self.span * ends / ends[:, -1:]).round(6)
+        offsets = GOLDEN * numpy.array(spans)[:, None] % 1
+        return numpy.diff(numpy.ceil(ends - offsets), axis=1, prepend=0).astype(numpy.int64)
+
+    def given(self, position: int) -> numpy.ndarray:
+        """Return float64 ``[sources]``: the rows of each among the first so many; within a span its share."""
+        whole, part = divmod(position, self.span)
+        return self.quotas(range(whole)).sum(0) + self.quotas([whole])[0] * (part / self.span)
+
+
+def mixture_of(
+    sources: Collection[str], weights: Mapping[str, float], courses: Mapping[str, Course], batch: int
+) -> Mixture:
+    """Return the mixture of some sources, whose weights are given up to a common factor.
+
+    Args:
+        sources: their names.
+        weights: of each source.
+        courses: those of some weights, as ``weights.NAME``.
+        batch: the rows of an iteration, by which courses go.
+
+    Raises:
+        DataError: ``weights`` does not name the sources, or without courses one has less than a thousandth.
+    """
+    if weights.keys() != {*sources}:
+        law = f"weights are for {', '.join(weights)}, and files has {', '.join(sources)}"
+        raise DataError(f"{law}; name each source once")
+    values = tuple(courses.get(f"weights.{name}", weights[name]) for name in sources)
+    if any(value is not weights[name] for name, value in zip(sources, values, strict=True)):
+        return Mixture(values, batch)
+    if BLOCK * min(weights.values()) < sum(weights.values()):
+        raise DataError(f"weights: a source has less than 1 row in {BLOCK}; raise its weight or leave it out")
+    return Mixture(values)
+
+
 def pick_mixed(
     sources: Mapping[str, Sequence[int]],
-    weights: Mapping[str, float],
+    mixture: Mixture,
     batch: int,
     position: int,
     seed: int,
@@ -40,22 +98,14 @@ def pick_mixed(
 ) -> list[int]:
     """Return rows ``[batch]`` of several sources, after ``position`` rows were taken of them together.
 
-    ``sources`` has the rows of each source, and ``weights`` its share of a batch, up to a common
-    factor. Without ``shuffle`` each source goes in its own order; how sources alternate is drawn in any case.
-
-    Raises:
-        DataError: ``weights`` does not name the sources, or one has less than a thousandth.
+    ``sources`` has the rows of each source. Without ``shuffle`` each goes in its own order; how sources
+    alternate is drawn in any case.
 
     Example:
-        >>> pick_mixed({"a": [0, 1], "b": [2]}, {"a": 1, "b": 1}, 4, 0, 0, shuffle=False)
+        >>> pick_mixed({"a": [0, 1], "b": [2]}, Mixture((1, 1)), 4, 0, 0, shuffle=False)
         [2, 0, 1, 0]
     """
-    names = [*sources]
-    if weights.keys() != set(names):
-        law = f"weights are for {', '.join(weights)}, and files has {', '.join(names)}"
-        raise DataError(f"{law}; name each source once")
-    quotas = shares([weights[name] for name in names])
-    taken = _taken(tuple(quotas), batch, position, seed)
+    names, taken = [*sources], _taken(mixture, batch, position, seed)
     places = [
         iter(_through(len(own), [index for n, index in taken if n == number], (seed, number), shuffle))
         for number, own in enumerate(sources.values())
@@ -63,46 +113,26 @@ def pick_mixed(
     return [int(sources[names[number]][next(places[number])]) for number, _ in taken]
 
 
-def shares(weights: Sequence[float]) -> list[int]:
-    """Return the rows of each source in a block, by largest remainder.
-
-    Raises:
-        DataError: a source would have none.
-
-    Example:
-        >>> shares([2, 1])
-        [667, 333]
-    """
-    exact = [BLOCK * weight / sum(weights) for weight in weights]
-    quotas = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: quotas[i] - exact[i])
-    for number in by_remainder[: BLOCK - sum(quotas)]:
-        quotas[number] += 1
-    if 0 in quotas:
-        raise DataError(f"weights: a source has less than 1 row in {BLOCK}; raise its weight or leave it out")
-    return quotas
-
-
-def _taken(quotas: tuple[int, ...], batch: int, position: int, seed: int) -> list[tuple[int, int]]:
+def _taken(mixture: Mixture, batch: int, position: int, seed: int) -> list[tuple[int, int]]:
     """Return the source of each row of a batch, and how many rows that source gave before."""
-    taken = []
-    for block in range(position // BLOCK, (position + batch - 1) // BLOCK + 1):
-        order, before = _block(quotas, block, seed)
-        start = block * BLOCK
-        for place in range(max(position - start, 0), min(position + batch - start, BLOCK)):
-            number = int(order[place])
-            taken.append((number, block * quotas[number] + int(before[place])))
+    taken, size = [], mixture.span
+    for span in range(position // size, (position + batch - 1) // size + 1):
+        order, before = _span(mixture, span, seed)
+        start = span * size
+        for place in range(max(position - start, 0), min(position + batch - start, size)):
+            taken.append((int(order[place]), int(before[place])))
     return taken
 
 
 @functools.lru_cache(maxsize=8)
-def _block(quotas: tuple[int, ...], block: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Return the source at each place of a block, and how often it stands before that place."""
+def _span(mixture: Mixture, span: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return the source at each place of a span, and how many rows it gave before that place."""
+    (quotas,), given = mixture.quotas([span]), mixture.given(span * mixture.span)
     order = numpy.repeat(numpy.arange(len(quotas)), quotas)
-    order = numpy.random.default_rng([seed, block, ORDER]).permutation(order)
-    before = numpy.zeros(BLOCK, numpy.int64)
-    for number in range(len(quotas)):
-        before[order == number] = numpy.arange(quotas[number])
+    order = numpy.random.default_rng([seed, span, ORDER]).permutation(order)
+    before = numpy.zeros(mixture.span, numpy.int64)
+    for number, quota in enumerate(quotas):
+        before[order == number] = given[number] + numpy.arange(quota)
     return order, before
 
 
@@ -117,4 +147,6 @@ def _through(size: int, indices: Iterable[int], key: tuple[int, ...], shuffle: b
 @functools.lru_cache(maxsize=8)
 def _order(size: int, epoch: int, key: tuple[int, ...]) -> numpy.ndarray:
     """Return the order of an epoch's rows."""
-    return numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(size)
+    return numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(
+        numpy.arange(size, dtype=numpy.int32)
+    )

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rlgraph.nodes.support.chat_template import TemplateError
-from rlgraph.nodes.support.conversation import Asked, ReadingOptions, marked_by_template, pieces_of, written
+from rlgraph.nodes.support.conversation import (
+    Asked,
+    ReadingOptions,
+    marked_by_template,
+    pieces_of,
+    written,
+    written_at_once,
+)
 from rlgraph.nodes.support.row_field import DataError
 
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
@@ -20,15 +27,23 @@ def prompt_ids(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -
         DataError: it has none.
         TemplateError: a chat template can't write it.
     """
-    texts = []
-    for row in rows:
-        with _placed(row.place):
-            texts.append(written(tokenizer, reading, row.question, row.options))
-    prompts = encode(tokenizer, reading, texts)
+    prompts = encode(tokenizer, reading, _texts(tokenizer, reading, rows))
     for row, ids in zip(rows, prompts, strict=True):
         if not ids:
             raise _no_tokens(row)
     return prompts
+
+
+def _texts(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> list[str]:
+    """Return each row's question as the text of a prompt: all at once, or one by one if that fails."""
+    if reading.template == "chat" and rows and not reading.row_tools:
+        with suppress(TemplateError):
+            return written_at_once(tokenizer, reading, [row.question for row in rows])
+    texts = []
+    for row in rows:
+        with _placed(row.place):
+            texts.append(written(tokenizer, reading, row.question, row.options))
+    return texts
 
 
 def _no_tokens(row: Asked) -> DataError:
@@ -74,4 +89,5 @@ def _placed(place: str) -> Iterator[None]:
 def encode(tokenizer: Any, reading: ReadingOptions, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts as they are written; a chat template writes special tokens itself."""
     special = reading.template == "plain"
-    return list(tokenizer(list(texts), add_special_tokens=special)["input_ids"]) if texts else []
+    options = {"add_special_tokens": special, "return_attention_mask": False}
+    return list(tokenizer(list(texts), **options)["input_ids"]) if texts else []

@@ -57,15 +57,19 @@ def check(
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
     from rlgraph.check import check_graph, check_report
+    from rlgraph.syntax.source import Tree
     from rlgraph.warnings.laws import warnings_of
 
     if devices and target:
         raise click.UsageError(TOO_MANY)
     look: Look | None = None
+    lengths: list[int | None] = []
     if files:
         from rlgraph.runtime.preflight import preflight
 
-        look = preflight
+        def look(plan: Plan, tree: Tree) -> None:
+            lengths.append(preflight(plan, tree))
+
     if form == "json":
         report = check_report(graph, overrides, devices, target, look, strict)
         click.echo(json.dumps(report, indent=2))
@@ -77,7 +81,8 @@ def check(
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
     where = f" on {on}" * (max(plan.pools.values()) > 2)
     count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
-    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{count}")
+    length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
+    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
     for warning in warnings:
         say(f"\n{warning.render()}")
 

@@ -15,7 +15,7 @@ from math import lcm
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
-from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
+from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights, run_length
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
@@ -67,7 +67,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         nodes=tuple(nodes),
         devices=pools,
         engines=engines,
-        schedule=_validated(Schedule, tree, "schedule", binder) or Schedule(iterations=0),
+        schedule=run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder),
         open_values=tuple(_open_values(tree)),
         removed=tree.removed,
     )
@@ -101,6 +101,10 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
             remedy = nearest(name, nodes.items) or "a node that only `eval` has needs an `op`"
             raise fail("edit-missing", law, change.key, nodes.items, remedy)
         nodes = nodes.with_item(name, changed(nodes.get(name), change))
+    if schedule := tree.get("schedule"):  # an evaluation has no length
+        tree = tree.with_item(
+            "schedule", schedule.with_item("epochs", None).with_item("iterations", Tree.of(0))
+        )
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     added = {name for name, change in changes.items() if change.get("op")}
     taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}

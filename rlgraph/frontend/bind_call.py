@@ -51,6 +51,8 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
         fields = op.attributes.model_fields.items()
         attributes = {n: None if spec.is_required() else spec.get_default() for n, spec in fields}
     op = _with_outputs(name, op, attributes, tree, binder)
+    if further := op.further(attributes):
+        op = replace(op, inputs=op.inputs + further)
     return Call(op, target, attributes, courses=courses), hooks
 
 

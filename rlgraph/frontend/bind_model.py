@@ -1,17 +1,22 @@
-"""Binds a model: validates its section, also by what its engines take, and settles it for the devices."""
+"""Binds a model: validates its section, also by what its engines take, and settles it for the devices.
+
+And a run's length, which is given in iterations or in epochs of a source.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlgraph.engines.registry import BALANCED, EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
+from rlgraph.errors import Mark
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
 from rlgraph.syntax.model_settings import EXPERTS, ModelSection, Serve, Train
+from rlgraph.syntax.settings import Schedule
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
@@ -228,3 +233,29 @@ def reads_alike(models: Mapping[str, Model], binder: Binder) -> None:
                 law += "what one scores would be another model's"
                 remedy = f"give models.{model.name}.{key} and models.{other.name}.{key} the same value"
                 binder.problem("unlike-files", law, model.mark, remedy=remedy)
+
+
+def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, binder: Binder) -> Schedule:
+    """Return a schedule with the source whose rows its epochs count; a run has iterations or epochs."""
+    section, schedule = tree.get("schedule"), schedule or Schedule()
+    if section is None or not section.is_map:
+        return schedule
+    items = [item for name in ("iterations", "epochs") if (item := section.get(name))]
+    given, mark = [item for item in items if item.value is not None], (items or [section])[-1].key
+    if len(given) > 1:
+        law = "`schedule` has `iterations` and `epochs`"
+        binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
+    elif not given:
+        law = "`schedule` has no `iterations` and no `epochs`"
+        binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
+    return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
+
+
+def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:
+    epochs, sources = schedule.epochs, [node.name for node in nodes if node.call and node.op.source]
+    counted = epochs if isinstance(epochs, dict) else dict.fromkeys(sources, epochs)
+    if len(counted) != 1 or not {*counted} <= {*sources}:
+        law = f"`schedule.epochs` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+        remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}" if sources else "give schedule.iterations"
+        binder.problem("run-length", law, mark, remedy=remedy)
+    return schedule.model_copy(update={"epochs": counted})

@@ -19,6 +19,7 @@ ROW_REMEDY = "an op between them makes one number per row of those of its tokens
 ROW_REMEDY += "advantage.process (in groups), advantage.gae and advantage.reinforce_pp make advantages"
 FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
 Domains = Mapping[str, GraphDomain]
+NAMED_REMEDY = "; `columns` of a source take it from files, and {{{{{0}}}}} in a text is {{{0}}}, no column"
 DTYPES = {str: "text", int: "int64", bool: "boolean"}
 
 
@@ -62,7 +63,7 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
 
     Both are empty where the types fit. ``kind`` is that of the column's rows, prompts or samples.
     """
-    if want.dtype != have.dtype:
+    if want.dtype not in (have.dtype, "anything"):
         return "wrong-dtype", "map the parameter to another column by `in`"
     if is_made_of(kind, want.domain):
         remedy = f"an op that reduces groups makes {want.domain} of {kind}, such as group.mean"

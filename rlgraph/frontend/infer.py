@@ -17,6 +17,7 @@ import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend.domains import (
+    NAMED_REMEDY,
     as_many,
     line,
     made_by,
@@ -227,9 +228,9 @@ class Inference:
         remedy = remedy or f"add a node that writes it, or map it: in: {{{column}: ...}}"
         if taken := self.graph.removed.get(column):
             law += f": node `{column}` is removed here"
-        when = node.op.declared.when
-        asked = [when.get(port) for port, (_, c) in self.ports[node.name].items() if c == column]
-        if attribute := next(filter(None, asked), None):
+        ports = [port for port, read in self.ports[node.name].values() if read == column]
+        remedy += NAMED_REMEDY.format(column) * any(port.type.dtype == "anything" for port in ports)
+        if attribute := next(filter(None, [node.op.declared.when.get(port.name) for port in ports]), None):
             remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
         self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
 

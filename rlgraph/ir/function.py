@@ -20,7 +20,7 @@ class Function:
     ins: Mapping[str, str] = field(default_factory=dict)  # parameter -> column
     outs: Mapping[str, str] = field(default_factory=dict)  # the op's name of an output -> column
     handles: Mapping[str, str] = field(default_factory=dict)
-    courses: Mapping[str, Varying] = field(default_factory=dict)  # attributes that change over the iterations
+    courses: Mapping[str, Varying] = field(default_factory=dict)  # what changes, as kl_coef or weights.easy
     model: str | None = None
     of: str | None = None  # the model whose weights it copies onto its own
     tokenizer: str | None = None
@@ -39,9 +39,18 @@ class Function:
 
         ``adapted`` has those that have a controller; without, they are as in the first iteration.
         """
-        now = {name: c.at(iteration) for name, c in self.courses.items() if isinstance(c, ValueSchedule)}
+        now = {name: course.at(iteration) for name, course in self.schedules.items()}
         hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
-        return replace(self, attributes={**self.attributes, **now, **(adapted or {})}, hooks=hooks)
+        attributes = {**self.attributes}
+        for name, value in (now | {**(adapted or {})}).items():
+            outer, _, key = name.partition(".")
+            attributes[outer] = {**attributes[outer], key: value} if key else value
+        return replace(self, attributes=attributes, hooks=hooks)
+
+    @property
+    def schedules(self) -> dict[str, ValueSchedule]:
+        """Return the courses of the attributes that follow the iteration."""
+        return {name: one for name, one in self.courses.items() if isinstance(one, ValueSchedule)}
 
     @property
     def controllers(self) -> dict[str, Controller]:
@@ -52,4 +61,6 @@ class Function:
     def varying(self) -> dict[str, Any]:
         """Return the values of the attributes that have a course, those of hooks among them."""
         hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
-        return {**hooks, **{name: self.attributes[name] for name in self.courses}}
+        parts = {name: name.partition(".") for name in self.courses}
+        values = {name: (self.attributes[outer], key) for name, (outer, _, key) in parts.items()}
+        return {**hooks, **{name: value[key] if key else value for name, (value, key) in values.items()}}

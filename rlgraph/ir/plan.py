@@ -221,7 +221,7 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        return self.schedule.iterations
+        return self.schedule.iterations or 0
 
     @property
     def fields(self) -> dict[str, Any]:

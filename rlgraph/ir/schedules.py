@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from rlgraph.errors import GraphError, Mark, fail
+from rlgraph.errors import GraphError, Mark, Problem, fail
 from rlgraph.ir.kl_controller import Controller, read_controller
 from rlgraph.syntax.model_settings import Optimizer
 from rlgraph.syntax.source import OPEN, Tree
@@ -25,6 +25,7 @@ from rlgraph.syntax.validate import Binder, validate
 Shape = Literal["linear", "cosine", "steps"]
 SHAPES: tuple[Shape, ...] = ("linear", "cosine", "steps")
 EXAMPLE = "{linear: [0.1, 0.0], over: 100} or {steps: {1: 0.1, 50: 0.05}}"
+NumberPlace = tuple[str, ...]  # an attribute, or one and a name in it
 MEASURED = "an op of your own says it by @op(measures={'kl_coef': 'kl_ref'})"
 
 
@@ -105,55 +106,81 @@ def take_courses(
         measures: of what may be adaptive, the metric that it follows.
     """
     courses: dict[str, Varying] = {}
+    changes: dict[NumberPlace, tuple[ValueSchedule, list[Tree]]] = {}
     known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
-    for name, field in record.model_fields.items():
-        item, kinds = tree.get(name), {*_kinds(field.annotation)}
-        if item and _maps_to_numbers(field.annotation) and (part := _course_within(item)):
-            law = f"`{path}.{name}` has no course: only an attribute that is one number may have one"
-            remedy = "for a curriculum let a filter of prompts have one (docs/data.md)"
-            binder.problem("course", law, part.key or part.mark, remedy=remedy)
-            tree = tree.with_item(name, replace(item, value=OPEN))
-        if not (item and kinds & {int, float} and {*item.items} & {*SHAPES, "adaptive"}):
+    for place, kinds in _numbers(record, tree):
+        item, name = tree.at(place), ".".join(place)
+        if not {*item.items} & {*SHAPES, "adaptive"}:
             continue
         where = f"{path}.{name}"
         taken: tuple[Varying, list[Tree]] | None
         if "adaptive" in item.items:
             taken = binder.attempt(read_controller, item, where, measures.get(name), f"as {EXAMPLE}; {known}")
         else:
-            taken = binder.attempt(_course, item, where, float in kinds, name in fixed)
+            taken = binder.attempt(_course, item, where, kinds, name in fixed)
         if taken is None:
-            tree = tree.with_item(name, replace(item, value=OPEN))
+            tree = _with(tree, place, replace(item, value=OPEN))
             continue
         courses[name], leaves = taken
-        tree = tree.with_item(name, max(leaves, key=lambda leaf: abs(leaf.value)))
-        for leaf in leaves:
-            if leaf is not tree.items[name]:
-                tried = Binder()
-                validate(record, tree.with_item(name, leaf), path, tried, what)
-                binder.problems += [problem for problem in tried.problems if problem.mark == leaf.mark]
+        tree = _with(tree, place, max(leaves, key=lambda leaf: abs(leaf.value)))
+        if isinstance(taken[0], ValueSchedule):
+            changes[place] = taken[0], leaves
+    binder.problems += _on_the_way(record, tree, changes, path, what)
     return tree, courses
 
 
-def _maps_to_numbers(annotation: Any) -> bool:
-    maps = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is dict]
-    return any({*_kinds(get_args(part)[1])} <= {int, float} for part in maps)
+def _numbers(record: type[BaseModel], tree: Tree) -> Iterator[tuple[NumberPlace, set[Any]]]:
+    """Yield the place and the classes of each number: an attribute, or what one has for a name."""
+    for name, field in record.model_fields.items():
+        item, kinds = tree.get(name), {*_kinds(field.annotation)}
+        inner = {kind for _, named in _maps(field.annotation) for kind in _kinds(named)}
+        if item and kinds & {int, float}:
+            yield (name,), kinds
+        elif item and inner and inner <= {int, float}:
+            if any(isinstance(part.value, list) for shape, part in item.items.items() if shape in SHAPES):
+                yield (name,), set()
+            else:
+                yield from (((name, key), inner) for key in item.items)
 
 
-def _course_within(item: Tree) -> Tree | None:
-    """Return a value, or one of its parts, that is written as a course."""
-    parts = (item, *item.items.values())
-    return next(
-        (p for p in parts for shape in SHAPES if p.at((shape,)) is not p and not p.items[shape].is_number),
-        None,
-    )
+def _with(tree: Tree, place: NumberPlace, leaf: Tree) -> Tree:
+    name, *below = place
+    return tree.with_item(name, _with(tree.items[name], tuple(below), leaf) if below else leaf)
 
 
-def _course(item: Tree, path: str, fluid: bool, fixed: bool) -> tuple[Varying, list[Tree]] | None:
-    """Return a course and its numbers, or None while one of them is open."""
+def _on_the_way(
+    record: type[BaseModel],
+    tree: Tree,
+    changes: Mapping[NumberPlace, tuple[ValueSchedule, list[Tree]]],
+    path: str,
+    what: str,
+) -> Iterator[Problem]:
+    """Yield the problems that a record has where a course begins, ends or steps, and not as ``tree``."""
+    tried, given = Binder(), {leaf.mark for _, leaves in changes.values() for leaf in leaves}
+    validate(record, tree, path, tried, what)
+    told = {problem.mark for problem in tried.problems}
+    for iteration in sorted({start for course, _ in changes.values() for start, _ in course.points}):
+        now, tried = tree, Binder()
+        for place, (course, leaves) in changes.items():
+            reached = [leaf for (at, _), leaf in zip(course.points, leaves, strict=True) if at <= iteration]
+            now = _with(now, place, replace((reached or leaves)[-1], value=course.at(iteration)))
+        validate(record, now, path, tried, what)
+        for problem in tried.problems:
+            if problem.mark not in told:
+                when = "" if problem.mark in given else f" in iteration {iteration}"
+                yield replace(problem, law=problem.law + when)
+                told.add(problem.mark)
+
+
+def _course(item: Tree, path: str, kinds: Collection[Any], fixed: bool) -> tuple[Varying, list[Tree]] | None:
+    """Return a course and its numbers, or None while one of them is open; ``kinds`` are the number's."""
     shape, mark = next(shape for shape in SHAPES if shape in item.items), item.key or item.mark
+    if not kinds:
+        law = f"`{path}` has no course: each of the numbers that it names may have one"
+        raise fail("course", law, mark, remedy="as {easy: {linear: [1, 0], over: 100}, hard: 1}")
     if fixed:
         raise fail("course", f"`{path}` is one number for the whole run", mark)
-    if shape != "steps" and not fluid:
+    if shape != "steps" and float not in kinds:
         law = f"`{path}` is a whole number, and changes in steps alone"
         raise fail("course", law, mark, remedy="as {steps: {1: 1024, 200: 2048}}")
     for name, other in item.items.items():
@@ -188,6 +215,15 @@ def _ramp(item: Tree, shape: str, path: str) -> list[tuple[int, Tree]]:
 
 def _wrong(law: str, mark: Mark | None) -> GraphError:
     return fail("course", law, mark, remedy=f"as {EXAMPLE}")
+
+
+def _maps(annotation: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of each ``dict`` in an annotation that is no part of another."""
+    if get_origin(annotation) is dict:
+        yield get_args(annotation)
+    elif get_origin(annotation) not in (Literal, list):
+        for part in get_args(annotation):
+            yield from _maps(part)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from rlgraph.ops.column_types import File as File
 from rlgraph.ops.column_types import FixedAxis as FixedAxis
+from rlgraph.ops.column_types import anything as anything
 from rlgraph.ops.column_types import boolean as boolean
 from rlgraph.ops.column_types import float32 as float32
 from rlgraph.ops.column_types import int64 as int64

@@ -116,6 +116,10 @@ class text(Annotation[*Axes]): ...
 class json(Annotation[*Axes]): ...
 
 
+class anything(Annotation[*Axes]):
+    """A column of whichever dtype, of what an op reads."""
+
+
 TOKEN_AXES = {axis.__name__: axis for axis in (tokens, other_tokens, prompt_tokens)}
 AXIS = re.compile(r"[1-9][0-9]*|[^\W0-9]\w*")  # a fixed axis: a number above 0, or a name
 DTYPES = {"float32": float32, "int64": int64, "boolean": boolean, "text": text, "json": json}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -55,6 +56,7 @@ STRUCTURE: tuple[Role, ...] = (
     *("fresh", "oldest", "capacity"),
 )
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+PLACE = re.compile(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})")  # of a column in a text; {{name}} is none
 Body = TypeVar("Body", bound=Callable[..., Any])
 
 
@@ -142,6 +144,8 @@ class Declaration:
         recorded: whether its rows were sampled by its model at an earlier time.
         columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
             or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.
+        reads: the attribute that names more of what it reads, as ``{rubric}`` in a text or in a list, and
+            behind it the names in a text that are no columns. Its signature has ``**more: anything[...]``.
         measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
             what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
         beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
@@ -174,6 +178,7 @@ class Declaration:
     leaves: int = 0
     recorded: bool = False
     columns: str = ""
+    reads: tuple[str, ...] = ()
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     state: Literal["", "keeps", "reads"] = ""
@@ -214,10 +219,20 @@ class Op:
     doc: str
     several: frozenset[str] = frozenset()  # attributes that hold several hooks by name
     kind: type[Hook] | None = None  # None for an op; else the kind of hook that an attribute names
+    more: ColumnType | None = None  # of the columns that it reads beside its inputs: ``Declaration.reads``
 
     def hook(self, path: str) -> type[Hook]:
         """Return the kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
         return self.hooks[path.partition(".")[0]]
+
+    def further(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
+        """Return the columns that it reads beside its inputs: those that an attribute names."""
+        if self.more is None:
+            return ()
+        attribute, *others = self.declared.reads
+        named, own = attributes.get(attribute) or (), {*others, *(port.name for port in self.inputs)}
+        names = PLACE.findall(named) if isinstance(named, str) else named
+        return tuple(Port(name, self.more) for name in dict.fromkeys(names) if name not in own)
 
     def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes of JSON in the types that the op declares, such as a tuple for a list.

@@ -175,6 +175,13 @@ class TrainEngine(Protocol):
         """
 
 
+class Course(Protocol):
+    """A number that changes over the iterations."""
+
+    def at(self, iteration: int) -> float:
+        """Return it in an iteration, counted from 1."""
+
+
 @dataclass
 class Context:
     """An op's context: the iteration, the rows, and a place for its metrics.
@@ -188,6 +195,8 @@ class Context:
     rows: Sequence[int] = ()  # numbers in the whole batch of the op's output rows; input rows for a rollout
     total_rows: int = 0
     position: int = 0  # rows of a data source that earlier iterations took
+    batch: int = 0  # rows that a data source gives in an iteration in which no filter asks for more
+    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change, as weights.easy
     samples: Sequence[int] = ()  # of segments, the number of each row's sample; of others nothing
     total_samples: int = 0
     over: str = "rows"  # what a row of its metrics is, as a rule: one of what the op writes, or reads

@@ -25,7 +25,7 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     if kind is None and isinstance(body, type):
         raise OpError(f"op {name}: it is a class; an op is a function")
     hints, declared = type_hints(name, body), getattr(body, "__op__", Declaration())
-    inputs, handles, fields, hooks, several = [], {}, {}, {}, set()
+    inputs, handles, fields, hooks, several, more = [], {}, {}, {}, set(), None
     filled = kind.filled(name, body) if kind else ()
     for parameter in inspect.signature(body).parameters.values():
         if parameter.name in filled:
@@ -44,6 +44,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
             fields[parameter.name] = (hint, ... if default is parameter.empty else default)
         elif hint in HANDLES:
             handles[parameter.name] = HANDLES[hint]
+        elif is_column(hint) and parameter.kind is parameter.VAR_KEYWORD:
+            more = ColumnType.of(hint)
         elif is_column(hint):
             inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
         else:
@@ -61,6 +63,9 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     if declared.columns and (declared.columns not in fields or not all(port.name for port in outputs)):
         law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
         raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
+    if (more is None) != (not declared.reads) or not {*declared.reads[:1]} <= {*fields}:
+        law = f"op {name}: `reads` names the attribute with the names of what `**` of its signature takes"
+        raise OpError(f'{law}: @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]')
     if declared.counts:
         _check_counts(name, declared, outputs)
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
@@ -77,6 +82,7 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         doc=inspect.getdoc(body) or "",
         several=frozenset(several),
         kind=kind,
+        more=more,
     )
     if declared.beside and (op.engine or not inputs):
         raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")

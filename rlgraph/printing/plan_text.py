@@ -64,7 +64,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     which = "every iteration" if every == 1 else f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
     kept = f", keeping the columns of {which} in recorded/" if every else ""
     ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
-    yield f"repeat {plan.schedule.iterations} times{ahead}{kept}"
+    yield f"repeat {_length(plan)}{ahead}{kept}"
     yield from _steps(plan, plan.steps, failed)
     yield ""
     if most:
@@ -181,6 +181,15 @@ def _courses_text(plan: Plan, step: Step) -> str:
     for path, hook in function.hooks.items():
         own += [f"{path}.{name}: {course}" for name, course in hook.courses.items()]
     return "; ".join(own)
+
+
+def _length(plan: Plan) -> str:
+    """Return how long a run is: ``500 times``, or ``for 3 epochs of prompts``."""
+    epochs = plan.schedule.epochs
+    if isinstance(epochs, dict):
+        ((name, times),) = epochs.items()
+        return f"for {times:g} epoch{'s' * (times != 1)} of {name}"
+    return f"{plan.iterations} times"
 
 
 def _pipelined(plan: Plan, most: int) -> Iterator[str]:

@@ -199,7 +199,7 @@ def _edges(op: Op) -> dict[str, Schema]:
         shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
         ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
     if ports:
-        edges["in"] = _columns(ports, INS, bool(op.hooks))
+        edges["in"] = _columns(ports, INS, bool(op.hooks or op.more))
     if op.outputs:
         outs = {port.name: port for port in op.outputs if port.name}
         edges["out"] = _columns(outs, OUTS, not outs)

@@ -81,6 +81,10 @@ def changing(schema: Schema, adapts: bool = False) -> Schema:
     """
     if any({"number", "integer"} & {*_types(option)} for option in schema.get("anyOf", ())):
         return {**schema, "anyOf": [*schema["anyOf"], ref("course"), *([ref("adaptive")] if adapts else [])]}
+    if options := schema.get("anyOf"):
+        return {**schema, "anyOf": [*map(changing, options)]}
+    if isinstance(named := schema.get("additionalProperties"), dict):
+        return {**schema, "additionalProperties": changing(named)}
     if not {"number", "integer"} & {*_types(schema)}:
         return schema
     known: Schema = {"if": {"required": ["adaptive"]}, "then": ref("adaptive"), "else": ref("course")}

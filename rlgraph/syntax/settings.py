@@ -51,7 +51,12 @@ class Pool(Section):
 class Schedule(Section):
     """Length of a run, and what is kept on the way."""
 
-    iterations: Natural = Field(description="passes through the graph.")
+    iterations: Natural | None = option(None, "passes through the graph; or else `epochs`.")
+    epochs: Positive | dict[str, Positive] | None = option(
+        None,
+        "passes through the rows of the data, in place of `iterations`; of several sources those of one, as "
+        "{prompts: 3}. A run counts the iterations before it starts, as `check --files` does.",
+    )
     staleness: Natural = option(
         0,
         "how many iterations generation may run ahead of training, on a pool of its own: as many "

@@ -162,7 +162,8 @@ def _explain(
 
 def _wanted(item: Any) -> str:
     """Return pydantic's message in our words: ``must be at least 1; ...``."""
-    message = re.sub(r"^(Input|Dictionary|List|String) should", "must", str(item["msg"]))
+    message = re.sub(r"^Value error, ", "", str(item["msg"]))
+    message = re.sub(r"^(Input|Dictionary|List|String) should", "must", message)
     message = re.sub(r" after validation, not \d+$", "", message)
     message = message.replace("a valid dictionary", "a mapping").replace("a valid integer", "a whole number")
     return message.replace("greater than or equal to", "at least").replace("a valid ", "a ")

@@ -60,7 +60,7 @@ class OpCall:
         for parameter, handle in function.handles.items():
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)
-        for port in op.inputs:
+        for port in (*op.inputs, *op.further(function.attributes)):
             part = columns.get(function.ins.get(port.name, ""))
             arguments[port.name] = None if part is None else self._read(part, op.engine)
         if columns:

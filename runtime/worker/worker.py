@@ -167,6 +167,8 @@ class Worker(Process):
         begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
         context.state, context.held = json.loads(scope.state or "{}"), {**self.held.get(node, {})}
+        context.courses, batch = function.schedules, function.value("rows")
+        context.batch = batch if isinstance(batch, int) else 0
         context.samples, context.total_samples = scope.samples, scope.total_samples
         context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
         if named := [*function.outs.values(), *reads]:

@@ -56,6 +56,21 @@ def test_steps_of_a_whole_number_are_whole() -> None:
     assert again == plan
 
 
+def test_each_number_of_a_mapping_has_its_course() -> None:
+    files = "prompts.files={easy: [a.jsonl], hard: [b.jsonl]}"
+    plan = planned(files, "prompts.weights={easy: {linear: [1, 0], over: 4}, hard: {steps: {1: 0.5, 3: 2}}}")
+    again = parse(plan.json())
+    assert again == plan and "varies  weights.easy: 1 to 0 over 4 iterations, linear; weights.h" in plan_text(
+        plan
+    )
+    function = again.functions["train"]["prompts"]
+    weights = [function.at(iteration).attributes["weights"] for iteration in (1, 3, 5)]
+    assert weights == [{"easy": 1, "hard": 0.5}, {"easy": 0.5, "hard": 2}, {"easy": 0, "hard": 2}]
+    assert function.at(3).varying == {"weights.easy": 0.5, "weights.hard": 2}
+    changed = differences(planned(files, "prompts.weights={easy: 1, hard: 1}"), plan)
+    assert any("weights.easy" in line for line in changed)
+
+
 def test_a_plan_shows_what_changes() -> None:
     kl, clip = "kl_coef={linear: [0.1, 0], over: 100}", "loss.clip={steps: {1: 0.2, 9: 0.1}}"
     settings = [f"update_policy.{kl}", f"update_policy.{clip}"]
@@ -172,5 +187,9 @@ def test_editors_take_a_course_where_a_number_is_taken() -> None:
         assert checked.is_valid(graph(**accepted)), accepted
     for refused in ({"kl_coef": {"linear": [0.1]}}, {"kl_coef": {}}, {"minibatches": fall}, {"every": 0}):
         assert not checked.is_valid(graph(**refused)), refused
+    files = {"op": "data.prompts", "files": {"a": ["a.jsonl"]}, "batch": 8}
+    for weight, accepted in ((1, True), (fall, True), ({"linear": [1]}, False), ("much", False)):
+        prompts = {**files, "weights": {"a": weight}}
+        assert checked.is_valid({**graph(), "nodes": {"prompts": prompts}}) == accepted, weight
     model = {"path": "m", "optimizer": {"lr": {"cosine": [1e-5, 1e-6], "over": 9}}}
     assert checked.is_valid({**graph(), "models": {"policy": model}})

@@ -109,3 +109,11 @@ def test_what_the_data_understand_of_a_column(tmp_path: Path, level: str, said: 
     with pytest.raises(GraphError) as error:
         types(tmp_path, SHIPPED, level)
     assert said in str(error.value) and "`prompts.columns.level`" in str(error.value)
+
+
+def test_the_example_of_the_page_on_data_is_a_graph(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "data.md").read_text()
+    (text,) = re.findall(r"```yaml\n# gsm8k.yaml\n(.*?)```", page, re.S)
+    (tmp_path / "gsm8k.yaml").write_text(text)
+    plan = compile_graph(str(tmp_path / "gsm8k.yaml"), (), 1)
+    assert plan.schedule.epochs == {"prompts": 3} and plan.report == {"accuracy": "rewards"}

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recorded import means
+from rlgraph.errors import RunError
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
-from rlgraph.nodes.support import dataset
+from rlgraph.nodes.support import dataset, prepare
+from rlgraph.nodes.support import process_map as module
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_prompts
+from rlgraph.nodes.support.process_map import process_map
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
@@ -45,7 +53,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is cached, in chunks of a few rows."""
     monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "ON_DISK", 1)
-    monkeypatch.setattr(dataset, "CHUNK", 7)
+    monkeypatch.setattr(prepare, "CHUNK", 7)
 
 
 @pytest.fixture
@@ -80,13 +88,13 @@ def test_rows_are_the_same_from_memory_and_from_disk(
 
     with monkeypatch.context() as memory:
         memory.setattr(dataset, "ON_DISK", 2**30)
-        memory.setattr(dataset, "CHUNK", 1000)
+        memory.setattr(prepare, "CHUNK", 1000)
         wanted = rows()
     anew()
     assert rows() == wanted
     anew()
     with monkeypatch.context() as once:
-        once.setattr(dataset, "_write", None)
+        once.setattr(dataset, "write_set", None)
         assert rows() == wanted, "it is read from disk"
 
 
@@ -153,3 +161,71 @@ def test_a_cache_that_cannot_be_written_is_named(
         DataError, match=r"taken/data: what comes of the data can't be kept there: .*RLGRAPH_CACHE"
     ):
         load_prompts(tokenizer, files=[file], template="plain")
+
+
+@pytest.mark.parametrize("source", [prompts, examples, pairs])
+def test_several_processes_prepare_the_same_file(
+    source: Any, file: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    for processes in (1, 3):
+        anew()
+        monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache" / str(processes)))
+        monkeypatch.setattr(prepare, "_processes", lambda _, many=processes: many)
+        source(tokenizer, Context("data", 0, 0), files=[file], columns={"tests": "json"}, **OPTIONS)
+        folder = tmp_path / "cache" / str(processes) / "data"
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert written[0] == written[1]
+
+
+def test_a_row_that_is_wrong_is_named_whichever_process_finds_it(
+    file: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_processes", lambda _: 2)
+    rows = [{**row, "question": "" if n in (23, 30) else row["question"]} for n, row in enumerate(ROWS)]
+    Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=f"{file}:24: the question has no tokens"):
+        load_prompts(tokenizer, files=[file], template="plain")
+    assert cached(tmp_path) == []
+
+
+def test_large_files_are_prepared_by_a_process_per_core(
+    file: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = [dataset.source_of("prompts", tokenizer, [file], {"template": "plain"})]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(5))
+    assert prepare._processes(key) == 1
+    monkeypatch.setattr(prepare, "BY_PROCESSES", 1)
+    assert prepare._processes(key) == 5
+    own = replace(key, tokenizer=type("Own", (), {})())
+    assert prepare._processes(own) == 1, "it may be no tokenizer that another process can have"
+
+
+@pytest.mark.parametrize(("function", "item", "said"), [(os._exit, 3, "3"), (signal.raise_signal, 9, "-9")])
+def test_a_process_that_is_killed_ends_the_preparation(function: Any, item: int, said: str) -> None:
+    with pytest.raises(RunError, match=f"a process that prepares data ended with {said}"):
+        list(process_map(function, [item] * 9, 2))
+
+
+def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = [], module._started
+
+    def kept(function: Any) -> Any:
+        started.append(start(function))
+        return started[-1]
+
+    monkeypatch.setattr(module, "_started", kept)
+    main = threading.main_thread().ident
+    threading.Timer(1.0, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(process_map(time.sleep, [600] * 9, 2))
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+
+
+def test_results_are_in_order_and_errors_are_the_function_s() -> None:
+    assert list(process_map(math.sqrt, range(50), 3)) == [math.sqrt(n) for n in range(50)]
+    results = process_map(math.sqrt, [4, 9, -1, -2], 2)
+    assert [next(results), next(results)] == [2, 3]
+    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
+        next(results)
+    assert list(process_map(print, [1], 1)) == [None], "what it prints is no answer"

@@ -14,7 +14,9 @@ import torch
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
-from rlgraph.ops import Context
+from rlgraph.ops import Context, anything, float32, op, samples
+from rlgraph.ops.declare import OpError
+from rlgraph.ops.signature import signature
 from rlgraph.runtime.demo import make_tokenizer
 
 ROWS: list[dict[str, Any]] = [
@@ -133,3 +135,15 @@ def test_question_answer_and_where_take_paths_too(tmp_path: Path, tokenizer: Any
         where={"about.who": ["w1", "w3"]},
     )
     assert (out.question, out.answer) == (["1", "3"], ["w1", "w3"])
+
+
+def test_what_an_op_reads_beside_its_signature_is_named_by_an_attribute() -> None:
+    def more(tests: float32[samples], *, names: list[str], **more: anything[samples]) -> float32[samples]: ...
+
+    declared = signature("more", op(reads=("names",))(more))
+    assert [port.name for port in declared.further({"names": ["rubric", "tests", "rubric"]})] == ["rubric"]
+    texts = signature("more", op(reads=("names", "response"))(more))
+    assert [port.name for port in texts.further({"names": "{a} {response} {{b}} {c_1} {2}"})] == ["a", "c_1"]
+    for reads in ((), ("other",)):
+        with pytest.raises(OpError, match="names the attribute with the names of what"):
+            signature("more", op(reads=reads)(more))

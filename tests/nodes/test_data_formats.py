@@ -240,3 +240,10 @@ def test_long_prompts_are_cut_where_it_is_said(write: Any) -> None:
         DataError, match="truncate: left says nothing without a limit; give max_prompt_tokens"
     ):
         prompts(tokenizer, context(), files=[file], batch=1, template="plain", truncate="left")
+
+
+def test_an_answer_that_is_nested_is_json(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q", "answer": {"inputs": ["1"], "outputs": ["é"]}}\n')
+    out = prompts(chatty(), context(), files=[str(file)], batch="all")
+    assert out.answer == ['{"inputs": ["1"], "outputs": ["é"]}']

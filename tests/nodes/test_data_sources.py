@@ -7,18 +7,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pytest
 
 from recorded import means
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_prompts
-from rlgraph.nodes.support.mixture import BLOCK, pick_mixed, shares
+from rlgraph.nodes.support.mixture import BLOCK, Mixture, mixture_of, pick_mixed
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
+FALL, RISE = (ValueSchedule("linear", ((1, a), (11, b))) for a, b in ((1.0, 0.0), (0.0, 1.0)))
+SLOW = ValueSchedule("cosine", ((1, 1.0), (400, 0.1)))
 ROWS = [{"question": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3, "of": "xy"[i % 2]} for i in range(7)]
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
@@ -143,7 +147,7 @@ def by_source(sources: list[str]) -> dict[str, list[int]]:
 
 
 def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
-    sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, {"a": 2, "b": 1, "c": 1}
+    sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, Mixture((2, 1, 1))
     rows = pick_mixed(by_source(sources), weights, 3 * BLOCK, 0, 3, shuffle=True)
     for block in range(3):
         found = Counter(sources[row] for row in rows[block * BLOCK : (block + 1) * BLOCK])
@@ -154,17 +158,20 @@ def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
     assert len(set(epochs)) > 100, "each epoch has an order of its own"
 
 
+@pytest.mark.parametrize("mixture", [Mixture((1, 4)), Mixture((SLOW, 4), 8), Mixture((SLOW, RISE), 8)])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 13, 1, 19], [40], [BLOCK + 3, 5, 2 * BLOCK]])
-def test_a_mixed_batch_depends_on_seed_and_position_alone(shuffle: bool, sizes: list[int]) -> None:
-    sources, weights = ["a"] * 3 + ["b"] * 11, {"a": 1, "b": 4}
-    straight = pick_mixed(by_source(sources), weights, sum(sizes), 990, 5, shuffle)
+def test_a_mixed_batch_depends_on_seed_and_position_alone(
+    shuffle: bool, sizes: list[int], mixture: Mixture
+) -> None:
+    sources = ["a"] * 3 + ["b"] * 11
+    straight = pick_mixed(by_source(sources), mixture, sum(sizes), 990, 5, shuffle)
     cut, at = [], 990
     for size in sizes:
-        cut += pick_mixed(by_source(sources), weights, size, at, 5, shuffle)
+        cut += pick_mixed(by_source(sources), mixture, size, at, 5, shuffle)
         at += size
     assert cut == straight
-    assert straight != pick_mixed(by_source(sources), weights, sum(sizes), 990, 6, shuffle)
+    assert straight != pick_mixed(by_source(sources), mixture, sum(sizes), 990, 6, shuffle)
 
 
 def test_resuming_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, tokenizer: Any) -> None:
@@ -193,12 +200,30 @@ def test_pairs_and_examples_mix_alike(tmp_path: Path, tokenizer: Any) -> None:
 )
 def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        pick_mixed({"a": [0], "b": [1]}, weights, 1, 0, 0, shuffle=True)
+        mixture_of(["a", "b"], weights, {}, 4)
 
 
-def test_shares_add_up() -> None:
-    assert shares([1, 1, 1]) == [334, 333, 333]
-    assert sum(shares([0.7, 0.1, 0.05, 0.123])) == BLOCK
+@pytest.mark.parametrize(
+    "weights", [(1, 1, 1), (0.7, 0.1, 0.05, 0.123), (1e-9, 1), (FALL, RISE), (FALL, RISE, 3)]
+)
+@pytest.mark.parametrize("span", [1, 8, BLOCK])
+def test_shares_add_up_and_roundings_cancel_out(weights: tuple[Any, ...], span: int) -> None:
+    mixture = Mixture(weights, span)
+    quotas = mixture.quotas(range(300))
+    assert (quotas >= 0).all() and (quotas.sum(1) == span).all()
+    now = [[w if isinstance(w, int | float) else w.at(1 + n) for w in weights] for n in range(300)]
+    exact = sum(span * numpy.array(row) / sum(row) for row in now)
+    assert abs(quotas.sum(0) - exact).max() < 6
+    assert mixture.given(300 * span).tolist() == quotas.sum(0).tolist()
+
+
+def test_weights_with_a_course_are_those_of_the_iteration_in_which_a_row_comes() -> None:
+    mixture = mixture_of(["a", "b"], {"a": 1.0, "b": 1.0}, {"weights.a": FALL, "weights.b": RISE}, 8)
+    rows = pick_mixed({"a": range(5), "b": range(5, 12)}, mixture, 30 * 8, 0, 0, shuffle=True)
+    share = [sum(row < 5 for row in rows[at : at + 8]) for at in range(0, 240, 8)]
+    assert share[0] == 8 and share[5] == 4 and share[10:] == [0] * 20
+    mine = [row for row in rows if row < 5]
+    assert sorted(mine[:5]) == list(range(5)), "epochs of its own go on"
 
 
 def test_template_options_reach_the_chat_template(tmp_path: Path, chatty: Any) -> None:

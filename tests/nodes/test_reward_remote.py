@@ -265,6 +265,13 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
     assert call(url, retries=0, on_error="zero")[1] == [True] * 7
 
 
+def test_further_columns_are_sent_by_name() -> None:
+    with serving(lambda batch, _: (200, rewards_of(batch))) as (url, asked):
+        more = {"tests": [[n, None] for n in range(7)], "level": torch.arange(7)}
+        assert call(url, columns=["tests", "level"], batch=7, **more)[0] == RIGHT
+    assert [(row["tests"], row["level"]) for row in asked[0]] == [([n, None], n) for n in range(7)]
+
+
 def test_of_no_samples() -> None:
     ctx = Context(node="rewards", seed=0, iteration=0)
     out = remote(ctx, [], [], [], url="http://127.0.0.1:9/none")

@@ -1,6 +1,16 @@
 """A user's ops that count the rows behind a filter that refills."""
 
-from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples, text, tokens
+import torch
+
+from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, prompts, samples, text, tokens
+
+
+@op(filters=True)
+def small(ctx: Context, answer: text[prompts], *, most: float) -> boolean[prompts]:
+    """The prompts whose answer is at most ``most``; records the mean of those that stay."""
+    kept = torch.tensor([int(number) <= most for number in answer])
+    ctx.record("rows/answer", [int(number) for number in answer if int(number) <= most])
+    return kept
 
 
 @op(rows="all")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from recorded import means
@@ -170,6 +172,24 @@ def test_a_text_that_writes_control_tokens_adds_none(template: Any, at: str) -> 
     assert len({*engine.tokenizer(SPEAKS)["input_ids"]} & control) > 3  # read as such elsewhere
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["be brief"], "be brief"),
+        ([["a", {"b": None}]], '["a", {"b": null}]'),
+        (torch.tensor([3]), "3"),
+        (torch.tensor([0.5]), "0.5"),
+        (torch.tensor([True]), "true"),
+        ([SPEAKS], SPEAKS),
+    ],
+)
+def test_the_judge_reads_any_column_by_its_name(values: Any, said: str) -> None:
+    engine, ctx = Scribe("stop"), Context("rewards", seed=1, iteration=2, rows=[0])
+    prompt = 'By {rubric}, {rubric} of {{rubric}} {"a": 1}: {response}'
+    judge(ctx, engine, ["q"], ["r"], ["a"], prompt=prompt, template="plain", rubric=values)
+    assert engine.tokenizer.decode(engine.asked[0]) == f'By {said}, {said} of {{rubric}} {{"a": 1}}: r'
+
+
 def test_a_control_token_that_is_not_called_special_is_plain_text_too() -> None:
     """As of DeepSeek's chat template, whose roles are added tokens like any other."""
     engine, ctx = Scribe("stop"), Context("rewards", seed=1, iteration=2, rows=[0])
@@ -228,6 +248,23 @@ def test_a_graph_with_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert 0 < line["reward/failed"] < 1
         assert line["judged/kept"] == pytest.approx(1 - line["reward/failed"])
         assert 0 <= line["reward/mean"] <= 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_graph_whose_judge_reads_a_rubric(
+    devices: int, run_on_devices: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model", seed=0)
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1), "rubric": ["right", n]} for n in range(8)]
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = "columns: {criteria: {from: rubric, type: json}}"
+    text = GRAPH.replace("batch: 4", f"batch: 4, {columns}").replace("iterations: 2", "iterations: 1")
+    text = text.replace('"{question}{response}"', '"{rubric} {question}{response}", in: {rubric: criteria}')
+    Path("judged.yaml").write_text(text)
+    run_on_devices("judged.yaml", "--devices", str(devices), "--run-dir", "out")
+    (line,) = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    assert 0 < line["reward/failed"] < 1
 
 
 @pytest.mark.parametrize("scale", ["[1]", "[3, 3]", "[5, 1]", "[1, 2, 3]"])

@@ -1,0 +1,141 @@
+"""Prepares the rows of a data set: read, filtered, rendered and tokenised, a chunk at a time.
+
+    files ── CHUNK rows at a time ── where ── tokenised ──> FILE:N, token ids, texts, columns
+
+Of large files each chunk is the work of one of several processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from rlgraph.nodes.support.conversation import ReadingOptions, asked
+from rlgraph.nodes.support.data_file import DataError, cache_folder, fits, read_rows, seen
+from rlgraph.nodes.support.lazy import pyarrow
+from rlgraph.nodes.support.process_map import process_map
+from rlgraph.nodes.support.row_field import column_values, path_of
+from rlgraph.nodes.support.row_tokens import examples_of, prompt_ids
+
+PlacedRow = tuple[int, str, Mapping[str, Any]]  # the number of a row's file, its place and its fields
+SetKind = Literal["prompts", "examples"]
+CHUNK = 4096  # rows that are tokenised at a time, by a process, or as many threads as the tokenizer has
+BY_PROCESSES = 2**22  # bytes of files from which several processes prepare them, which take seconds to start
+MOST_PROCESSES = 32
+FORMAT = 2  # of a cached set; another one is made anew
+
+
+@dataclass(frozen=True)
+class DataSetKey:
+    """The files, the tokenizer and the reading of a set: the key by which it is cached."""
+
+    kind: SetKind
+    files: tuple[tuple[str, str], ...]  # source and file
+    states: tuple[tuple[int, int], ...]  # of each file: time of change in ns, bytes
+    tokens: str  # the tokenizer's contents
+    key: str  # the reading as text
+    reading: ReadingOptions = field(compare=False)
+    tokenizer: Any = field(compare=False, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """Return the file in the cache."""
+        said = json.dumps([FORMAT, self.kind, self.files, self.states, self.tokens, self.key])
+        return cache_folder() / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.arrow"
+
+
+def write_set(source: DataSetKey, sink: Any) -> None:
+    """Write a set as an Arrow file; ``filtered`` of a batch says how many rows ``where`` left out beside it.
+
+    Raises:
+        DataError: a file or a row is not what the source needs.
+    """
+    if source.kind == "examples" and source.tokenizer.eos_token_id is None:
+        law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
+        raise DataError(f"{law}; set eos_token in its config")
+    whole, text = pyarrow.int32(), pyarrow.large_string()
+    lists = {"ids": pyarrow.large_list(pyarrow.int32()), "learnt": pyarrow.large_list(pyarrow.bool_())}
+    types = {
+        "file": whole,
+        "number": pyarrow.int64(),
+        "length": whole,
+        **lists,
+        "question": text,
+        "answer": text,
+    }
+    schema = pyarrow.schema({**types, "more": text})
+    make, processes = functools.partial(_batch, source, schema), _processes(source)
+    batches = process_map(make, _chunks(source), processes) if processes > 1 else map(make, _chunks(source))
+    with pyarrow.ipc.new_file(sink, schema) as writer:
+        for batch, filtered in batches:
+            writer.write_batch(batch, custom_metadata={"filtered": str(filtered)})
+
+
+def _processes(source: DataSetKey) -> int:
+    """Return how many processes prepare a set: one for each core, of a large set and a known tokenizer."""
+    known = type(source.tokenizer).__module__.startswith("transformers.")  # others need not be picklable
+    large = sum(size for _, size in source.states) > BY_PROCESSES
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if known and large else 1
+
+
+def _batch(source: DataSetKey, schema: Any, chunk: tuple[list[PlacedRow], int]) -> tuple[Any, int]:
+    """Return a chunk as Arrow, and the rows that were left out beside it."""
+    kept, filtered = chunk
+    return pyarrow.RecordBatch.from_pydict(_columns(source, kept), schema), filtered
+
+
+def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
+    """Yield rows that ``where`` keeps, and of how many read beside them it does not.
+
+    Raises:
+        DataError: a source has no row, or none that is kept.
+    """
+    reading = source.reading
+    for name in dict.fromkeys(name for name, _ in source.files):
+        total, left = 0, 0
+        files = {number: file for number, (own, file) in enumerate(source.files) if own == name}
+        rows = ((n, *row) for n, file in files.items() for row in read_rows(file, *_needed(reading)))
+        while chunk := [*islice(rows, CHUNK)]:
+            kept = [(number, place, row) for number, place, row in chunk if fits(place, row, reading.where)]
+            total, left = total + len(chunk), left + len(kept)
+            yield kept, len(chunk) - len(kept)
+        if not total:
+            raise DataError(f"{', '.join(files.values())}: no rows; give a file that has some")
+        if not left:
+            again = (row for file in files.values() for row in read_rows(file, *_needed(reading)))
+            raise DataError(f"{', '.join(files.values())}: no row is where {seen(again, reading.where)}")
+
+
+def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
+    """Return the fields that are read of each row, and those that it may lack."""
+    columns = reading.columns or {}
+    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
+    named = [path_of(name, spec) for name, spec in columns.items() if name not in optional]
+    return [*reading.named, *named], [path_of(name, columns[name]) for name in optional]
+
+
+def _columns(source: DataSetKey, kept: Sequence[PlacedRow]) -> dict[str, Any]:
+    """Return the columns of a chunk of rows."""
+    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in kept]
+    if source.kind == "prompts":
+        examples = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
+    else:
+        examples = list(examples_of(source.tokenizer, reading, rows))
+    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in kept]
+    return {
+        "file": [number for number, _, _ in kept],
+        "number": [int(place.rpartition(":")[2]) for _, place, _ in kept],
+        "length": [len(ids) for ids, _ in examples],
+        "ids": [ids for ids, _ in examples],
+        "learnt": [learnt for _, learnt in examples],
+        "question": [row.words for row in rows],
+        "answer": [row.answer for row in rows],
+        "more": more,
+    }
