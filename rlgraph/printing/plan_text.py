@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from rlgraph.costs.limits import ring_ranks
-from rlgraph.costs.lora_size import SLOTS, served_alone
+from rlgraph.costs.lora_size import SLOTS
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, visible
@@ -16,6 +16,7 @@ from rlgraph.ir.intervals import words
 from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
+from rlgraph.printing.step_notes import notes
 from rlgraph.units import range_text, size_text
 
 PATHS = {
@@ -121,47 +122,10 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
             begun.add(step.region)
         mark = "!" if failed == (step.phase, step.id) else "+" if step.inserted else " "
         yield f"{mark} {step.id:>3}. {sentence(step)}"
-        told = [*_details(step, plan.columns[step.phase]), ("sends", _sent_text(plan, step))]
-        told += [("varies", _courses_text(plan, step)), ("state", _state_text(plan, step))]
-        told += [("joins", _joins_text(plan, step))]
-        told += [("holds", _held_text(plan, step))]
-        for word, detail in (*told, ("caches", _cache_text(plan, step)), ("takes", step_text(plan, step))):
+        told = [*_details(step, plan.columns[step.phase]), *notes(plan, step)]
+        for word, detail in (*told, ("takes", step_text(plan, step))):
             if detail:
                 yield from _wrapped(f"         {word:<8}", detail)
-
-
-def _state_text(plan: Plan, step: Step) -> str:
-    """Return whose state a step has."""
-    function = plan.functions[step.phase].get(step.node)
-    state = function.state if function else None
-    if state == step.node:
-        return "its own, kept for the next iteration and in checkpoints"
-    return f"that of {state} before the iteration" if state else ""
-
-
-def _joins_text(plan: Plan, step: Step) -> str:
-    """Return the update whose optimizer steps a loss joins, and whether they read its rows for it alone."""
-    if not step.joins:
-        return ""
-    (lead,) = (other for other in plan.phases[step.phase] if other.node == step.joins)
-    own = "in a pass of its own" if step in plan.passes(lead) else "in the pass over the same tokens"
-    return f"the optimizer steps of {step.joins}, {own}"
-
-
-def _held_text(plan: Plan, step: Step) -> str:
-    """Return which rows a step holds, and how old those are that it gives."""
-    function = plan.functions[step.phase].get(step.node)
-    if function is None or not function.holds:
-        return ""
-    made = plan.domain(step.phase, step.writes[0])
-    ages = f"those of {made.ages[0]} to {made.ages[1]} iterations before"
-    return f"at most {function.value('capacity'):,} rows, and gives {ages}"
-
-
-def _sent_text(plan: Plan, step: Step) -> str:
-    """Return what a sync sends where that is not all weights."""
-    alone = step.facts.syncs and any(served_alone(plan.models[name]) for name in step.models)
-    return "its adapter alone, which takes the place of the version before" if alone else ""
 
 
 def _repeated(plan: Plan, region: str) -> str:
@@ -170,17 +134,6 @@ def _repeated(plan: Plan, region: str) -> str:
     wanted = plan.regions[region]
     rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
     return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
-
-
-def _courses_text(plan: Plan, step: Step) -> str:
-    """Return the attributes that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
-    function = plan.functions[step.phase].get(step.node)
-    if function is None:
-        return ""
-    own = [f"{name}: {course}" for name, course in function.courses.items()]
-    for path, hook in function.hooks.items():
-        own += [f"{path}.{name}: {course}" for name, course in hook.courses.items()]
-    return "; ".join(own)
 
 
 def _length(plan: Plan) -> str:
@@ -266,19 +219,6 @@ def step_text(plan: Plan, step: Step) -> str:
         if gradients := stepped_on_host(plan, step):
             said += f", steps {size_text(gradients)} of gradients on its host"
     return said
-
-
-def _cache_text(plan: Plan, step: Step) -> str:
-    """Return text such as ``262,144 tokens: 128 samples in flight per engine, 2 waves``, for rollouts."""
-    if plan.predicted is None or step.phase != "train" or step.node not in plan.predicted.in_flight:
-        return ""  # nobody says how many rows an evaluation has
-    at_once, waves = plan.predicted.in_flight[step.node]
-    serve = plan.models[next(iter(step.models))].serve
-    assert serve
-    if serve.addresses:
-        return ""  # they have the cache that they were started with
-    samples = f"{at_once:,} sample{'s' * (at_once != 1)} in flight per engine"
-    return f"{serve.cache_tokens:,} tokens: {samples}, {waves:,} wave{'s' * (waves != 1)}"
 
 
 def prediction_text(plan: Plan) -> Iterator[str]:
