@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.passes.trace import sampler
+from rlgraph.passes.trace import sampler, writer
 from rlgraph.printing.plan_text import plan_text
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
@@ -31,11 +30,6 @@ def lowered(base: str, *edits: str) -> Graph:
     body = "".join(f"  - {edit}\n" for edit in edits)
     Path("edited.yaml").write_text(f"graph: edited\nextends: {base}\n" + (f"edits:\n{body}" if edits else ""))
     return lower(bind(compose("edited.yaml"), 2))
-
-
-def writer(graph: Graph, column: str) -> Node:
-    """The node that the user wrote behind a column or a copy of one."""
-    return graph.node(graph.columns[re.split(r"[*/@]", column)[0]].writer)
 
 
 def problems(base: str, *edits: str) -> list[tuple[str, str]]:
