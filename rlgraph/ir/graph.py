@@ -210,6 +210,11 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def writers(self) -> Mapping[str, Node]:
+        """Return the node that writes each column, once edges are resolved to columns."""
+        return {column: node for node in self.nodes for column in node.writes}
+
+    @cached_property
     def _readers(self) -> Mapping[str, list[Node]]:
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:

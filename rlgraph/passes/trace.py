@@ -13,7 +13,7 @@ from rlgraph.ir.steps import Kind
 
 def writer(graph: Graph, column: str) -> Node:
     """Return the node that the user wrote behind a column, through repeats and selections."""
-    node = graph.node(graph.columns[column].writer)
+    node = graph.writers[column]
     return node if node.call else writer(graph, node.reads[node.writes.index(column)])
 
 

@@ -74,4 +74,4 @@ def test_a_running_baseline_is_of_the_iterations_before() -> None:
     again = running(ctx, torch.tensor([1.0, 0.0, 0.0]), ["a", "new", "b"], mask, decay=0.5)
     assert again.values.tolist() == pytest.approx([0, 0.5, 0, -2 / 3, -2 / 3, -1.0])
     assert [*ctx.state.values()] == pytest.approx([0.5, 0.75, 0.5, 0.0])
-    assert ctx.metrics["advantages/baseline"].value == pytest.approx((3 * 2 / 3 + 2 / 3 + 2 / 3 + 1) / 6)
+    assert ctx.metrics["advantages/baseline"].value == pytest.approx((3 * 2 / 3 + 0.5 + 2 / 3 + 1) / 6)
