@@ -8,6 +8,7 @@ user's, as one of multiprocessing would. It ends when its input does, and so out
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -100,6 +101,7 @@ def main() -> None:
     """Answer one pickled item after the other, by the function that comes first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends this process
     answers = os.fdopen(os.dup(1), "wb")
+    gc.set_threshold(1_000_000, 10, 10)  # rows are no garbage, and each collection goes through them
     os.dup2(2, 1)  # what a function prints is no answer
     with suppress(EOFError, BrokenPipeError):
         function = pickle.load(sys.stdin.buffer)
