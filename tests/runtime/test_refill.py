@@ -44,7 +44,7 @@ def test_every_iteration_has_exactly_the_rows_of_one_batch() -> None:
     assert all(line["mixed/stayed"] == line["mixed/kept"] < 1 for line in lines)
     assert len({line["rows/numbers"] for line in lines}) == 4
     state = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())
-    seen = sum(28 / line["mixed/stayed"] / 4 for line in lines)
+    seen = sum((28 + line["mixed/surplus"]) / line["mixed/stayed"] / 4 for line in lines)
     assert state["positions"]["prompts"] == pytest.approx(seen) and not state["waiting"]
     timed = json.loads(Path("a/metrics.jsonl").read_text().partition("\n")[0])
     events = json.loads(Path("a/timeline.json").read_text().rstrip().rstrip(",") + "]")
