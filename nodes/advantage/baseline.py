@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlgraph.nodes.advantage.gae import EPSILON, scatter
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.text_key import text_key
+from rlgraph.nodes.support.splitmix import text_key
 from rlgraph.ops import Context, boolean, float32, int64, op, samples, text, tokens
 
 

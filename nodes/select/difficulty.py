@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.text_key import text_key
+from rlgraph.nodes.support.splitmix import text_key
 from rlgraph.ops import Context, boolean, float32, op, prompts, text
 
 Rate = Annotated[float, Field(ge=0, le=1)]

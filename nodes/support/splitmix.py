@@ -1,6 +1,8 @@
-"""SplitMix64, a hash of 64-bit counters (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195), in int64."""
+"""Hashes: SplitMix64 of counters (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195), and of texts."""
 
 from __future__ import annotations
+
+import hashlib
 
 from rlgraph.nodes.support.lazy import torch
 
@@ -23,3 +25,8 @@ def mix(counter: torch.Tensor) -> torch.Tensor:
 def shift(word: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift right with zeros from the left; int64's own shift carries the sign."""
     return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def text_key(text: str) -> str:
+    """Return 16 hexadecimal digits of a text's BLAKE2 digest, by which an op's state knows it."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

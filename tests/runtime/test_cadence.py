@@ -70,7 +70,8 @@ def test_generation_ahead_reads_the_weights_of_the_iteration_before() -> None:
 
 
 def test_two_updates_an_iteration_are_two_epochs() -> None:
-    second = "add: {again: {op: update.policy, model: policy, loss: {kind: ppo_clip}}}"
+    second = "add: {again: {op: update.policy, model: policy, loss: {kind: ppo_clip}, "
+    second += "aggregate: seq-mean-token-mean}}"
     ran(graph("grpo", *GRPO, second), "nodes", steps=1)
     ran(graph("grpo", *GRPO, "set: {update_policy.epochs: 2}"), "epochs", steps=1)
     assert same(checkpoint("nodes", 1), checkpoint("epochs", 1))
