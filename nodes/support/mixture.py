@@ -34,7 +34,7 @@ def pick(size: int, batch: int | Literal["all"], position: int, seed: int, shuff
 
 
 @dataclass(frozen=True)
-class Mixture:
+class SourceWeights:
     """The weights of several sources, and a span of rows in which they stay what they are.
 
     Where a weight has a course a span is the batch of an iteration, and the course is taken there.
@@ -65,7 +65,7 @@ class Mixture:
 
 def mixture_of(
     sources: Collection[str], weights: Mapping[str, float], courses: Mapping[str, Course], batch: int
-) -> Mixture:
+) -> SourceWeights:
     """Return the mixture of some sources, whose weights are given up to a common factor.
 
     Args:
@@ -82,15 +82,15 @@ def mixture_of(
         raise DataError(f"{law}; name each source once")
     values = tuple(courses.get(f"weights.{name}", weights[name]) for name in sources)
     if any(value is not weights[name] for name, value in zip(sources, values, strict=True)):
-        return Mixture(values, batch)
+        return SourceWeights(values, batch)
     if BLOCK * min(weights.values()) < sum(weights.values()):
         raise DataError(f"weights: a source has less than 1 row in {BLOCK}; raise its weight or leave it out")
-    return Mixture(values)
+    return SourceWeights(values)
 
 
 def pick_mixed(
     sources: Mapping[str, Sequence[int]],
-    mixture: Mixture,
+    mixture: SourceWeights,
     batch: int,
     position: int,
     seed: int,
@@ -102,7 +102,7 @@ def pick_mixed(
     alternate is drawn in any case.
 
     Example:
-        >>> pick_mixed({"a": [0, 1], "b": [2]}, Mixture((1, 1)), 4, 0, 0, shuffle=False)
+        >>> pick_mixed({"a": [0, 1], "b": [2]}, SourceWeights((1, 1)), 4, 0, 0, shuffle=False)
         [2, 0, 1, 0]
     """
     names, taken = [*sources], _taken(mixture, batch, position, seed)
@@ -113,7 +113,7 @@ def pick_mixed(
     return [int(sources[names[number]][next(places[number])]) for number, _ in taken]
 
 
-def _taken(mixture: Mixture, batch: int, position: int, seed: int) -> list[tuple[int, int]]:
+def _taken(mixture: SourceWeights, batch: int, position: int, seed: int) -> list[tuple[int, int]]:
     """Return the source of each row of a batch, and how many rows that source gave before."""
     taken, size = [], mixture.span
     for span in range(position // size, (position + batch - 1) // size + 1):
@@ -125,7 +125,7 @@ def _taken(mixture: Mixture, batch: int, position: int, seed: int) -> list[tuple
 
 
 @functools.lru_cache(maxsize=8)
-def _span(mixture: Mixture, span: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _span(mixture: SourceWeights, span: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Return the source at each place of a span, and how many rows it gave before that place."""
     (quotas,), given = mixture.quotas([span]), mixture.given(span * mixture.span)
     order = numpy.repeat(numpy.arange(len(quotas)), quotas)

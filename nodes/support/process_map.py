@@ -25,7 +25,7 @@ from rlgraph.errors import RunError
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-Process = subprocess.Popen[bytes]
+ChildProcess = subprocess.Popen[bytes]
 
 
 def process_map(
@@ -39,7 +39,7 @@ def process_map(
         RunError: a process was ended from outside, as for its memory.
         Exception: what the function raised, for the first item for which it did.
     """
-    free: SimpleQueue[Process] = SimpleQueue()
+    free: SimpleQueue[ChildProcess] = SimpleQueue()
 
     def ask(item: Item) -> Result:
         process = free.get()
@@ -62,14 +62,14 @@ def process_map(
             yield waiting.popleft().result()
 
 
-def _started(function: Callable[..., Any]) -> Process:
+def _started(function: Callable[..., Any]) -> ChildProcess:
     command, pipe = [sys.executable, "-m", "rlgraph.nodes.support.process_map"], subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **ALONE})
     _send(process, function)
     return process
 
 
-def _end(process: Process) -> None:
+def _end(process: ChildProcess) -> None:
     process.kill()
     process.wait()
     for pipe in filter(None, (process.stdin, process.stdout)):
@@ -77,14 +77,14 @@ def _end(process: Process) -> None:
             pipe.close()
 
 
-def _send(process: Process, value: Any) -> None:
+def _send(process: ChildProcess, value: Any) -> None:
     assert process.stdin
     with suppress(BrokenPipeError):  # the answer will be missing
         pickle.dump(value, process.stdin)
         process.stdin.flush()
 
 
-def _answer(process: Process, item: Any) -> Any:
+def _answer(process: ChildProcess, item: Any) -> Any:
     assert process.stdout
     _send(process, item)
     try:

@@ -17,7 +17,7 @@ from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_prompts
-from rlgraph.nodes.support.mixture import BLOCK, Mixture, mixture_of, pick_mixed
+from rlgraph.nodes.support.mixture import BLOCK, SourceWeights, mixture_of, pick_mixed
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
@@ -147,7 +147,7 @@ def by_source(sources: list[str]) -> dict[str, list[int]]:
 
 
 def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
-    sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, Mixture((2, 1, 1))
+    sources, weights = ["a"] * 7 + ["b"] * 50 + ["c"] * 3, SourceWeights((2, 1, 1))
     rows = pick_mixed(by_source(sources), weights, 3 * BLOCK, 0, 3, shuffle=True)
     for block in range(3):
         found = Counter(sources[row] for row in rows[block * BLOCK : (block + 1) * BLOCK])
@@ -158,11 +158,13 @@ def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
     assert len(set(epochs)) > 100, "each epoch has an order of its own"
 
 
-@pytest.mark.parametrize("mixture", [Mixture((1, 4)), Mixture((SLOW, 4), 8), Mixture((SLOW, RISE), 8)])
+@pytest.mark.parametrize(
+    "mixture", [SourceWeights((1, 4)), SourceWeights((SLOW, 4), 8), SourceWeights((SLOW, RISE), 8)]
+)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 13, 1, 19], [40], [BLOCK + 3, 5, 2 * BLOCK]])
 def test_a_mixed_batch_depends_on_seed_and_position_alone(
-    shuffle: bool, sizes: list[int], mixture: Mixture
+    shuffle: bool, sizes: list[int], mixture: SourceWeights
 ) -> None:
     sources = ["a"] * 3 + ["b"] * 11
     straight = pick_mixed(by_source(sources), mixture, sum(sizes), 990, 5, shuffle)
@@ -208,7 +210,7 @@ def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], said: st
 )
 @pytest.mark.parametrize("span", [1, 8, BLOCK])
 def test_shares_add_up_and_roundings_cancel_out(weights: tuple[Any, ...], span: int) -> None:
-    mixture = Mixture(weights, span)
+    mixture = SourceWeights(weights, span)
     quotas = mixture.quotas(range(300))
     assert (quotas >= 0).all() and (quotas.sum(1) == span).all()
     now = [[w if isinstance(w, int | float) else w.at(1 + n) for w in weights] for n in range(300)]
