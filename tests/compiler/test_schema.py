@@ -169,7 +169,7 @@ MISTAKES = [
     ("nodes/update/model_name", "policy", "$.nodes.update"),
     ("models/policy/optimiser", "{lr: 1}", "$.models.policy"),
     ("models/policy/optimizer/learning_rate", "1e-6", "$.models.policy.optimizer"),
-    ("schedule/epochs", "3", "$.schedule"),
+    ("schedule/epoch", "3", "$.schedule"),
     ("rewards", "{op: reward.exact}", "$"),
     ("nodes/rollout/n", "many", "$.nodes.rollout.n"),  # wrong types
     ("nodes/rollout/n", "1.5", "$.nodes.rollout.n"),
