@@ -177,7 +177,7 @@ def test_what_the_docs_show_is_accepted(tmp_path: Path, monkeypatch: pytest.Monk
         for number, (_, text) in enumerate(blocks)
         for name in re.findall(r"^(?:async def|def|class) (\w+)", text, re.MULTILINE)
     }
-    assert {*found} == {"check", "Guess", "single_turn", "tool_loop", "persist"}
+    assert {*found} == {"check", "Guess", "single_turn", "tool_loop", "persist", "found"}
     for place in found.values():
         assert CliRunner().invoke(main, ["nodes", place]).exit_code == 0
     nodes = next(text for kind, text in blocks if kind == "yaml")

@@ -189,9 +189,10 @@ def function_of(name: str, op: Op, loss: str = "") -> tuple[Function, dict[str, 
 
 
 def reads_numbers(op: Op) -> bool:
-    """Whether the test can make its columns: not text that means something, no tokenizer to write it."""
+    """Whether the test can make its columns: no text that means something, or its tokenizer, no held rows."""
     text = any(str(port.type).startswith("text") for port in op.inputs)
-    return bool(op.inputs or op.engine) and not text and "tokenizer" not in op.handles.values()
+    numbers = not text and "tokenizer" not in op.handles.values()
+    return bool(op.inputs or op.engine) and numbers and not op.declared.holds
 
 
 SHIPPED = {name: registry.load(target, name) for name, target in OPS.items()}

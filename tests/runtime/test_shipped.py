@@ -78,6 +78,8 @@ def runs(graph: str, settings: list[str], run_dir: str) -> dict[str, float]:
 def test_a_shipped_graph_runs(graph: str) -> None:
     values = runs(graph, tiny(graph), "run")
     assert values["step"] == 1
+    if values.get("rollout/tool_errors", 0) is None:
+        del values["rollout/tool_errors"]  # a share of calls, of which there may be none
     assert all(math.isfinite(value) for value in values.values()), values
     trained = "reward" if graph == "reward_model" else "policy"
     assert Path(f"run/models/{trained}/config.json").is_file()
