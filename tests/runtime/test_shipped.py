@@ -78,9 +78,10 @@ def runs(graph: str, settings: list[str], run_dir: str) -> dict[str, float]:
 def test_a_shipped_graph_runs(graph: str) -> None:
     values = runs(graph, tiny(graph), "run")
     assert values["step"] == 1
-    if values.get("rollout/tool_errors", 0) is None:
-        del values["rollout/tool_errors"]  # a share of calls, of which there may be none
-    assert all(math.isfinite(value) for value in values.values()), values
+    measured = {
+        n: value for n, value in values.items() if not n.endswith("tool_errors")
+    }  # of calls: maybe none
+    assert not [n for n, value in measured.items() if value is None or not math.isfinite(value)]
     trained = "reward" if graph == "reward_model" else "policy"
     assert Path(f"run/models/{trained}/config.json").is_file()
 
