@@ -206,7 +206,11 @@ def run(name: str, seed: int, iterations: int) -> list[Result]:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "rlgraph", "run", name, *settings(name, seed, iterations)]
         command += ["--inline", "--run-dir", str(run_dir)]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        if done.returncode:
+            sys.exit(f"{name}, seed {seed}, ended with {done.returncode}:\n{done.stderr[-2000:]}")
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         digest = json.loads((run_dir / "plan.json").read_text())["digest"]
     first, last = lines[0], lines[-1]

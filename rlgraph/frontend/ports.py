@@ -97,7 +97,8 @@ class HeldRows:
         """
         above = self.above(node.name) - {node.name}
         seen = {writer.name for writer in writers if self.above(writer.name) <= above}
-        others = (other.name for other in nodes if node.name in self.on and not self.above(other.name))
+        waited = nodes if node.name in self.on else ()
+        others = (other.name for other in waited if not self.above(other.name))
         return {*seen, *others} - {node.name}
 
 

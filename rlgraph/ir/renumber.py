@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,10 +18,12 @@ def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple
     """
     numbers = {step.id: number for number, step in enumerate(steps, 1)}
     # an update reads what the terms that join it have left to it
-    joining = {step.node: [one for one in steps if one.joins == step.node] for step in steps if step.updates}
+    joining: dict[str, list[Step]] = defaultdict(list)
+    for step in steps:
+        joining[step.joins].append(step)
+    terms = {step.id: joining[step.node] if step.updates else () for step in steps}
     holds = {
-        step.id: [c for one in (step, *joining.get(step.node, ())) for c in (*one.reads, *one.writes)]
-        for step in steps
+        step.id: [c for one in (step, *terms[step.id]) for c in (*one.reads, *one.writes)] for step in steps
     }
     last = {column: step.id for step in steps for column in holds[step.id]}
 

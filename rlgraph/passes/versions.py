@@ -24,8 +24,10 @@ def version(graph: Graph) -> Graph:
     """
     updates: dict[str, list[Node]] = defaultdict(list)
     readers: dict[str, list[Node]] = defaultdict(list)
+    terms: dict[str, list[Node]] = defaultdict(list)
     graph, first = _copies(graph)
     for node in graph.nodes:
+        terms[node.joins].append(node)
         if node.model and not node.joins:
             (updates if node.updates else readers)[node.model].append(node)
     changed: dict[str, Node] = {}
@@ -39,12 +41,10 @@ def version(graph: Graph) -> Graph:
     for model, nodes in updates.items():
         before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])
         for count, node in enumerate(nodes):
-            joining = [other for other in graph.nodes if other.joins == node.name]
             earlier = tuple(other.name for other in nodes[:count][-1:])
-            changed |= {
-                term.name: replace(term, version=count, after=term.after + earlier) for term in joining
-            }
-            before += tuple(term.name for term in joining)
+            for term in terms[node.name]:
+                changed[term.name] = replace(term, version=count, after=term.after + earlier)
+            before += tuple(term.name for term in terms[node.name])
             changed[node.name] = replace(node, version=count, after=node.after + before)
             before = (node.name,)
     _runs_ahead(graph, updates)

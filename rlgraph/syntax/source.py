@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,9 @@ def read(path: Path) -> Tree:
     return tree
 
 
+@lru_cache(maxsize=64)  # checking reads a graph again to look for warnings, and parents are read by each child
 def parse(source: Source, start: int = 0) -> Tree:
-    """Parse text into a tree; text before ``start`` is passed over.
+    """Parse text into a tree; text before ``start`` is passed over. The same text gives the same tree.
 
     Raises:
         GraphError: the text is no YAML, has an alias that contains itself, or duplicate keys (all of them).

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from rlgraph.compiler import lower_tree, plan_graphs, plan_tree
+from rlgraph.compiler import lower_tree, plan_graphs, plan_tree, uncollected
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, Mark, Problem
 from rlgraph.frontend.compose import as_written
@@ -24,6 +24,7 @@ from rlgraph.syntax.source import Tree
 from rlgraph.warnings.dead_settings import dead_settings, unread_attributes
 
 
+@uncollected()
 def warnings_of(plan: Plan, strict: bool = False) -> list[Problem]:
     """Return the warnings of the graph that a plan was made from.
 
