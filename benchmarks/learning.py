@@ -37,8 +37,11 @@ START, TEACHER = Path("runs/demo_sft/models/policy"), Path("runs/demo/models/pol
 REWARD = Path("runs/reward_model")  # made here where it is not there
 HINTED = Path("runs/hinted_model")  # likewise
 TAUGHT = Path("runs/calculator_sft")  # likewise, by the graph of that name
-TOOLS = ("calculator_tool", "gagpo")  # the task of these is their own: products, with a calculator at hand
-SHARE = 6  # of the iterations of the others
+TOOLS = ("calculator_tool", "gagpo", "echo")  # their task is their own: products, with a calculator at hand
+# a share of the others' iterations, and rates of their own
+LENGTHS = dict.fromkeys(TOOLS, 1 / 6) | {"reward_model": 3}
+RATES = {"reward_model": 5e-4, "sdft": 5e-5, "sdpo": 5e-5}
+EVEN = "{op: reward.format, pattern: '[0-9]*[02468]'}"  # what the game is about
 FILES = Path("demo_files")
 PREFERENCES = FILES / "preferences"  # made here where they are not there
 ELSEWHERE = ("demo", "demo_sft", "calculator_sft", "mopd")  # other data, or several teachers
@@ -57,7 +60,7 @@ OUT = "out: {tokens: example_tokens, loss_mask: example_mask}"
 EXAMPLES = f"{{op: data.examples, files: [{FILES}/train.parquet], batch: 32, template: plain, {OUT}}}"
 # where a graph has such a node or model: what fits answers of three digits
 FITTING = {
-    "models.critic": ["models.critic.optimizer.lr=1e-3"],
+    "nodes.values": ["models.critic.optimizer.lr=1e-3"],
     "models.teacher": [f"models.teacher.path={TEACHER}"],
     "models.reward": [f"models.reward.path={REWARD}"],
     "models.prm": [f"models.prm.path={REWARD}"],
@@ -94,9 +97,10 @@ which is best.
 `distill` learns from the model that the demo ends with; `rm_ppo` from a reward model that
 `benchmarks/reward_model.py` makes of it, trained to tell right answers from wrong ones: it reads no answers.
 `process_rewards` reads that token by token. `sdft` and `sdpo` start from a model of
-`benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint. `calculator_tool` and
-`gagpo` have a task of their own, products with a calculator ([agents.md](agents.md)), and a sixth of the
-iterations, from the model of `calculator_sft`.
+`benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint, and take a quarter of the
+rate. `calculator_tool`, `gagpo` and `echo` have a task of their own, products with a calculator
+([agents.md](agents.md)), and a sixth of the iterations, from the model of `calculator_sft`. `game` is about
+even answers, which only its critic is told. `reward_model` has 180 iterations at 5e-4.
 Losses of preferences promise an order of answers and no more accuracy, which has no margin there.
 """
 
@@ -220,18 +224,22 @@ def run(name: str, seed: int, iterations: int) -> list[Result]:
 
 def settings(name: str, seed: int, iterations: int) -> list[str]:
     """What puts a shipped graph on the demo's task: its nodes stay, but for the data and the reward."""
+    length = f"schedule.iterations={round(iterations * LENGTHS.get(name, 1))}"
     if name in TOOLS:
-        return [f"seed={seed}", f"schedule.iterations={iterations // SHARE}", "schedule.save_every=0"]
+        return [f"seed={seed}", length, "schedule.save_every=0"]
     graph = compose(name).plain()
     model = "policy" if "policy" in graph["models"] else "reward"
     start = HINTED / "models/policy" if "hinted" in graph["nodes"] else START
     found = [f"seed={seed}", f"models.{model}.path={start}", f"models.{model}.optimizer={OPTIMIZER}"]
-    found += [f"schedule.iterations={iterations}", "schedule.save_every=0"]
+    found += [length, "schedule.save_every=0"]
+    found += [f"models.{model}.optimizer.lr={RATES[name]}"] if name in RATES else []
     if "prompts" not in graph["nodes"]:
         return [*found, *given(name, model)]
     found += sampled()
     for node, body in graph["nodes"].items():
-        if body["op"] == "reward.math":
+        if name == "game" and node == "rewards":
+            found += [f"rewards={EVEN}", f"models.critic.optimizer={OPTIMIZER}", f"eval.nodes.held_out={EVEN}"]
+        elif body["op"] == "reward.math":
             columns = f", in: {json.dumps(body['in'])}" if body.get("in") else ""
             found.append(f"{node}={{op: reward.exact{columns}}}")
     for place, fitting in FITTING.items():
