@@ -238,7 +238,11 @@ def settings(name: str, seed: int, iterations: int) -> list[str]:
     found += sampled()
     for node, body in graph["nodes"].items():
         if name == "game" and node == "rewards":
-            found += [f"rewards={EVEN}", f"models.critic.optimizer={OPTIMIZER}", f"eval.nodes.held_out={EVEN}"]
+            found += [
+                f"rewards={EVEN}",
+                f"models.critic.optimizer={OPTIMIZER}",
+                f"eval.nodes.held_out={EVEN}",
+            ]
         elif body["op"] == "reward.math":
             columns = f", in: {json.dumps(body['in'])}" if body.get("in") else ""
             found.append(f"{node}={{op: reward.exact{columns}}}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Lowered, compile_graph
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
@@ -22,8 +22,9 @@ def check_graph(
     devices: int | None = None,
     target: Target | None = None,
     look: Look | None = None,
-) -> Plan:
-    """Return the plan of a graph in which nothing is wrong, on whatever machine it is checked.
+    strict: bool = False,
+) -> tuple[Plan, list[Problem]]:
+    """Return the plan of a graph in which nothing is wrong, on whatever machine it is checked, and warnings.
 
     Args:
         graph: a path, or the name of a shipped graph.
@@ -31,14 +32,16 @@ def check_graph(
         devices: as many as the groups of the graph's engines fit into, unless given.
         target: the cluster to check it for.
         look: raises what is wrong with models, data, tools and sandboxes, as a run does before it starts.
+        strict: raise warnings too.
 
     Raises:
         GraphError: with every problem found.
     """
-    plan = compile_graph(graph, overrides, devices or 0, target)
+    lowered: list[Lowered] = []
+    plan = compile_graph(graph, overrides, devices or 0, target, seen=lowered.append)
     if look:
         look(plan, compose(graph, overrides))
-    return plan
+    return plan, warnings_of(plan, strict, lowered[0])
 
 
 def check_report(
@@ -57,14 +60,13 @@ def check_report(
     known: empty lists and null. See ``check_graph``.
     """
     try:
-        plan = check_graph(graph, overrides, devices, target, look)
-        warnings = [*map(problem_record, warnings_of(plan, strict))]
+        plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
     except GraphError as error:
         problems = [problem_record(problem) for problem in error.problems]
         found: dict[str, Any] = {"warnings": [], "open": [], "steps": None, "pools": None}
         return {"ok": False, "problems": problems, **found}
     found = {"open": list(plan.open_values), "steps": len(plan.steps), "pools": dict(plan.pools)}
-    return {"ok": True, "problems": [], "warnings": warnings, **found}
+    return {"ok": True, "problems": [], "warnings": [*map(problem_record, warnings)], **found}
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:

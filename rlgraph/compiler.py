@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rlgraph.costs.detect import local_devices
 from rlgraph.costs.hardware import Here
@@ -59,6 +60,7 @@ def compile_graph(
     here: Here | None = None,
     device: str = "cpu",
     tree: Tree | None = None,
+    seen: Callable[[Lowered], None] | None = None,
 ) -> Plan:
     """Check a graph and return its plan, which remembers what it was made from.
 
@@ -73,6 +75,7 @@ def compile_graph(
         device: without a target, what the devices are, ``cuda`` or ``cpu``. GPUs are taken to be like those
             of ``here``, on as many hosts as they need, and ``--cluster auto`` is implied where it can be.
         tree: the composed graph, where it has edits that neither ``graph`` nor ``overrides`` have.
+        seen: called with the graph behind all passes, in which warnings are looked for.
 
     Raises:
         GraphError: with every problem found.
@@ -92,7 +95,10 @@ def compile_graph(
         count = devices
     own = target is None or target.cluster == "auto"  # SGLang may be missing where the run is planned
     bare = own and device == "cuda" and not is_installed(SERVERS)
-    plan = plan_tree(embedded(tree) if bare else tree, count, device)
+    lowered = lower_tree(embedded(tree) if bare else tree, count, device)
+    if seen:
+        seen(lowered)
+    plan = lowered.plan
     if devices and not target:
         _as_asked(plan, tree, devices)
     suit_models(plan)
@@ -159,23 +165,34 @@ def _for_gpus(plan: Plan, here: Here | None, devices: int) -> tuple[Plan, Target
         return replace(plan, notes=(*plan.notes, f"{law} (--cluster says what the devices are)")), None
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A composed graph behind all passes, for so many devices of a kind: training, and evaluation if any."""
+
+    tree: Tree
+    devices: int
+    device: str
+    train: Graph
+    evaluation: Graph | None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Its plan; what only a cluster can settle is still ``auto``."""
+        every, made_of = evaluation_every(self.tree), digest(self.tree, self.device)
+        plan = share_weights(make_plan(self.train, self.evaluation, every, made_of, self.device))
+        return pipeline(with_axis_sizes(plan))
+
+
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
     """Return the plan of a composed graph; what only a cluster can settle is still ``auto``."""
-    return plan_graphs(*lower_tree(tree, devices, device), tree, device)
+    return lower_tree(tree, devices, device).plan
 
 
-def plan_graphs(train: Graph, evaluation: Graph | None, tree: Tree, device: str = "cpu") -> Plan:
-    """Return the plan of a composed graph that has been through all passes."""
-    every, made_of = evaluation_every(tree), digest(tree, device)
-    plan = share_weights(make_plan(train, evaluation, every, made_of, device))
-    return pipeline(with_axis_sizes(plan))
-
-
-def lower_tree(tree: Tree, devices: int, device: str = "cpu") -> tuple[Graph, Graph | None]:
-    """Return the graph of training and that of evaluation, if there is one, behind all passes."""
+def lower_tree(tree: Tree, devices: int, device: str = "cpu") -> Lowered:
+    """Take the graph of training and that of evaluation through all passes."""
     train, evaluation = bind(tree, devices, device), bind_evaluation(tree, devices, device)
     lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
-    return lowered, rest[0] if rest else None
+    return Lowered(tree, devices, device, lowered, rest[0] if rest else None)
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:

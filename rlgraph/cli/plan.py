@@ -58,7 +58,6 @@ def check(
     """
     from rlgraph.check import check_graph, check_report
     from rlgraph.syntax.source import Tree
-    from rlgraph.warnings.laws import warnings_of
 
     if devices and target:
         raise click.UsageError(TOO_MANY)
@@ -74,8 +73,7 @@ def check(
         report = check_report(graph, overrides, devices, target, look, strict)
         click.echo(json.dumps(report, indent=2))
         ctx.exit(0 if report["ok"] else 1)
-    plan = check_graph(graph, overrides, devices, target, look)
-    warnings = warnings_of(plan, strict)
+    plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
     for name in plan.open_values:
         say(f"still open: {name} (give it as {name}=...)")
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())

@@ -222,14 +222,17 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
     if item and str(item.value) in models:
         return str(item.value)
     readers = [m for m in models.values() if m.spec.head == "lm"] or [*models.values()]
-    natural = [m.name for m in readers if not m.spec.frozen] or [m.name for m in readers]
-    if item is None and len(natural) == 1:
-        return natural[0]
+    natural = [m for m in readers if not m.spec.frozen] or readers
+    if item is None and len({m.path for m in natural}) == 1:
+        return natural[0].name
     if binder.broken or (item and item.value == OPEN):
         return None
     unknown = f"; there is no `{item.value}`" if item else ""
-    law = f"node `{name}` needs the tokenizer of one model{unknown}"
-    binder.problem("no-tokenizer", law, item.mark if item else tree.key, models, "add `tokenizer: MODEL`")
+    several = " of several that are trained" * (not item and len(natural) > 1)
+    law = f"node `{name}` needs the tokenizer of one model{several}{unknown}"
+    remedy = f"set: {{{name}.tokenizer: {natural[0].name if natural else 'MODEL'}}}"
+    mark = item.mark if item else natural[-1].mark if natural else tree.key
+    binder.problem("no-tokenizer", law, mark, models, remedy)
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from rlgraph.compiler import lower_tree, plan_graphs, plan_tree, uncollected
+from rlgraph.compiler import Lowered, lower_tree, plan_tree, uncollected
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.errors import GraphError, Mark, Problem
 from rlgraph.frontend.compose import as_written
@@ -25,32 +25,38 @@ from rlgraph.warnings.dead_settings import dead_settings, unread_attributes
 
 
 @uncollected()
-def warnings_of(plan: Plan, strict: bool = False) -> list[Problem]:
+def warnings_of(plan: Plan, strict: bool = False, lowered: Lowered | None = None) -> list[Problem]:
     """Return the warnings of the graph that a plan was made from.
+
+    Args:
+        plan: the plan.
+        strict: raise them.
+        lowered: that graph behind all passes, where it is at hand.
 
     Raises:
         GraphError: there are any, and ``strict`` makes errors of them.
     """
     assert plan.origin, "a plan of a tree without a graph has no origin"
     written = as_written(plan.origin.graph, plan.origin.overrides)
-    problems = find_warnings(written, plan.origin.devices, plan.device)
+    lowered = lowered or lower_tree(interpolate(written), plan.origin.devices, plan.device)
+    problems = find_warnings(written, lowered)
     if problems and strict:
         raise GraphError(replace(problem, grade="error") for problem in problems)
     return problems
 
 
-def find_warnings(written: Tree, devices: int, device: str = "cpu") -> list[Problem]:
-    """Return the warnings of a graph that compiles, with its ``${...}`` still in place."""
-    tree = interpolate(written)
-    train, evaluation = lower_tree(tree, devices, device)
-    plan = plan_graphs(train, evaluation, tree, device)
+def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
+    """Return the warnings of a graph, also given as written, with its ``${...}`` still in place."""
+    tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
     lost |= {("models", name) for name in _models_of(train.dropped) if name not in plan.models}
     problems += unread_attributes(tree, train, evaluation)
-    problems += dead_settings(written, plan, lost, lambda changed: plan_tree(changed, devices, device))
+    problems += dead_settings(
+        written, plan, lost, lambda changed: plan_tree(changed, lowered.devices, lowered.device)
+    )
     return [replace(problem, grade="warning") for problem in dict.fromkeys(problems)]
 
 

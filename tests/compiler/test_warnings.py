@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from rlgraph.api import load
 from rlgraph.check import check_report
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import compile_graph, lower_tree
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.shipped import graphs_folder, shipped_graphs
+from rlgraph.syntax.interpolate import interpolate
 from rlgraph.warnings.laws import find_warnings, warnings_of
 
 WARNED = Path(__file__).parent / "warned"
@@ -53,7 +54,8 @@ def edited(graph: str, text: str) -> list[Problem]:
     for word, content in yaml.safe_load(f"{{{text}}}").items():
         algorithm = algorithm.edit(**{word: content})
     algorithm.check()
-    return find_warnings(algorithm.written(), 1)
+    written = algorithm.written()
+    return find_warnings(written, lower_tree(interpolate(written), 1))
 
 
 def dead(graph: str, text: str) -> set[str]:
