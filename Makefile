@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser pictures clean
+.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -118,6 +118,9 @@ browser:  ## Install what the tests of pages and pictures use: on Debian, as roo
 	cd .venv && tar xzf mermaid-$(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz
 
 SHOT := chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,1180
+docs: install  ## Build the site of the documents, build/site/index.html; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: make browser)
 	mkdir -p build docs/pictures
 	$(BIN)/rlgraph plan grpo --devices 8 -o docs/pictures/grpo.svg

@@ -9,6 +9,7 @@ eval       accuracy 0.326 -> 0.610
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -100,6 +101,7 @@ class Progress:
 
     def evaluation(self, iteration: int, values: Mapping[str, float]) -> None:
         """Note that an evaluation is done."""
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         self.evaluations = {**self.evaluations, iteration: values}
         text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         self._print(f"after {iteration} iterations: {text}")
@@ -123,7 +125,7 @@ class Progress:
         if not (every := self.evaluations):
             return []
         first, last = every[min(every)], every[max(every)]
-        before = {name: f"{first[name]:.3f} -> " if len(every) > 1 else "" for name in last}
+        before = {name: f"{first[name]:.3f} -> " if len(every) > 1 and name in first else "" for name in last}
         return [(name, f"{before[name]}{last[name]:.3f}") for name in last]
 
     def _table(self) -> Group:

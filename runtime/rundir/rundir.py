@@ -22,6 +22,7 @@ runs/demo/
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -173,7 +174,7 @@ class RunDir:
         step = values["step"]
         if not self.trackers:
             self.trackers = open_trackers(self.track, self.path, self.graph, step)
-        numbers = {name: value for name, value in values.items() if name != "step"}
+        numbers = {name: v for name, v in values.items() if name != "step" and math.isfinite(v)}
         for tracker in self.trackers:
             tracker.log(numbers, step)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.nodes.support.ragged import Ragged
@@ -63,6 +67,36 @@ def test_its_mistakes_are_found(
     with pytest.raises(GraphError) as caught:
         compile_graph("my_grpo.yaml")
     assert said in str(caught.value)
+
+
+@pytest.mark.usefixtures("_tool")
+def test_a_tool() -> None:
+    settings = ["prompts.batch=4", "rollout.n=4", "update_policy.minibatches=2", "eval.every=0"]
+    settings += ["models.policy.path=demo_tool_files/model", "rollout.max_new_tokens=8"]
+    run_graph("my_agent.yaml", settings, 1, steps=1, inline=True, run_dir=Path("run"))
+    sample = json.loads(next(Path("run/samples").glob("*.jsonl")).read_text().splitlines()[0])
+    assert "calculator\nscratchpad\n" in sample["tokens"]  # the demo's template shows names alone
+    assert "rollout/called" in Path("run/metrics.jsonl").read_text()
+    assert runpy.run_path("my_tools.py")["scratchpad"]("1" * 30, "2*3=", longest=4) == "1111 (2*3=)"
+
+
+@pytest.mark.usefixtures("_tool")
+def test_its_screens_are_what_the_commands_print() -> None:
+    page = (TUTORIALS / "a_tool.md").read_text()
+    screens = re.findall(r"```\n\$ rlgraph (.*?)\n(.*?)\n```", page, re.DOTALL)
+    assert screens
+    for command, screen in screens:
+        result = CliRunner().invoke(main, shlex.split(command))
+        printed = result.stdout + result.stderr
+        for piece in screen.split("...\n"):
+            assert piece.strip("\n") in printed, printed
+
+
+@pytest.fixture
+def _tool(tool_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo_tool_files").symlink_to(tool_files / "demo_tool_files")
+    write_blocks("a_tool.md")
 
 
 NEW = ("qae", "topr", "pods")

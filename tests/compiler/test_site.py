@@ -1,0 +1,65 @@
+"""The site of the documents: every page is in its index, every link leads somewhere, nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_first_page_is_the_readme(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert "An algorithm is a few lines" in page
+    assert 'href="language.html"' in page and "](" not in re.sub(
+        r"<code>.*?</code>", "", page, flags=re.DOTALL
+    )
+
+
+def test_pages_ask_for_nothing_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(r"""<(?:script|img|link)\b[^>]*?(?:src|href)="?(https?://[^\s">]+)""")
+    canonical = re.compile(r"rel=.?canonical")
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        found = [tag.group(1) for tag in loaded.finditer(text) if not canonical.search(tag.group(0))]
+        assert not found, (page.name, found)
+
+
+def test_every_decision_is_listed(site: Path) -> None:
+    listed = (site / "decisions" / "index.html").read_text(encoding="utf-8")
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        assert f'href="{page.stem}.html"' in listed
+
+
+@pytest.mark.parametrize("name", ["tuning", "troubleshooting"])
+def test_advice_names_metrics_and_settings_that_there_are(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:reward|rollout|perf|NODE)/[A-Za-z_/-]+)`", page))
+    assert named
+    assert not {metric for metric in named if metric.replace("/update_policy", "/NODE") not in metrics}
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    settings = set(
+        re.findall(r"`(?:models\.\w+\.)?(?:train|serve|schedule|rollout|update_policy)\.(\w+)", page)
+    )
+    known = set(re.findall(r"\| `(\w+)` \|", reference)) | {"from", "partial"}
+    assert settings
+    assert not settings - known
+    ops = set(re.findall(r"`((?:filter|correction|reward|advantage)\.\w+)`", page))
+    assert not {op for op in ops if f"# {op}\n" not in reference}
