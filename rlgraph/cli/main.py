@@ -10,12 +10,13 @@ from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
 from rlgraph.cli.run import doctor, export, replay, run
+from rlgraph.cli.sweep import sweep
 from rlgraph.cli.view import report, view
 from rlgraph.errors import RlgraphError
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
-COMMANDS = (run, check, plan, show, diff, view, report, export, replay, doctor, nodes, graphs)
+COMMANDS = (run, sweep, check, plan, show, diff, view, report, export, replay, doctor, nodes, graphs)
 
 
 class Commands(click.Group):

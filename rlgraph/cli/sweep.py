@@ -1,0 +1,56 @@
+"""The command that runs a graph with several values of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, say
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@DEVICES
+@click.option("--steps", type=click.IntRange(min=1), help="Stop each run after this many iterations.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the runs are kept  [runs/<graph>-sweep]"
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+@click.option("--address", help="Join a Ray cluster, on which several runs find room: its address, or auto.")
+@click.option("--inline", is_flag=True, help="Each run in one process, without Ray.")
+@click.option("--track", type=click.Choice(["wandb", "mlflow"]), multiple=True, help="As of `rlgraph run`.")
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    steps: int | None,
+    folder: Path | None,
+    jobs: int,
+    address: str | None,
+    inline: bool,
+    track: Sequence[str],
+) -> None:
+    """Run a graph with each combination of values, as rollout.n=[4,8] seed=[0,1,2].
+
+    A list is swept where the graph takes no list; where it takes one, a list of lists is. All combinations
+    are checked first. Started again with the same folder it goes on, and what is done is not run again.
+    """
+    from rlgraph.sweep.combinations import combinations
+    from rlgraph.sweep.runs import Sweep
+
+    runs = combinations(graph, overrides, devices)
+    options = [f"--devices={devices}"] * bool(devices) + [f"--steps={steps}"] * bool(steps)
+    options += (
+        [f"--address={address}"] * bool(address) + ["--inline"] * inline + [f"--track={to}" for to in track]
+    )
+    place = folder or Path("runs") / f"{Path(graph).stem}-sweep"
+    say(f"{len(runs)} runs of {graph}, in {place}")
+    found, done = Sweep(graph, runs, place, options, say).carry_out(jobs)
+    say(f"\n{found.text()}\n  {place / 'sweep.html'}  the same with curves")
+    say(f"  {place / 'table.csv'}  a row per run")
+    ctx.exit(0 if done else 1)
