@@ -99,9 +99,10 @@ class Chat:
         generation = await self.engine.generate(asked, request)
         self._join(generation.tokens, generation.logprobs, asked[1] + 1)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
-        if generation.finish != "stop":
+        if not generation.is_whole:
             raise LimitReached
-        text = self.pieces.tokenizer.decode(list(generation.tokens[:-1]))
+        said = generation.tokens[:-1] if generation.finish == "stop" else generation.tokens
+        text = self.pieces.tokenizer.decode(list(said))
         return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:

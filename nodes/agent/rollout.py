@@ -15,7 +15,7 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Stop, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
@@ -58,6 +58,8 @@ def agent(
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    stop: list[Stop] = [],  # noqa: B006 - never changed
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,
@@ -92,6 +94,8 @@ def agent(
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
+        min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
+        stop: texts that end a turn; the one that does is part of it, with the whole of its last token.
         loop: who speaks when; by default tool_loop, turns until one calls no tool.
         tools: what the policy may call, by the names that it calls them by. To show them in the prompt, give
             data.prompts `tools: "${nodes.ROLLOUT.tools}"`.
@@ -117,7 +121,8 @@ def agent(
     counts = (max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens)
     limits = ChatLimits(*counts, truncate, forgets)
     offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
-    engine = RequestBatcher(model, Sampling(max_new_tokens, temperature, top_p, top_k), len(rows))
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, min_p=min_p, stop=stop)
+    engine = RequestBatcher(model, sampling, len(rows))
     threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()
     chats = [

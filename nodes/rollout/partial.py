@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, NonNegativeFloat
 
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, assemble, record_lengths, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Stop, assemble, record_lengths, seed
+from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Enough, Generation, Request, Sampling, ServeEngine, op
@@ -44,6 +45,8 @@ def partial(
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    stop: list[Stop] = [],  # noqa: B006 - never changed
 ) -> PartialRollout:
     """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
 
@@ -69,6 +72,8 @@ def partial(
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
+        min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
+        stop: texts that end a response; the one that does is part of it, with the whole of its last token.
 
     Example:
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
@@ -80,7 +85,8 @@ def partial(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in samples)
-    _go_on(model, ids, samples, seeds, max_new_tokens, Sampling(most, temperature, top_p, top_k), wanted)
+    sampling = Sampling(most, temperature, top_p, top_k, min_p=min_p, stop=stop)
+    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted)
     generated = sum(len(sample.tokens) for sample in samples) - before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
     groups = [samples[i * n : i * n + n] for i in range(len(ids))]
@@ -118,7 +124,7 @@ def _go_on(
     enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
     for group, answers in zip(owners, model.generate(requests, sampling, enough), strict=True):
         for i, answer in zip(group, answers, strict=True):
-            samples[i] = _extended(samples[i], answer, model.version)
+            samples[i] = _extended(samples[i], answer, model, sampling.stop)
 
 
 def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
@@ -132,15 +138,16 @@ def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
     return enough
 
 
-def _extended(sample: Generation, answer: Generation, version: int) -> Generation:
-    """Return a sample with what was drawn behind it."""
-    versions = [*sample.versions, *(answer.versions or [version] * len(answer.tokens))]
+def _extended(sample: Generation, answer: Generation, model: ServeEngine, stop: Sequence[str]) -> Generation:
+    """Return a sample with what was drawn behind it, up to a stop text that lies across both."""
+    versions = [*sample.versions, *(answer.versions or [model.version] * len(answer.tokens))]
     tokens, logprobs = [*sample.tokens, *answer.tokens], [*sample.logprobs, *answer.logprobs]
-    return Generation(tokens, logprobs, answer.finish, versions)
+    whole = Generation(tokens, logprobs, answer.finish, versions)
+    return cut_at_text(model.tokenizer, whole, stop, len(sample.tokens)) if stop and sample.tokens else whole
 
 
 def _ended(sample: Generation, longest: int) -> bool:
-    return sample.finish == "stop" or len(sample.tokens) >= longest
+    return sample.is_whole or len(sample.tokens) >= longest
 
 
 def _begun(ctx: Context) -> Iterator[Generation]:
@@ -159,7 +166,7 @@ def _leave(ctx: Context, whole: Sequence[int], groups: Sequence[Sequence[Generat
         Ragged.of([sample.tokens for sample in rest], torch.int64),
         Ragged.of([sample.logprobs for sample in rest], torch.float32),
         Ragged.of([sample.versions for sample in rest], torch.int64),
-        torch.tensor([sample.finish == "stop" for sample in rest], dtype=torch.bool),
+        torch.tensor([sample.is_whole for sample in rest], dtype=torch.bool),
     )
 
 
@@ -168,7 +175,7 @@ def _written(
 ) -> PartialRollout:
     """Return the columns of whole groups: (prompt ids, the prompt's number, samples)."""
     each = [(ids, number, sample) for ids, number, members in groups for sample in members]
-    pairs = [(ids, s if s.finish == "stop" else replace(s, finish="length")) for ids, _, s in each]
+    pairs = [(ids, s if s.is_whole else replace(s, finish="length")) for ids, _, s in each]
     record_lengths(ctx, pairs)
     columns = assemble(model.tokenizer, pairs, [int(number) for _, number, _ in each])
     versions = Ragged.of([[-1] * len(ids) + [*s.versions] for ids, _, s in each], torch.int64)

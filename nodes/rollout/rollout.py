@@ -43,7 +43,8 @@ SAMPLING: dict[Role, str] = {
     "temperature": "temperature",
     "nucleus": "top_p",
 }
-CUT = {"top_p": "temperature", "top_k": "temperature"}  # the most likely token is left by any cut
+CUT = dict.fromkeys(("top_p", "top_k", "min_p"), "temperature")  # the most likely token is left by any cut
+Stop = Annotated[str, Field(min_length=1)]
 
 
 @op(
@@ -65,6 +66,8 @@ def rollout(
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    stop: list[Stop] = [],  # noqa: B006 - never changed
     routing: bool = False,
 ) -> Rollout:
     """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
@@ -84,6 +87,8 @@ def rollout(
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
+        min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
+        stop: texts that end a response; the one that does is part of it, with the whole of its last token.
         routing: whether to write the experts that were chosen, for log-probs and updates to replay.
 
     Example:
@@ -92,7 +97,9 @@ def rollout(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
-    answers = model.generate(requests, Sampling(max_new_tokens, temperature, top_p, top_k, routing))
+    answers = model.generate(
+        requests, Sampling(max_new_tokens, temperature, top_p, top_k, routing, min_p, stop)
+    )
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
     record_lengths(ctx, pairs)

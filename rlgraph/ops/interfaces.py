@@ -20,9 +20,9 @@ from rlgraph.ops.metric import Metric, add_up
 class Sampling:
     """Settings of sampling.
 
-    Units: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Log-probs that come back are
-    those of the distribution at ``temperature`` before ``top_p`` and ``top_k`` cut it. ``routing`` asks a
-    mixture for the experts that it chose.
+    Units: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Log-probs that come
+    back are those of the distribution at ``temperature`` before these cut it. A sample ends where its text
+    has one of ``stop``. ``routing`` asks a mixture for the experts that it chose.
     """
 
     max_new_tokens: int
@@ -30,6 +30,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     routing: bool = False
+    min_p: float = 0.0
+    stop: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,11 @@ class Request:
 class Generation:
     """One continuation: the new token ids, the end token among them, and a log-prob for each.
 
-    ``finish`` is ``stop`` (the model ended it), ``length`` (the limit did) or ``abort`` (it was ended from
-    outside). ``versions`` are those of the weights, one per token, where an engine tells them. ``routing``,
-    where it was asked for, is an int16 tensor ``[prompt and new tokens, layers, k]``: the experts that each
-    token was routed to, and -1 where the engine has routed none, as for the last token.
+    ``finish`` is ``stop`` (the model ended it), ``text`` (a text of ``Sampling.stop`` did, which is whole in
+    it), ``length`` (the limit did) or ``abort`` (it was ended from outside). ``versions`` are those of the
+    weights, one per token, where an engine tells them. ``routing``, where it was asked for, is an int16
+    tensor ``[prompt and new tokens, layers, k]``: the experts that each token was routed to, and -1 where the
+    engine has routed none, as for the last token.
     """
 
     tokens: Sequence[int]
@@ -61,6 +64,11 @@ class Generation:
     finish: str
     versions: Sequence[int] = ()
     routing: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it has come to its end."""
+        return self.finish in ("stop", "text")
 
 
 Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop

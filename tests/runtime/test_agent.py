@@ -36,8 +36,10 @@ class Recorded(TransformersEngine):
         super().__init__(path)
         self.seen: list[tuple[list[int], list[int]]] = []
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Generation]]:
-        made = super().generate(requests, sampling)
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, enough: Any = None
+    ) -> list[list[Generation]]:
+        made = super().generate(requests, sampling, enough)
         for request, many in zip(requests, made, strict=True):
             self.seen += [(list(request.prompt), list(one.tokens)) for one in many]
         return made

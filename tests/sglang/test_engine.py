@@ -78,6 +78,23 @@ def test_greedy_is_generate_of_transformers(awake: SglangEngine, model: torch.nn
         assert list(made.tokens) == expected[0, len(request.prompt) :].tolist()
 
 
+def test_a_text_ends_a_sample_and_is_whole_in_it(awake: SglangEngine) -> None:
+    decode = awake.tokenizer.decode
+    for request, (plain, *_) in zip(REQUESTS, awake.generate(REQUESTS, Sampling(10, 0.0)), strict=True):
+        text = decode(list(plain.tokens[2:4]))  # two tokens, of which its tokenizer makes one
+        kept = next(n for n in range(1, 11) if text in decode(list(plain.tokens[:n])))
+        ((made, *_),) = awake.generate([request], Sampling(10, 0.0, stop=[text]))
+        assert list(made.tokens) == list(plain.tokens[:kept]) and len(made.logprobs) == kept
+        assert made.finish == "text"
+
+
+def test_min_p_cuts_what_is_unlikely(awake: SglangEngine) -> None:
+    greedy = awake.generate(REQUESTS, Sampling(6, 0.0))
+    certain = awake.generate(REQUESTS, Sampling(6, 1.0, min_p=1.0))
+    for (first, *_), many in zip(greedy, certain, strict=True):
+        assert all(list(made.tokens) == list(first.tokens) for made in many)
+
+
 def test_samples_of_a_prompt_differ(awake: SglangEngine) -> None:
     (many,) = awake.generate([Request([5, 6], list(range(16)))], Sampling(12, 1.5))
     assert len({tuple(made.tokens) for made in many}) > 8

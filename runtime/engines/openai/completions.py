@@ -28,7 +28,9 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"detokenize": False, "include_stop_str_in_output": True, "top_k": 0},
 )
 # fields that come from the graph, or that change what a sample is
-OWNED = {"prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "logprobs", "n"}
+OWNED = {"prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"}
+OWNED |= {"logprobs", "n"}
+MATCHED = ("stop_reason", "matched_stop")  # where vLLM, and SGLang, name a stop text that ended a sample
 OWNED |= {"stream", "echo", "best_of"}.union(*FORMS)
 
 
@@ -66,11 +68,9 @@ def body(
 ) -> dict[str, Any]:
     """Return the call for one sample. ``asked`` are the form, the model and the graph's own fields.
 
-    What a server takes from the model's generation_config.json otherwise is said too: ``min_p`` and
-    ``repetition_penalty``.
+    What a server takes from the model's generation_config.json otherwise is said too: ``repetition_penalty``.
     """
     return {
-        "min_p": 0.0,
         "repetition_penalty": 1.0,
         **asked,
         "prompt": list(request.prompt),
@@ -78,6 +78,8 @@ def body(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or asked["top_k"],
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop),
         "seed": seed & 0x7FFFFFFF,
         "stop_token_ids": list(stops),
         "logprobs": 1,
@@ -101,7 +103,10 @@ def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
     if len(tokens) != len(logprobs) or None in logprobs or not tokens:
         law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"
         raise RunError(f"{law}; as many of both are needed, at least one\n  {REMEDY}")
-    return Generation(tokens, logprobs, choice["finish_reason"] or "abort", [0] * len(tokens))
+    finish = choice["finish_reason"] or "abort"
+    if any(isinstance(choice.get(name), str) for name in MATCHED):
+        finish = "text"
+    return Generation(tokens, logprobs, finish, [0] * len(tokens))
 
 
 REMEDY = "use a server that returns them: vLLM (0.10.2 or newer), SGLang (0.5.23) or TensorRT-LLM"

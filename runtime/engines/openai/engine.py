@@ -22,7 +22,7 @@ from rlgraph.runtime.engines.openai.completions import FORMS, Completions, body,
 from rlgraph.runtime.engines.servers.calls import Ask, Calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.servers.groups import in_turn
-from rlgraph.runtime.engines.servers.samples import check_lengths, generate
+from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PATIENCE = 60.0  # seconds in which one of several servers has to be back
@@ -99,7 +99,8 @@ class OpenAIEngine:
         """
         check_lengths(requests, sampling, self.context)
         asked = partial(body, sampling=sampling, stops=self.stops, asked=self.asked)
-        return generate(self.calls, requests, 0, asked, generation, enough)
+        made = generate(self.calls, requests, 0, asked, generation, enough)
+        return cut(self.tokenizer, made, sampling)
 
     def close(self) -> None:
         """End the connections."""

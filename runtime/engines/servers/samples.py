@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.nodes.rollout.stop_text import cut_at_text
+from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling, Tokenizer
 from rlgraph.runtime.engines.servers.calls import Ask, Calls
 
 
@@ -63,3 +64,9 @@ def generate(
     ]
     samples = map(read, asks, calls.run(asks, enough, requested))
     return [[next(samples) for _ in request.seeds] for request in requests]
+
+
+def cut(tokenizer: Tokenizer, made: list[list[Generation]], sampling: Sampling) -> list[list[Generation]]:
+    """Return samples cut where a stop text is whole, whatever a server has seen of it."""
+    texts = sampling.stop
+    return [[cut_at_text(tokenizer, one, texts) for one in many] for many in made] if texts else made

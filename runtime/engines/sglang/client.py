@@ -169,6 +169,8 @@ def body(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop),
         "stop_token_ids": list(stops),
         "sampling_seed": seed & 0x7FFFFFFF,
     }
@@ -194,6 +196,7 @@ def generation(ask: Ask, reply: dict[str, Any] | None, mixture: Mixture | None =
         law = f"an SGLang server generated with weights {', '.join(part['version'] for part in parts)}"
         raise RunError(f"{law}; promised were {', '.join(map(str, sorted(ask.versions)))}")
     finish, tokens = meta["finish_reason"]["type"], reply["output_ids"]
+    finish = "text" if isinstance(meta["finish_reason"].get("matched"), str) else finish
     if finish == "abort" and not ask.aborted:
         raise RunError(f"an SGLang server aborted a request: {meta['finish_reason'].get('message')}")
     logprobs = [entry[0] for entry in meta["output_token_logprobs"]]

@@ -29,7 +29,7 @@ from rlgraph.runtime.engines.metric_sums import of_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.groups import meet
-from rlgraph.runtime.engines.servers.samples import check_lengths, generate
+from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
 from rlgraph.runtime.engines.servers.supervisor import START
 from rlgraph.runtime.engines.sglang.client import PARTS, Client, Mixture, body, generation
 from rlgraph.runtime.engines.sglang.contents import Adapter, AllWeights, adapter_name, adapter_of
@@ -190,7 +190,8 @@ class SglangEngine:
         assert self.calls
         asked = partial(body, sampling=sampling, stops=self.stops, adapter=self.named)
         read = partial(generation, mixture=self.mixture if sampling.routing else None)
-        return generate(self.calls, requests, self.version, asked, read, enough)
+        made = generate(self.calls, requests, self.version, asked, read, enough)
+        return cut(self.tokenizer, made, sampling)
 
     def _check_awake(self) -> None:
         if self.away:

@@ -22,6 +22,7 @@ from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
 from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
+from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 
 # What is known of each running sample, as rows of one int64 tensor [5, rows]: its newest token and where that
 # stands, its random stream, where its last token may stand, and what added to a position gives its place in
@@ -42,6 +43,9 @@ class Decoder(Protocol):
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
         """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache."""
+
+    def stop_texts(self, texts: Sequence[str]) -> StopTexts | None:
+        """Return what looks for these texts; None where there are none."""
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
         """Return the logits ``[live, vocabulary]`` after one more token per live row."""
@@ -82,6 +86,8 @@ class BatchRun:
         self.live, self.width, self.aligned = 0, 0, True
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
         self.ended: list[int] = []  # samples, in the order in which they ended
+        self.texts = engine.stop_texts(sampling.stop)
+        self.told = set[int]()  # samples that a stop text ended
 
     def finish(self, enough: Enough | None = None) -> list[Generation]:
         """Run every sample to its end, or until enough have ended; return them in order."""
@@ -150,9 +156,21 @@ class BatchRun:
         self.logprobs.view(-1).index_copy_(0, place, logprobs)
         state[TOKEN], state[POSITION] = tokens, position
         ended = (position >= state[END]) | torch.isin(tokens, self.stops)
+        if self.texts:
+            self._look(tokens, place, ended)
         if ended.any():
             self.ended += (place[ended] // self.tokens.shape[1]).tolist()
             self._retire(ended.nonzero()[:, 0] + start)
+
+    def _look(self, tokens: Tensor, place: Tensor, ended: Tensor) -> None:
+        """Mark rows as ended whose newest token completes a stop text."""
+        assert self.texts
+        for row in self.texts.candidates(tokens).tolist():
+            sample, last = divmod(int(place[row]), self.tokens.shape[1])
+            first = max(last + 1 - self.texts.reach, 0)
+            if self.texts.stand_in(self.tokens[sample, first : last + 1].tolist()):
+                ended[row] = True
+                self.told.add(sample)
 
     def _retire(self, ended: Tensor) -> None:
         """Free slots ``ended [k]``, ascending: the last live rows move into the holes."""
@@ -179,7 +197,7 @@ class BatchRun:
         lengths = (self.tokens >= 0).sum(1)
         last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
         stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
-        ends = ["stop" if stop else "length" for stop in stopped]
+        ends = ["stop" if stop else "text" if i in self.told else "length" for i, stop in enumerate(stopped)]
         finishes = [end if sample in ended else "abort" for sample, end in enumerate(ends)]
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
         log = self.log.of if self.log else lambda sample, new: None

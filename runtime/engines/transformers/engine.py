@@ -30,6 +30,7 @@ from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
+from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.engines.weights.adapters import MergedAdapter
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
 from rlgraph.runtime.engines.weights.pretrained import weights_of
@@ -91,6 +92,7 @@ class TransformersEngine:
         self.window: int = getattr(text, "sliding_window", None) or 0
         stops = self.files.stop_ids(text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
+        self._texts: StopTexts | None = None
         self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
@@ -217,6 +219,12 @@ class TransformersEngine:
             if self.context is not None and prompt + new > self.context:
                 law = f"{prompt} prompt tokens and {new} new tokens make {prompt + new}"
                 raise ValueError(f"request {index}: {law}, more than the model's context of {self.context}")
+
+    def stop_texts(self, texts: Sequence[str]) -> StopTexts | None:
+        """Return what looks for these texts, made once; None where there are none."""
+        if texts and (self._texts is None or [*self._texts.texts] != [*texts]):
+            self._texts = StopTexts(self.tokenizer, texts, self.device)
+        return self._texts if texts else None
 
     def _need(self, what: str) -> None:
         if self.away:

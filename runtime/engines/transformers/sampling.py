@@ -37,7 +37,7 @@ def draw(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, T
     Args:
         logits: ``[rows, vocabulary]``.
         numbers: float64 ``[rows]`` in [0, 1), as from ``uniform``.
-        sampling: temperature, then the ``top_k`` cut, then ``top_p`` of what that left.
+        sampling: temperature, then the cuts ``min_p`` and ``top_k``, then ``top_p`` of what these left.
 
     Returns:
         Tokens, int64 ``[rows]``, and their log-probs, float32 ``[rows]``, before any cut; at temperature 1
@@ -47,7 +47,10 @@ def draw(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, T
     if sampling.temperature == 0:
         tokens = logprobs.argmax(-1, keepdim=True)
     else:
-        probs = _cut(logprobs.exp(), sampling.top_k, sampling.top_p)
+        probs = logprobs.exp()
+        if sampling.min_p:
+            probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = _cut(probs, sampling.top_k, sampling.top_p)
         cumulative = probs.cumsum(-1, dtype=torch.float64)
         # right=True: the first entry above the number, so a token of probability 0 is never chosen. Only NaN
         # finds none; it comes back as a log-prob of NaN.

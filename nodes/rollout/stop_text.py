@@ -1,0 +1,37 @@
+"""Cuts a sample behind the token with which a text is whole, as ``Sampling.stop`` asks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlgraph.ops import Generation
+
+
+def reach(texts: Sequence[str]) -> int:
+    """Return in how many of the last tokens a text is found whole, each a byte at least."""
+    return max(len(text.encode()) for text in texts) + 4
+
+
+def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], begun: int = 0) -> Generation:
+    """Return a sample up to the first token with which one of the texts is whole; itself where none is.
+
+    For engines that may pass over a text: SGLang 0.5.23 looks into as many tokens as its tokenizer makes of
+    the text, and a model may write it in more. The first ``begun`` tokens are known to have none.
+    """
+    tokens, back = list(sample.tokens), reach(texts)
+
+    def stands_in(end: int) -> bool:
+        said = tokenizer.decode(tokens[max(begun - back, 0) : end])
+        return any(text in said for text in texts)
+
+    if len(tokens) == begun or not stands_in(len(tokens)):
+        return sample
+    ends = range(begun + 1, len(tokens) + 1)
+    end = ends[bisect_left(ends, True, key=stands_in)]
+    if end == len(tokens):
+        return sample if sample.finish == "stop" else replace(sample, finish="text")
+    left = sample.routing[: end - len(tokens)] if sample.routing is not None else None
+    return Generation(tokens[:end], sample.logprobs[:end], "text", sample.versions[:end], left)
