@@ -44,7 +44,7 @@ RATES = {"reward_model": 5e-4, "sdft": 5e-5, "sdpo": 5e-5}
 EVEN = "{op: reward.format, pattern: '[0-9]*[02468]'}"  # what the game is about
 FILES = Path("demo_files")
 PREFERENCES = FILES / "preferences"  # made here where they are not there
-ELSEWHERE = ("demo", "demo_sft", "calculator_sft", "mopd")  # other data, or several teachers
+ELSEWHERE = ("demo", "demo_sft", "calculator_sft")  # other data
 MARGIN = 0.1  # what every seed has to gain
 MEASURES = ("accuracy", "preferred")  # of an evaluation
 PROMPTS = f"{{op: data.prompts, files: [{FILES}/train.parquet], batch: 32, template: plain}}"
@@ -62,6 +62,10 @@ EXAMPLES = f"{{op: data.examples, files: [{FILES}/train.parquet], batch: 32, tem
 FITTING = {
     "nodes.values": ["models.critic.optimizer.lr=1e-3"],
     "models.teacher": [f"models.teacher.path={TEACHER}"],
+    "models.math_teacher": [
+        *(f"models.{name}_teacher.path={TEACHER}" for name in ("math", "rest")),
+        f"prompts.files={{math: [{FILES}/train.parquet], rest: [{FILES}/train.parquet]}}",
+    ],
     "models.reward": [f"models.reward.path={REWARD}"],
     "models.prm": [f"models.prm.path={REWARD}"],
     "nodes.examples": [f"examples={EXAMPLES}"],
@@ -94,13 +98,14 @@ which is best.
 | graph | measure | seeds | before | after: mean | least | most | least gain | margin |
 |---|---|---|---|---|---|---|---|---|
 {table}
-`distill` learns from the model that the demo ends with; `rm_ppo` from a reward model that
-`benchmarks/reward_model.py` makes of it, trained to tell right answers from wrong ones: it reads no answers.
-`process_rewards` reads that token by token. `sdft` and `sdpo` start from a model of
-`benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint, and take a quarter of the
-rate. `calculator_tool`, `gagpo` and `echo` have a task of their own, products with a calculator
-([agents.md](agents.md)), and a sixth of the iterations, from the model of `calculator_sft`. `game` is about
-even answers, which only its critic is told. `reward_model` has 180 iterations at 5e-4.
+`distill` learns from the model that the demo ends with, and `mopd` from two of it, each for half of the
+questions; `rm_ppo` from a reward model that `benchmarks/reward_model.py` makes of it, trained to tell right
+answers from wrong ones: it reads no answers. `process_rewards` reads that token by token. `sdft` and `sdpo`
+start from a model of `benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint,
+and take a quarter of the rate. `calculator_tool`, `gagpo` and `echo` have a task of their own, products
+with a calculator ([agents.md](agents.md)), and a sixth of the iterations, from the model of
+`calculator_sft`. `game` is about even answers, which only its critic is told. `reward_model` has 180
+iterations at 5e-4.
 Losses of preferences promise an order of answers and no more accuracy, which has no margin there.
 """
 
