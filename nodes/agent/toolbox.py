@@ -17,7 +17,7 @@ from rlgraph.errors import RunError, nearest
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.support.data_file import changed
-from rlgraph.ops.column_types import holds_paths
+from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Hook
 from rlgraph.ops.signature import signature
 from rlgraph.ops.tools import Tool, arguments
@@ -67,7 +67,7 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
         TemplatePieces(tokenizer, options).between([("tool", "any")], [[]], -1)
     for name, tool in tools.items():
         for attribute, field in signature(name, tool.body, Tool).attributes.model_fields.items():
-            if holds_paths(field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
+            if holds(PathMarker, field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
                 for file in [path] if isinstance(path, str) else path:
                     changed(file)
 

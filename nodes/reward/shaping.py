@@ -94,12 +94,16 @@ def overlong(
     return rewards - lost.to(rewards.dtype)
 
 
-@op(assumes=("reference",), measures={"beta": "kl/ref"})
+@op(
+    assumes=("reference",),
+    measures={"beta": "kl/ref"},
+    when={"old_logprobs": "beta", "ref_logprobs": "beta"},
+)
 def kl_penalty(
     ctx: Context,
     rewards: float32[samples],
-    old_logprobs: float32[samples, tokens],
-    ref_logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens] | None,
+    ref_logprobs: float32[samples, tokens] | None,
     loss_mask: boolean[samples, tokens],
     *,
     beta: NonNegativeFloat = 0.001,
@@ -109,21 +113,36 @@ def kl_penalty(
 
     r_t = -beta kl_t + [t is the last in the loss mask] s (arXiv 1909.08593, 2203.02155). A sample with
     nothing in its loss mask gets no reward: its score has no token to stand on. Records ``kl/ref``, nats a
-    token.
+    token. With ``beta: 0`` log-probs are not read: only the score is put on the last token.
 
     Attributes:
-        beta: what a nat of KL costs, in units of the reward, at least 0; may be adaptive, and follows
-            ``kl/ref`` then.
+        beta: what a nat of KL costs, in units of the reward, at least 0; 0 for no KL; may be adaptive, and
+            follows ``kl/ref`` then.
         kl: the estimator: k1 = lp - ref, k2 = its square / 2, k3 = exp(ref - lp) - (ref - lp) - 1, abs.
 
     Example:
         shaped: {op: reward.kl_penalty, beta: 0.001}
     """
-    divergence = estimate(old_logprobs.values, ref_logprobs.values, kl)
-    divergence = torch.where(loss_mask.values, divergence, 0)
-    ctx.record("kl/ref", float(divergence.double().sum()), int(loss_mask.values.sum()), over="tokens")
+    divergence = torch.zeros(len(loss_mask.values), device=loss_mask.values.device)
+    if old_logprobs is not None and ref_logprobs is not None:
+        divergence = estimate(old_logprobs.values, ref_logprobs.values, kl)
+        divergence = torch.where(loss_mask.values, divergence, 0)
+        ctx.record("kl/ref", float(divergence.double().sum()), int(loss_mask.values.sum()), over="tokens")
     rows, last = _last_written(loss_mask)
     return loss_mask.like((-beta * divergence).index_add(0, last, rewards[rows].to(divergence.dtype)))
+
+
+@op()
+def per_sample(rewards: float32[samples, tokens], loss_mask: boolean[samples, tokens]) -> float32[samples]:
+    """The sum of a sample's rewards per token, over its loss mask.
+
+    Behind reward.kl_penalty it is s - beta KL(old, ref) of the whole response, which estimators that compare
+    samples take: the KL in the reward before the baseline (RLOO, arXiv 2402.14740).
+
+    Example:
+        scores: {op: reward.per_sample, in: {rewards: shaped}}
+    """
+    return rewards.like(torch.where(loss_mask.values, rewards.values.double(), 0)).sum().float()
 
 
 def _last_written(loss_mask: Ragged) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ Edits bind by it too, with a binder that is not strict: they ask for edges, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Call
 from rlgraph.ir.schedules import Varying, take_courses
 from rlgraph.nodes import HOOKS
-from rlgraph.ops.column_types import DTYPES, ColumnType, holds_paths
+from rlgraph.ops.column_types import DTYPES, ColumnType, FunctionMarker, PathMarker, holds
 from rlgraph.ops.declare import Hook, Op, Port
-from rlgraph.ops.registry import find_hook, find_op
+from rlgraph.ops.registry import find_function, find_hook, find_op
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow
@@ -108,7 +108,7 @@ def _attributes(
     if values is None:
         return None, {}
     own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
-    return own | _paths(op, tree), courses
+    return own | _paths(op, tree) | _functions(op, tree, binder), courses
 
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
@@ -143,9 +143,19 @@ def _domain(op: Op) -> str:
 
 def _paths(op: Op, tree: Tree) -> dict[str, Any]:
     """Return the attributes given as paths, relative to the file that they stand in."""
-    fields = op.attributes.model_fields.items()
-    named = [attribute for attribute, spec in fields if holds_paths(spec.annotation, *spec.metadata)]
-    return {name: item.mapped(_resolved).plain() for name in named if (item := tree.get(name))}
+    return {name: item.mapped(_resolved).plain() for name, item in _marked(PathMarker, op, tree)}
+
+
+def _functions(op: Op, tree: Tree, binder: Binder) -> dict[str, Any]:
+    """Return the attributes given as functions of a file beside the graph, as workers load them."""
+    given = [(name, item) for name, item in _marked(FunctionMarker, op, tree) if item.value != OPEN]
+    return {n: binder.attempt(find_function, item.value, "function", item.mark) for n, item in given}
+
+
+def _marked(marker: type, op: Op, tree: Tree) -> Iterator[tuple[str, Tree]]:
+    for name, spec in op.attributes.model_fields.items():
+        if holds(marker, spec.annotation, *spec.metadata) and (item := tree.get(name)):
+            yield name, item
 
 
 def _resolved(leaf: Tree) -> Tree:

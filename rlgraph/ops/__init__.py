@@ -1,6 +1,7 @@
 """Declarations of ops: ``op``, the types of columns, and the interfaces that a body uses."""
 
 from rlgraph.ops.column_types import File as File
+from rlgraph.ops.column_types import FileFunction as FileFunction
 from rlgraph.ops.column_types import FixedAxis as FixedAxis
 from rlgraph.ops.column_types import anything as anything
 from rlgraph.ops.column_types import boolean as boolean

@@ -233,17 +233,22 @@ class PathMarker:
     """Marks an attribute as a path: relative to the graph file that it stands in."""
 
 
+class FunctionMarker:
+    """Marks an attribute as a plain function in a file beside the graph: ``my_rewards.py:name``."""
+
+
 File = typing.Annotated[str, PathMarker()]
+FileFunction = typing.Annotated[str, FunctionMarker()]  # an op calls it by ``load_function`` (registry.py)
 
 
-def holds_paths(*annotations: Any) -> bool:
-    """Return whether an attribute's type, or the metadata beside it, has a ``File`` in it.
+def holds(marker: type, *annotations: Any) -> bool:
+    """Return whether an attribute's type, or the metadata beside it, has a marker in it.
 
     Example:
-        >>> holds_paths(list[File]), holds_paths(list[str])
+        >>> holds(PathMarker, list[File]), holds(PathMarker, list[str])
         (True, False)
     """
-    return any(isinstance(part, PathMarker) or holds_paths(*typing.get_args(part)) for part in annotations)
+    return any(isinstance(part, marker) or holds(marker, *typing.get_args(part)) for part in annotations)
 
 
 BYTES = {"float32": 4, "int64": 8, "boolean": 1}  # the bytes of one value in memory

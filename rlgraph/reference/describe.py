@@ -14,7 +14,7 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Mark, Source, fail, nearest
 from rlgraph.nodes import HOOKS, LOSSES, OPS
-from rlgraph.ops.column_types import holds_paths
+from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Loop, Loss, Op, Parser, Port
 from rlgraph.ops.docstring import Docstring, read_docstring
 from rlgraph.ops.registry import find_hook, find_op, load
@@ -177,7 +177,7 @@ def attribute_schemas(op: Op) -> dict[str, Any]:
     """Return the JSON schema of each attribute; a path has ``format: path``."""
     schemas: dict[str, Any] = op.attributes.model_json_schema().get("properties", {})
     for name, field in op.attributes.model_fields.items():
-        if holds_paths(field.annotation, *field.metadata):
+        if holds(PathMarker, field.annotation, *field.metadata):
             schema = schemas[name]
             for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
                 part.update({"format": "path"} if part.get("type") == "string" else {})

@@ -22,7 +22,15 @@ from rlgraph.syntax import settings
 
 CATALOG = [*OPS, *LOSSES]
 OF_NO_PAPER = ("filter.judged",)  # it follows from what an op reports
-NEED_A_SOURCE = ("advantage.", "update.", "filter.", "logprobs", "values", "reward.kl_penalty")
+NEED_A_SOURCE = (
+    "advantage.",
+    "update.",
+    "filter.",
+    "logprobs",
+    "values",
+    "reward.kl_penalty",
+    "reward.per_sample",
+)
 MODELS = """
 graph: example
 models:

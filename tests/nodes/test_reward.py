@@ -11,7 +11,7 @@ import torch
 from recorded import means
 from rlgraph.nodes.reward.math import math
 from rlgraph.nodes.reward.per_sample import record_late
-from rlgraph.nodes.reward.shaping import kl_penalty, overlong
+from rlgraph.nodes.reward.shaping import kl_penalty, overlong, per_sample
 from rlgraph.nodes.reward.text import exact
 from rlgraph.nodes.reward.verifier import Verifier
 from rlgraph.nodes.support.ragged import Ragged
@@ -183,6 +183,26 @@ def test_kl_penalty_by_hand() -> None:
 def test_kl_penalty_costs_beta_times_the_kl(kind: str, total: float) -> None:
     free, paid = (kl_penalty(context(), *kl_case(), beta=beta, kl=kind) for beta in (0.0, 2.0))
     assert (free.values - paid.values).sum().item() == pytest.approx(2.0 * total)
+
+
+def test_without_beta_the_score_alone_stands_on_the_last_token() -> None:
+    rewards, _, _, mask = kl_case()
+    ctx = context()
+    assert kl_penalty(ctx, rewards, None, None, mask, beta=0.0).tolist() == [
+        [0.0, 0.0, 1.0, 0.0],
+        [0.0],
+        [-1.0],
+    ]
+    assert "kl/ref" not in ctx.metrics
+
+
+def test_a_reward_per_sample_is_the_score_less_the_kl_of_the_response() -> None:
+    rewards, old, ref, mask = kl_case()
+    shaped = kl_penalty(context(), rewards, old, ref, mask, beta=0.1, kl="k1")
+    # the KLs are 1 - 1 = 0 and 0.5 nats; the empty response keeps no score
+    assert per_sample(shaped, mask).tolist() == pytest.approx([1.0, 0.0, -1.05])
+    outside = mask.like(torch.full((6,), 9.0))
+    assert per_sample(outside, mask).tolist() == [18.0, 0.0, 9.0]
 
 
 def test_kl_penalty_of_no_response_at_all() -> None:

@@ -1,0 +1,173 @@
+"""Rewards by functions that were written for verl or for TRL, which run as they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from rlgraph.nodes.reward.per_sample import (
+    Judged,
+    OnError,
+    RewardError,
+    as_json,
+    each,
+    is_reward,
+    settled,
+)
+from rlgraph.nodes.support.lazy import asyncio, torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, FileFunction, anything, boolean, int64, op, samples, text, tokens
+from rlgraph.ops.registry import load_function
+
+
+@op(assumes=("dropped",), beside=True)
+def verl(
+    ctx: Context,
+    responses: text[samples],
+    ground_truth: anything[samples],
+    data_source: anything[samples] | None,
+    extra_info: anything[samples] | None,
+    *,
+    function: FileFunction,
+    arguments: dict[str, Any] | None = None,
+    timeout: PositiveFloat = 60.0,
+    parallel: Annotated[int, Field(ge=1)] = 8,
+    on_error: OnError = "fail",
+) -> Judged:
+    """Rewards of a function that was written for verl (https://github.com/verl-project/verl).
+
+    It is called for each sample, by name: ``compute_score(data_source, solution_str, ground_truth,
+    extra_info)``, with ``arguments`` beside these, and returns a number or a dict with ``score``; it may be
+    async. ``data_source`` is empty and ``extra_info`` an empty dict where no node writes a column of that
+    name. Other numbers in the dict are recorded under the node's name. A function that is not async runs in
+    threads. Records ``reward/mean`` and ``reward/failed`` as reward.remote does.
+
+    Attributes:
+        function: the function, as my_rewards.py:compute_score, in a file beside the graph.
+        arguments: more arguments of each call, by name.
+        timeout: seconds that one call may take, above 0.
+        parallel: calls at a time, at least 1.
+        on_error: what a call that fails, is late or gives no number does: fail, zero or drop, as in
+            reward.remote.
+
+    Example:
+        rewards: {op: reward.verl, function: ???, in: {ground_truth: answer}}
+    """
+    given = {
+        "data_source": data_source or [""] * len(responses),
+        "solution_str": responses,
+        "ground_truth": as_json(ground_truth),
+        "extra_info": extra_info or [{} for _ in responses],
+    }
+    rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+    told: list[Mapping[str, Any]] = []
+    judged = each(
+        ctx, _scoring(load_function(function), arguments or {}, told), rows, on_error, timeout, parallel
+    )
+    for name in dict.fromkeys(name for result in told for name in result if name != "score"):
+        if numbers := [float(r[name]) for r in told if is_reward(r.get(name))]:
+            ctx.record(name, numbers)
+    return judged
+
+
+@op(assumes=("dropped",), beside=True, reads=("columns",))
+def trl(
+    ctx: Context,
+    question: anything[samples],
+    responses: text[samples],
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    *,
+    function: FileFunction,
+    columns: list[str] = [],  # noqa: B006 - never changed
+    conversational: bool | None = None,
+    on_error: Literal["zero", "drop"] = "zero",
+    **more: anything[samples],
+) -> Judged:
+    """Rewards of a function that was written for TRL (https://github.com/huggingface/trl).
+
+    It is called with lists, by name: ``f(prompts, completions, completion_ids, **columns)``, with
+    ``trainer_state`` (of which there is ``global_step``), ``log_metric`` and ``log_extra`` beside these, and
+    returns a number or None for each sample; it may be async. Prompts that are messages have completions that
+    are messages, ``[{"role": "assistant", "content": ...}]``; others have texts. An error that it raises ends
+    the run. Records ``reward/mean`` (of what has a reward) and ``reward/failed``, the fraction that has none.
+
+    Attributes:
+        function: the function, as my_rewards.py:reward, in a file beside the graph.
+        columns: more columns that it is given, by name, as [answer].
+        conversational: whether prompts and completions are messages, a question in text being one of the
+            user; null: as the prompts are.
+        on_error: what becomes of a sample for which it gives None: zero, a reward of 0; or drop, left out by
+            a filter.judged.
+
+    Example:
+        rewards: {op: reward.trl, function: ???, columns: [answer]}
+    """
+    prompts, chat = as_json(question), conversational
+    if chat is None:
+        chat = bool(prompts) and isinstance(prompts[0], list)
+    given = {
+        "prompts": [_messages("user", p) if chat and isinstance(p, str) else p for p in prompts],
+        "completions": [_messages("assistant", r) if chat else r for r in responses],
+        "completion_ids": _written(tokens, loss_mask),
+        "trainer_state": SimpleNamespace(global_step=max(ctx.iteration - 1, 0)),
+        "log_metric": lambda name, value: ctx.record(name, [float(value)], over="calls"),
+        "log_extra": lambda column, values: None,
+        **{name: as_json(values) for name, values in more.items()},
+    }
+    results = load_function(function)(**given) if prompts else []
+    results = asyncio.run(_awaited(results)) if inspect.isawaitable(results) else results
+    scores = _numbers(results, len(prompts))
+    failed = torch.tensor([score is None for score in scores], dtype=torch.bool)
+    return settled(ctx, torch.tensor([score or 0.0 for score in scores], dtype=torch.float32), failed)
+
+
+def _scoring(
+    function: Callable[..., Any], arguments: Mapping[str, Any], told: list[Mapping[str, Any]]
+) -> Callable[..., Any]:
+    """Return what ``each`` calls: the function with its arguments, whose dicts are added to ``told``."""
+
+    def number(result: Any) -> float:
+        if isinstance(result, Mapping):
+            told.append(result)
+            result = result["score"]
+        return float(result)
+
+    def score(**row: Any) -> float:
+        return number(function(**row, **arguments))
+
+    async def score_later(**row: Any) -> float:
+        return number(await function(**row, **arguments))
+
+    return score_later if inspect.iscoroutinefunction(function) else score
+
+
+def _messages(role: str, content: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content}]
+
+
+def _written(tokens: Ragged, loss_mask: Ragged) -> list[list[int]]:
+    """Return the ids that the policy wrote of each sample."""
+    return [[int(token) for token in row] for row in tokens.take_where(loss_mask.values).tolist()]
+
+
+async def _awaited(results: Any) -> Any:
+    return await results
+
+
+def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
+    """Return a function's results as numbers.
+
+    Raises:
+        RewardError: they are not one number or None for each sample.
+    """
+    scores = [None if result is None else float(result) for result in results]
+    wrong = [score for score in scores if score is not None and not is_reward(score)]
+    if len(scores) != count or wrong:
+        law = f"a reward function owes {count} finite numbers of float32, or None, and gave {len(scores)}"
+        raise RewardError(f"{law}: {wrong[:3]}" if wrong else law)
+    return scores
