@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rlgraph.cli.imports import import_settings
 from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
@@ -16,7 +17,8 @@ from rlgraph.errors import RlgraphError
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
-COMMANDS = (run, sweep, check, plan, show, diff, view, report, export, replay, doctor, nodes, graphs)
+LISTS = (nodes, graphs, import_settings)
+COMMANDS = (run, sweep, check, plan, show, diff, view, report, export, replay, doctor, *LISTS)
 
 
 class Commands(click.Group):

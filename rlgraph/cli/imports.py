@@ -1,0 +1,73 @@
+"""`rlgraph import`: settings of verl or of TRL become a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlgraph.cli.options import say
+from rlgraph.errors import visible
+
+if TYPE_CHECKING:
+    from rlgraph.importing.importer import Imported
+
+OUTPUT_PATH = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the graph to a file."
+)
+
+
+@click.group(name="import")
+def import_settings() -> None:
+    """Write settings of verl or of TRL as a graph, and list what became of each key."""
+
+
+@import_settings.command()
+@click.argument("settings", nargs=-1, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@OUTPUT_PATH
+def verl(settings: Sequence[str], output: Path | None) -> None:
+    """Import a configuration of verl's PPO trainer: a YAML file, KEY=VALUE as verl takes them, or both."""
+    from rlgraph.importing.verl import import_verl
+
+    file, overrides = _parted(settings)
+    _write(import_verl(file, overrides, _folder(output)), output)
+
+
+@import_settings.command()
+@click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SCRIPT|CONFIG.yaml")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--trainer", type=click.Choice(["grpo", "rloo", "dpo", "sft"]), help="Whose settings they are.")
+@OUTPUT_PATH
+def trl(source: Path, overrides: Sequence[str], trainer: str | None, output: Path | None) -> None:
+    """Import settings of TRL: a YAML file, as `trl grpo --config` takes it, or a script, which is not run."""
+    from rlgraph.importing.trl import import_trl
+
+    _write(import_trl(source, overrides, _folder(output), trainer), output)
+
+
+def _folder(output: Path | None) -> Path:
+    return output.parent if output else Path()
+
+
+def _parted(settings: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the file that comes first, if there is one, and the KEY=VALUE behind it."""
+    first = settings[:1] if settings and "=" not in settings[0] and not settings[0].startswith("~") else ()
+    overrides = [*settings[len(first) :]]
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise click.UsageError(f"`{override}` is no KEY=VALUE, and the file comes first")
+    return (Path(first[0]) if first else None), overrides
+
+
+def _write(imported: Imported, output: Path | None) -> None:
+    """Write the graph to a file or to standard output, and the list beside it."""
+    graph = imported.graph()
+    if output:
+        output.write_text(graph, encoding="utf-8")
+    else:
+        click.echo(visible(graph), nl=False)
+    say(imported.report(), err=not output)
+    if output:
+        say(f"\nwrote {output}; next: rlgraph check {output}")

@@ -1,0 +1,130 @@
+"""A graph in the making: a shipped parent and the edits so far, each applied as soon as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlgraph.frontend.compose import as_written
+from rlgraph.frontend.edits import apply
+from rlgraph.frontend.tree_paths import find
+from rlgraph.nodes import OPS
+from rlgraph.ops.registry import load
+from rlgraph.syntax.model_settings import ModelSection
+from rlgraph.syntax.settings import GraphFile
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import flow
+
+# Without a declared default are what a node or a section takes beside its attributes
+FREE = ("from", "every", "rows", "in", "out", "refill", "op")
+UNKNOWN = object()
+
+
+class Draft:
+    """The parent, its edits, and the tree that they make of it."""
+
+    def __init__(self, extends: str) -> None:
+        self.extends, self.tree = extends, as_written(extends)
+        self.edits: list[tuple[str, dict[str, Any]]] = []
+
+    def edit(self, word: str, **content: Any) -> None:
+        """Apply one edit, as ``edit("add", refresh={"op": ...})``."""
+        plain: Any = [*content] if word == "remove" else content
+        self.tree = apply(self.tree, Tree.of({word: plain}))
+        if not self.edits or self.edits[-1][0] != word:
+            self.edits.append((word, {}))
+        for name, value in content.items():
+            _put(self.edits[-1][1], name, value)
+
+    def set(self, path: str, value: Any) -> None:
+        """Set a value, where it is not what the graph has."""
+        if not is_same(self.value(path), value):
+            self.edit("set", **{path: value})
+
+    def remove(self, *paths: str) -> None:
+        """Remove what is there of some paths."""
+        if there := {path: None for path in paths if self.has(path)}:
+            self.edit("remove", **there)
+
+    def add_kl_per_sample(self, **attributes: Any) -> None:
+        """Take the KL of a whole response off its reward, before samples are compared."""
+        self.edit("add", shaped={"op": "reward.kl_penalty", **attributes})
+        self.edit("add", scored={"op": "reward.per_sample", "in": {"rewards": "shaped"}})
+        self.edit("set", **{"advantages.in": {"rewards": "scored"}})
+
+    def lines(self) -> Iterator[str]:
+        """Yield the edits as a file has them."""
+        for word, content in self.edits:
+            yield f"  - {word}:" + f" {flow([*content])}" * (word == "remove")
+            if word != "remove":
+                yield from (f"      {name}: {flow(value)}" for name, value in content.items())
+
+    def has(self, path: str) -> bool:
+        return find(self.tree, _parts(path)) is not None
+
+    def value(self, path: str) -> Any:
+        """Return what stands at a path, or else the default that is declared for it.
+
+        ``UNKNOWN`` is returned where the graph has no such node or model, or it takes no such value.
+        """
+        parts = _parts(path)
+        if (there := find(self.tree, parts)) is not None:
+            return there.plain()
+        if parts[0] == "eval":
+            node = find(self.tree, parts[:3])
+            return self.value(".".join(parts[2:])) if node else UNKNOWN
+        if parts[0] == "nodes":
+            return self._of_node(parts)
+        if parts[0] == "models":
+            return _of_section(ModelSection, parts[2:]) if find(self.tree, parts[:2]) else UNKNOWN
+        return _of_section(GraphFile, parts) if parts[0] != "pools" else None
+
+    def _of_node(self, parts: tuple[str, ...]) -> Any:
+        if (op := find(self.tree, (*parts[:2], "op"))) is None:
+            return UNKNOWN
+        field = load(OPS[op.value], op.value).attributes.model_fields.get(parts[2])
+        if field is None:
+            return None if parts[2] in FREE else UNKNOWN
+        return None if field.is_required() else field.default
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same in a graph, where true is no 1.
+
+    Example:
+        >>> is_same(1, 1.0), is_same(1, True)
+        (True, False)
+    """
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _put(edit: dict[str, Any], name: str, value: Any) -> None:
+    """Add to an edit: below a name that it has already, such as ``eval``, inside of that one's value."""
+    above = next((key for key in edit if name.startswith(f"{key}.") and isinstance(edit[key], dict)), None)
+    if above is None:
+        edit[name] = value
+        return
+    inner = edit[above]
+    *path, last = name.removeprefix(f"{above}.").split(".")
+    for part in path:
+        inner = inner.setdefault(part, {})
+    inner[last] = value
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    parts = tuple(path.split("."))
+    sections = ("seed", "models", "nodes", "eval", "pools", "schedule")
+    return parts if parts[0] in sections else ("nodes", *parts)
+
+
+def _of_section(section: Any, parts: tuple[str, ...]) -> Any:
+    """Return the default of a field of a section, in sections that it may have."""
+    field = section.model_fields.get(parts[0])
+    if field is None:
+        return UNKNOWN
+    if len(parts) > 1:
+        kinds = getattr(field.annotation, "__args__", (field.annotation,))
+        inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
+        return _of_section(inner[0], parts[1:]) if inner else None
+    default = None if field.is_required() else field.get_default()
+    return default if isinstance(default, bool | int | float | str | list | None) else None

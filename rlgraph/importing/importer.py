@@ -1,0 +1,176 @@
+"""From settings of another framework to a graph of edits, and a list of what became of each key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlgraph.importing.draft import UNKNOWN, Draft, is_same
+from rlgraph.importing.options import Options
+from rlgraph.importing.table import BELOW, TITLES, Fate, KeyRow
+from rlgraph.syntax.yaml_text import flow
+
+
+class Hand(Exception):
+    """A value that the user has to see to; the message says how."""
+
+
+class Idle(Exception):
+    """A value that decides nothing here; the message says why."""
+
+
+UNTOLD = "taken from the defaults of {}, as ours are others"
+By = Mapping[str, Callable[[Any, Options], Any]]
+
+
+@dataclass(frozen=True)
+class KeyOutcome:
+    """What became of a key; of those that were not given only what the graph had to be told."""
+
+    key: str
+    value: Any
+    kind: Fate
+    text: str
+    given: bool = True
+
+    def line(self) -> str:
+        """Return the outcome as a line of the list; what stands behind no key has no value."""
+        value = "" if self.value is UNKNOWN else f" = {flow(self.value)}"
+        return f"{self.key}{value}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A graph's name and draft, and the outcomes in the table's order."""
+
+    name: str
+    source: str
+    draft: Draft
+    outcomes: Sequence[KeyOutcome]
+
+    def graph(self) -> str:
+        """Return the graph as a file, which begins with what needs a hand."""
+        hands = [f"# - {o.line()}" for o in self.outcomes if o.kind == "hand"]
+        lines = ["# What needs a hand:", *hands] if hands else []
+        lines += [f"graph: {self.name}", f"about: Imported from {self.source}"]
+        return "\n".join([*lines, f"extends: {self.draft.extends}", "edits:", *self.draft.lines()]) + "\n"
+
+    def report(self) -> str:
+        """Return the list of all keys, by what became of them."""
+        groups: dict[str, list[str]] = {UNTOLD.format(self.source): [], **{t: [] for t in TITLES.values()}}
+        for outcome in self.outcomes:
+            if outcome.given or outcome.kind == "hand":
+                groups[TITLES[outcome.kind]].append(f"  {outcome.line()}")
+            elif outcome.kind == "taken":
+                groups[UNTOLD.format(self.source)].append(f"  {outcome.line()}")
+        titled = [[f"{title} ({len(lines)})", *lines] for title, lines in groups.items() if lines]
+        return "\n".join(line for lines in titled for line in lines)
+
+
+def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
+    """Yield what becomes of every key that is given, and of every default; values are set in the draft."""
+    judged = Judge(options, draft, by)
+    seen = set[str]()
+    for row in options.table.rows.values():
+        if row.key.endswith(BELOW):
+            keys = [key for key in options.values if options.table.row(key) is row]
+            seen |= {*keys}
+            if keys:
+                yield judged.below(row, keys)
+        elif row.key in options.values:
+            seen.add(row.key)
+            yield judged.outcome(row, options.spelled[row.key], options.values[row.key])
+        elif row.to and row.default is not None:
+            yield judged.outcome(row, row.key, row.default, given=False)
+    for key in options.values:
+        if key.endswith("_target_"):
+            yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")
+        elif key not in seen:
+            text = f"it is no key of {options.table.name} that is known here; see what reads it"
+            yield KeyOutcome(options.spelled[key], options.values[key], "hand", text)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides what becomes of a key."""
+
+    options: Options
+    draft: Draft
+    by: By
+
+    def below(self, row: KeyRow, keys: Sequence[str]) -> KeyOutcome:
+        """Return what becomes of keys that share a row: one outcome for all of them."""
+        value = self.options.below(row.key) or self.options.values[keys[0]]
+        key = self.options.spelled[keys[0]] if len(keys) == 1 else row.key
+        outcome = self.outcome(row, key, value)
+        told = self.options.values[keys[0]] if len(keys) == 1 else f"{len(keys)} keys"
+        return outcome if row.to and len(keys) > 1 else replace(outcome, value=told)
+
+    def outcome(self, row: KeyRow, key: str, value: Any, given: bool = True) -> KeyOutcome:
+        """Return what becomes of one key, and set the value that it gives."""
+        try:
+            kind, text = self._judged(row, value)
+        except Hand as hand:
+            kind, text = "hand", str(hand)
+        except Idle as idle:
+            kind, text = "default", str(idle)
+        return KeyOutcome(key, value, kind, text, given)
+
+    def _judged(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+        condition = row.says.get("if")
+        if condition and not self.options.is_on(condition):
+            return "default", f"decides nothing: {condition} is off"
+        if self.options.is_odd(row.key) or (_is_reference(value) and (row.to or row.shape)):
+            raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
+        if row.to:
+            return self._taken(row, value)
+        known = "only" not in row.says or value is None or value in row.only
+        if row.same and known:
+            return "default", str(row.same)
+        if row.none and not row.hand:
+            return "none", str(row.none)
+        if value in (None, "", {}, []) or ("default" in row.says and value == row.default):
+            return "default", f"{self.options.table.name}'s own default"
+        return ("taken", str(row.shape)) if row.shape and known else ("hand", str(row.hand))
+
+    def _taken(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+        if value is None or value == {}:
+            raise Idle("it is empty, which leaves the graph as it is")
+        ours = row.words.get(_word(value)) if row.words else value
+        if ours is None and "default" in row.says and value == row.default:
+            return "default", f"{self.options.table.name}'s own default"
+        if ours is None:
+            return ("none", str(row.none)) if row.none else ("hand", str(row.hand))
+        try:
+            ours = self.by[row.by](ours, self.options) if row.by else ours
+        except (TypeError, ValueError) as error:
+            raise Hand(f"it is no value that {row.to} could be made of") from error
+        now = self.draft.value(row.to)
+        if now is UNKNOWN:
+            raise Idle(f"decides nothing: the graph has no `{row.to}`")
+        if isinstance(ours, str) and isinstance(now, int | float | list):
+            raise Hand(f"it is no value of {row.to}: give that one, as KEY=VALUE")
+        if is_same(now, ours):
+            return "default", f"as in the graph, {row.to}: {flow(ours)}"
+        self.draft.edit("set", **{row.to: ours})
+        return "taken", f"{row.to}: {flow(ours)}"
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def graph_name(text: str) -> str:
+    """Return a text as a graph's name.
+
+    Example:
+        >>> graph_name("qwen2.5 7b/grpo")
+        'qwen2.5_7b_grpo'
+    """
+    return re.sub(r"[^\w.-]+", "_", text).strip("_.-") or "imported"

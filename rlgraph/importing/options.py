@@ -1,0 +1,133 @@
+"""The settings of a run elsewhere, by dotted keys: from a YAML file, and ``key=value`` as Hydra takes it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.frontend.compose import setting
+from rlgraph.importing.table import BELOW, KeyTable
+from rlgraph.syntax.source import read, scalar
+
+# ${a.b}, ${.b}, ${oc.select:a.b,1} and ${oc.env:NAME,1}, with no other inside
+REFERENCE = re.compile(r"\$\{(?:oc\.(select|env):)?([\w.]+)(?:, *([^${}]*))?\}")
+
+
+class Options:
+    """What a user gave, with a framework's defaults behind it.
+
+    ``values`` are given, by the table's spelling of their keys; ``spelled`` has the user's. Paths become
+    relative to ``folder``, the graph's; those of settings are relative to the working directory.
+    """
+
+    def __init__(self, table: KeyTable, given: Mapping[str, Any], folder: Path = Path()) -> None:
+        self.table, self.folder = table, folder
+        self.values, self.spelled = dict[str, Any](), dict[str, str]()
+        for key, value in given.items():
+            self._add(table.renamed(key), key, value)
+        self.values = {key: self._resolved(key, value) for key, value in self.values.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        """Return what is given, or else the framework's default."""
+        value, row = self.values.get(key), self.table.rows.get(key)
+        return row.default if row and (value is None or self.is_odd(key)) else value
+
+    def is_odd(self, key: str) -> bool:
+        """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``."""
+        row = self.table.rows.get(key)
+        return isinstance(self.values.get(key), str) and isinstance(row and row.default, int | float)
+
+    def is_on(self, key: str) -> bool:
+        """Return whether a switch is on: true, or a number above 0."""
+        value = self[key]
+        return value > 0 if isinstance(value, int | float) else bool(value)
+
+    def path(self, path: str) -> str:
+        """Return a path as the graph has it; names on the hub, URLs and absolute paths stay."""
+        full = os.path.expandvars(os.path.expanduser(path))
+        if "://" in full or os.path.isabs(full) or not os.path.exists(full):
+            return full
+        return os.path.relpath(full, self.folder)
+
+    def below(self, key: str) -> dict[str, Any]:
+        """Return what is given below a key that ends with ``.*``, as nested mappings."""
+        out: dict[str, Any] = {}
+        row, above = self.table.rows[key], key.removesuffix(BELOW)
+        for name, value in self.values.items():
+            if self.table.row(name) is not row or not name.startswith(above):
+                continue
+            *path, last = name[len(above) :].strip(".").split(".")
+            inner = out
+            for part in path:
+                inner = inner.setdefault(part, {})
+            if last:
+                inner[last] = value
+        return out
+
+    def _add(self, key: str, spelled: str, value: Any) -> None:
+        """Add a value; of two spellings of a key, the one that is not the default counts."""
+        row = self.table.row(key)
+        idle = value is None or (row is not None and value == row.default)
+        if key not in self.values or not idle:
+            self.values[key], self.spelled[key] = value, spelled
+
+    def _resolved(self, key: str, value: Any, above: tuple[str, ...] = ()) -> Any:
+        """Return a value with its references filled in, as far as they are known."""
+        if isinstance(value, list):
+            return [self._resolved(key, item, above) for item in value]
+        while isinstance(value, str) and (match := REFERENCE.search(value)):
+            found = self._named(key, match, above)
+            if found is ...:
+                break
+            whole = match[0] == value
+            value = found if whole else value.replace(match[0], "null" if found is None else str(found))
+        return value
+
+    def _named(self, key: str, match: re.Match[str], above: tuple[str, ...]) -> Any:
+        """Return what a reference names, or ... where that is not known."""
+        how, path, otherwise = match.groups()
+        if how == "env":
+            return os.environ.get(path, otherwise if otherwise is not None else ...)
+        if path.startswith("."):
+            path = f"{key.rpartition('.')[0]}{path}"
+        path = self.table.renamed(path)
+        if path in self.values and path not in above:
+            return self._resolved(path, self.values[path], (*above, key))
+        row = self.table.rows.get(path)
+        if row is not None and "default" in row.says:
+            return row.default
+        return scalar(otherwise) if otherwise is not None else ...
+
+
+def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return settings by dotted keys, of a YAML file and of ``key=value``, ``+key=value`` and ``~key``.
+
+    Raises:
+        GraphError: the file or a value is no YAML.
+    """
+    given = dict(flattened(read(file).plain())) if file else {}
+    for override in overrides:
+        if override.startswith("~"):
+            name = override[1:].partition("=")[0]
+            given = {key: value for key, value in given.items() if f"{key}.".startswith(f"{name}.") is False}
+            continue
+        name, tree = setting(override.lstrip("+"))
+        given |= flattened(tree.plain(), name)
+    return given
+
+
+def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted keys.
+
+    Example:
+        >>> dict(flattened({"a": {"b": 1, "c": {}}}))
+        {'a.b': 1, 'a.c': {}}
+    """
+    if isinstance(value, Mapping) and (value or not path):
+        for name, child in value.items():
+            yield from flattened(child, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value
