@@ -214,7 +214,7 @@ def rates_of(name: str) -> Gpu | None:
 
 def _unknown(name: str, known: dict[str, object]) -> GraphError:
     numbers = {field: f"{known[field]:.6g}" for field in known if field not in ("cluster", "kind")}
-    texts = {**numbers, "cluster": "mine", "kind": "cuda", "host_step": "null"}
+    texts = {**numbers, "cluster": "mine", "kind": "cuda", "host_step": "null", "disk": "null"}
     asked = ", ".join(field for field in Cluster.model_fields if field not in texts)
     remedy = f"write mine.yaml, with {asked} from its data sheet, and give --cluster mine.yaml:\n"
     remedy += "\n".join(f"    {field}: {texts.get(field, '???')}" for field in Cluster.model_fields)

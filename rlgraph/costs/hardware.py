@@ -38,6 +38,10 @@ class Cluster(BaseModel):
     kind: Literal["cuda", "cpu"] | None = Field(
         default=None, description="what a device is; null: cuda where bfloat16 is faster than float32."
     )
+    disk: Positive | None = Field(
+        default=None,
+        description="bytes per second that all hosts together write checkpoints with; null: not known.",
+    )
     reserve: float = Field(ge=0, description="bytes of a device that no model gets: context, buffers, slack.")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,38 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A predicted number between its lowest and its highest; ``value`` is their geometric mean."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(range: tuple[float, float]) -> Figure:
+        """Return the figure of two ends, in any order."""
+        low, high = sorted(range)
+        return Figure(*(float(f"{number:.7g}") for number in (math.sqrt(low * high), low, high)))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What one decides by: times, their cost, and what they are spent on. None: not known."""
+
+    iteration: Figure  # seconds, in the steady state
+    run: Figure | None  # seconds of all iterations, evaluations and checkpoints; None: nobody says how many
+    device_hours: Figure | None  # of the run, on all devices
+    tokens: (
+        Figure  # per second per device: prompts and responses of the samples made, or of the rows trained on
+    )
+    utilisation: Mapping[str, Figure]  # update -> model FLOPs over those that its devices could do (MFU)
+    evaluation: Figure | None  # seconds of one
+    checkpoint: Figure | None  # seconds of the one at the end; others are written while iterations run
+    limits: Mapping[str, float]  # step -> its share of an iteration's critical path, the largest first
+    left_out: tuple[str, ...]  # what the run takes beside, and why it is not known
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predicted cost of an iteration on a cluster: seconds at best and at worst, and what that assumes.
 
@@ -38,3 +71,4 @@ class Prediction:
     assumed: tuple[str, ...]
     in_flight: Mapping[str, tuple[int, int]]  # rollout -> samples at a time per engine, and waves of them
     calibrated: str = ""  # the run that the factors on its seconds come from
+    headline: Headline | None = None

@@ -16,6 +16,7 @@ from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
 from rlgraph.planning.device_groups import inside_hosts
+from rlgraph.planning.headline import headline
 from rlgraph.planning.host_memory import fits, hosts_hold, kept_on_host
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
@@ -71,8 +72,15 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
     if must_fit and not all(pool.fits for pool in peak.values()):
         raise refuse(pricing, before)
     hosts_hold(pricing)
+    return replace(priced(pricing), peak=peak)
+
+
+def priced(pricing: Pricing) -> Plan:
+    """Return a plan with the seconds and bytes of its steps, its prediction and its headline."""
     steps = tuple(map(pricing.priced, pricing.plan.steps))
-    return replace(pricing.plan, steps=steps, peak=peak, predicted=prediction(pricing, steps))
+    plan, predicted = replace(pricing.plan, steps=steps), prediction(pricing, steps)
+    told = headline(replace(pricing, plan=plan), predicted.seconds)
+    return replace(plan, predicted=replace(predicted, headline=told))
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:

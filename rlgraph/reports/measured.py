@@ -18,7 +18,7 @@ from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
-from rlgraph.planning.predict import prediction
+from rlgraph.planning.predict import priced
 from rlgraph.reports.plan_file import load
 
 MetricsLine = Mapping[str, Any]
@@ -118,9 +118,7 @@ class Priced:
     def priced(self, lines: Sequence[MetricsLine]) -> Plan:
         """Return the plan with the uncalibrated model's prices of these iterations."""
         pricing = Pricing(self.plan, self.cluster, self.work(lines), self.sizes)
-        steps = tuple(map(pricing.priced, self.plan.steps))
-        peak = pricing.peaks()
-        return replace(self.plan, steps=steps, predicted=prediction(pricing, steps), peak=peak)
+        return replace(priced(pricing), peak=pricing.peaks())
 
     def ratios(self, lines: Sequence[MetricsLine]) -> dict[str, dict[str, list[float]]]:
         """Return kind of work -> step -> measured over the middle of the predicted seconds, per iteration.

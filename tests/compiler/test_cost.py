@@ -316,7 +316,15 @@ def test_the_refusal_as_text(golden: Callable[[str, str], None]) -> None:
 
 def test_the_plan_as_json() -> None:
     made = json.loads(call("plan", "grpo", "--cluster", "h100-8", "--format", "json").output)
-    assert set(made["predicted"]) == {"cluster", "seconds", "pools", "assumed", "in_flight", "calibrated"}
+    assert set(made["predicted"]) == {
+        "cluster",
+        "seconds",
+        "pools",
+        "assumed",
+        "in_flight",
+        "calibrated",
+        "headline",
+    }
     assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts", "host"}
     assert all(len(step["seconds"]) == 2 and step["bytes"] >= 0 for step in made["steps"])
     without = json.loads(call("plan", "grpo", "--devices", "8", "--format", "json").output)
