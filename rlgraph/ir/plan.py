@@ -171,6 +171,16 @@ class Target:
     response_tokens: float | None = None
     calibration: str | None = None  # the file of factors that a run was measured to have
     expert_imbalance: float | None = None  # as ``Workload.imbalance``
+    kept_rows: Mapping[str, float] = field(
+        default_factory=dict
+    )  # filter -> the share it keeps; "": of others
+    turns: float | None = None  # the mean of a conversation
+    tool_seconds: float | None = None  # of a turn
+
+    @property
+    def assumptions(self) -> dict[str, Any]:
+        """Return what is said of the work, as ``workload`` takes it."""
+        return {name: value for name, value in vars(self).items() if name not in ("cluster", "calibration")}
 
 
 @dataclass(frozen=True)

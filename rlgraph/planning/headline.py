@@ -103,7 +103,7 @@ def _evaluation(pricing: Pricing) -> tuple[Range | None, str]:
     steps = tuple(replace(step, phase="train") for step in plan.eval_steps)
     own = replace(plan, steps=steps, regions={}, functions={"train": plan.functions["eval"]})
     own = replace(own, columns={"train": plan.columns["eval"]}, domains={"train": plan.domains["eval"]})
-    priced = replace(pricing, plan=own, work=replace(pricing.work, rows=workload(own).rows))
+    priced = replace(pricing, plan=own, work=replace(pricing.work, rows=workload(own).rows, kept={}))
     best, worst = (sum(priced.seconds(step, grade)[0] for step in steps) for grade in (BEST, WORST))
     return (best, worst), ""
 

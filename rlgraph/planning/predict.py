@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
@@ -37,6 +37,9 @@ class Scenario:
     response_tokens: float | None = None
     calibration: Calibration | None = None
     expert_imbalance: float | None = None
+    kept_rows: Mapping[str, float] = field(default_factory=dict)
+    turns: float | None = None
+    tool_seconds: float | None = None
 
     @staticmethod
     def of(target: Target, here: Here | None = None) -> Scenario:
@@ -46,13 +49,11 @@ class Scenario:
             GraphError: there is no such cluster or calibration, or its file is wrong.
         """
         factors = load_calibration(target.calibration) if target.calibration else None
-        cluster = load_cluster(target.cluster, here)
-        tokens = target.prompt_tokens, target.response_tokens
-        return Scenario(cluster, *tokens, factors, target.expert_imbalance)
+        return Scenario(load_cluster(target.cluster, here), calibration=factors, **target.assumptions)
 
     def work(self, plan: Plan) -> Workload:
         """Return the work of a plan, with these lengths."""
-        return workload(plan, self.prompt_tokens, self.response_tokens, self.expert_imbalance)
+        return workload(plan, **{k: v for k, v in vars(self).items() if k not in ("cluster", "calibration")})
 
 
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:

@@ -17,7 +17,7 @@ from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import priced
 from rlgraph.reports.plan_file import load
 
@@ -71,6 +71,19 @@ def mean_of(lines: Sequence[MetricsLine], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def measured_work(
+    target: Target | None, lines: Sequence[MetricsLine], prompt: float | None = None
+) -> dict[str, Any]:
+    """Return the assumptions of a run's plan, with lengths and turns as they were measured."""
+    measured = {
+        "prompt_tokens": prompt_tokens(lines) or prompt,
+        "response_tokens": response_tokens(lines),
+        "turns": mean_of(lines, "rollout/turns"),
+    }
+    said = target.assumptions if target else {}
+    return {**said, **{name: value for name, value in measured.items() if value}}
+
+
 @dataclass(frozen=True)
 class Priced:
     """A run's plan and cluster, and the mean of its prompts if one was given."""
@@ -105,10 +118,7 @@ class Priced:
     def work(self, lines: Sequence[MetricsLine]) -> Workload:
         """Return the work of these iterations: prompts and responses as long as they were."""
         target = self.plan.origin.target if self.plan.origin else None
-        planned = target.response_tokens if target else None
-        prompt = prompt_tokens(lines) or self.prompt_tokens
-        uneven = target.expert_imbalance if target else None
-        return workload(self.plan, prompt, response_tokens(lines) or planned, uneven)
+        return workload(self.plan, **measured_work(target, lines, self.prompt_tokens))
 
     @cached_property
     def sizes(self) -> dict[str, Size]:

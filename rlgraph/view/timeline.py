@@ -121,8 +121,7 @@ def footprint(plan: Plan) -> Footprint | None:
         return None
     if cluster.cluster != plan.predicted.cluster:
         return None
-    tokens = target.prompt_tokens, target.response_tokens
-    return Footprint(plan, cluster, workload(plan, *tokens, target.expert_imbalance), sizes)
+    return Footprint(plan, cluster, workload(plan, **target.assumptions), sizes)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:
