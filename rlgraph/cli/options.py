@@ -82,16 +82,21 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.FloatRange(0),
         help="Seconds in which tools answer a turn, for --cluster.",
     )
+    @click.option(
+        "--margin",
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Share of a device's memory that stays free, for --cluster; 0.05 unless its file says another.",
+    )
     @functools.wraps(command)
     def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
         from rlgraph.ir.plan import Target
 
         names = (
             *("prompt_tokens", "response_tokens", "calibration", "expert_imbalance"),
-            *("kept_rows", "turns", "tool_seconds"),
+            *("kept_rows", "turns", "tool_seconds", "margin"),
         )
         details = {name: options.pop(name) for name in names}
-        if cluster is None and any(details.values()):
+        if cluster is None and any(value not in (None, {}) for value in details.values()):
             *others, last = (f"--{name.replace('_', '-')}" for name in names)
             raise click.UsageError(f"{', '.join(others)} and {last} are for --cluster")
         return command(*args, target=Target(cluster, **details) if cluster else None, **options)

@@ -249,7 +249,9 @@ class Footprint:
             held = self.resident(pool, set(away_items(self.plan)))
             name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
             ordered = {part: parts[part] for part in PARTS if parts[part]}
-            peaks[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
+            capacity = int(self.cluster.memory)
+            free = capacity - self.cluster.usable
+            peaks[pool] = Peak(sum(ordered.values()), capacity, name, ordered, free=free)
         return peaks
 
 

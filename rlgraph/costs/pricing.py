@@ -204,7 +204,7 @@ class Pricing(Footprint):
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
-            seconds += files or both.travel(whole)
+            seconds += files or both.traded(whole)
             moved = max(moved, whole)
         if model.serve.addresses:  # the plan takes them to be on other hosts
             seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])

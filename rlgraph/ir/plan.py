@@ -176,11 +176,13 @@ class Target:
     )  # filter -> the share it keeps; "": of others
     turns: float | None = None  # the mean of a conversation
     tool_seconds: float | None = None  # of a turn
+    margin: float | None = None  # the share of a device's memory that stays free; None: as the cluster says
 
     @property
     def assumptions(self) -> dict[str, Any]:
         """Return what is said of the work, as ``workload`` takes it."""
-        return {name: value for name, value in vars(self).items() if name not in ("cluster", "calibration")}
+        others = ("cluster", "calibration", "margin")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
 
 @dataclass(frozen=True)

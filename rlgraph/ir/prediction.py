@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 class Peak:
     """The most that a device of a pool holds, in which step, and what it is made of. Bytes.
 
-    ``host`` is what its train engines keep in host memory all the time, beside what comes and goes.
+    ``host`` is what its train engines keep in host memory all the time, beside what comes and goes; ``free``
+    are the bytes of its capacity that nothing may take.
     """
 
     bytes: int
@@ -19,11 +20,17 @@ class Peak:
     step: str
     parts: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
+    free: int = 0  # what stays free
+
+    @property
+    def lacks(self) -> int:
+        """Return the bytes that the device has too few of; below 0 where it has enough."""
+        return self.bytes + self.free - self.capacity
 
     @property
     def fits(self) -> bool:
-        """Return whether the device has as much."""
-        return self.bytes <= self.capacity
+        """Return whether the device has as much, and what stays free."""
+        return self.lacks <= 0
 
 
 @dataclass(frozen=True)

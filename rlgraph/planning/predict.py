@@ -49,7 +49,8 @@ class Scenario:
             GraphError: there is no such cluster or calibration, or its file is wrong.
         """
         factors = load_calibration(target.calibration) if target.calibration else None
-        return Scenario(load_cluster(target.cluster, here), calibration=factors, **target.assumptions)
+        cluster = load_cluster(target.cluster, here, target.margin)
+        return Scenario(cluster, calibration=factors, **target.assumptions)
 
     def work(self, plan: Plan) -> Workload:
         """Return the work of a plan, with these lengths."""

@@ -39,9 +39,10 @@ def refuse(footprint: Footprint, before: Plan) -> GraphError:
     ``before`` is the plan without these moves.
     """
     peak, plan, cluster = footprint.peaks(), footprint.plan, footprint.cluster
-    pool, worst = max(peak.items(), key=lambda item: item[1].bytes - item[1].capacity)
+    pool, worst = max(peak.items(), key=lambda item: item[1].lacks)
     law = f"{plan.graph} does not fit on {cluster.cluster}: a device of pool {pool} needs "
     law += f"{size_text(worst.bytes)} in `{worst.step}` and has {size_text(worst.capacity)}"
+    law += f", of which {size_text(worst.free)} stay free" * bool(worst.free)
     changes = "\n    or ".join(remedies(replace(footprint, plan=before)))
     remedy = f"what would make it fit:\n    {changes}" if changes else "no setting makes it fit"
     return GraphError([Problem("does-not-fit", law, remedy=remedy, drawing="\n".join(memory_text(peak)))])

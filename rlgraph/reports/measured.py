@@ -105,7 +105,10 @@ class Priced:
         target = plan.origin.target if plan.origin else None
         if cluster is None and target is None:
             raise RunError(f"{run_dir} was planned for no cluster\n  {SAY}")
-        loaded = load_cluster(cluster or (target.cluster if target else ""))
+        own = target if cluster is None else None
+        loaded = load_cluster(
+            cluster or (target.cluster if target else ""), margin=own.margin if own else None
+        )
         planned = plan.predicted.cluster if plan.predicted else loaded.cluster
         if cluster is None and planned != loaded.cluster:
             law = f"{run_dir} was planned for {planned}; that name is {loaded.cluster} here and now"

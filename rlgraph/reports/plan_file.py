@@ -263,7 +263,7 @@ def _where(origin: Origin) -> list[str]:
     target = origin.target
     if target is None:
         return ["--devices", str(origin.devices)]
-    counted = {name: said for name, said in target.assumptions.items() if isinstance(said, float | int)}
+    counted = {name: said for name, said in vars(target).items() if isinstance(said, float | int)}
     counts = [word for name, said in counted.items() for word in (f"--{name.replace('_', '-')}", f"{said:g}")]
     kept = [f"{name}={share:g}" if name else f"{share:g}" for name, share in target.kept_rows.items()]
     counts += [word for said in kept for word in ("--kept-rows", said)]

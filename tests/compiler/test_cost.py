@@ -325,7 +325,7 @@ def test_the_plan_as_json() -> None:
         "calibrated",
         "headline",
     }
-    assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts", "host"}
+    assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts", "host", "free"}
     assert all(len(step["seconds"]) == 2 and step["bytes"] >= 0 for step in made["steps"])
     without = json.loads(call("plan", "grpo", "--devices", "8", "--format", "json").output)
     assert without["peak"] is without["predicted"] is None

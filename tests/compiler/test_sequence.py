@@ -76,7 +76,7 @@ def test_large_models_fit_with_rows_and_servers_over_several_devices(
     model: str, tokens: int, hosts: int, servers: int, tmp_path: Path
 ) -> None:
     cluster = tmp_path / "cluster.yaml"
-    cluster.write_text((FOLDER / "h100-64.yaml").read_text().replace("hosts: 8", f"hosts: {hosts}"))
+    cluster.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", f"hosts: {hosts}"))
     given = [f"models.policy.path={model}", f"rollout.max_new_tokens={tokens}"]
     with pytest.raises(GraphError) as refused:
         compile_graph("dr_grpo", given, target=Target(str(cluster)))
