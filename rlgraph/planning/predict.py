@@ -11,7 +11,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, held_bytes, workload
-from rlgraph.errors import fail
+from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
@@ -72,7 +72,7 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
     pricing, before = laid_out(plan, scenario)
     peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
-        raise refuse(pricing, before)
+        raise refuse(pricing, before, lambda changed: _seconds(plan, changed, scenario))
     hosts_hold(pricing)
     return replace(priced(pricing), peak=peak)
 
@@ -83,6 +83,25 @@ def priced(pricing: Pricing) -> Plan:
     plan, predicted = replace(pricing.plan, steps=steps), prediction(pricing, steps)
     told = headline(replace(pricing, plan=plan), predicted.seconds)
     return replace(plan, predicted=replace(predicted, headline=told))
+
+
+def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, float] | None:
+    """Return the seconds of a changed plan, with what is ``auto`` settled anew; None: it does not fit."""
+    models = {}
+    for name, model in changed.models.items():
+        before, train, serve = plan.models[name], model.train, model.serve
+        if before.serve and serve and before.serve.cache_tokens == "auto":
+            serve = serve.model_copy(update={"cache_tokens": "auto"})
+        if before.train and train and before.train.recompute == "auto" and not train.activation_offload:
+            train = train.model_copy(update={"recompute": "auto"})
+        models[name] = replace(model, train=train, serve=serve)
+    hosts = -(-sum(changed.pools.values()) // scenario.cluster.devices)
+    cluster = scenario.cluster.model_copy(update={"hosts": max(hosts, scenario.cluster.hosts)})
+    try:
+        pricing, _ = laid_out(replace(changed, models=models), replace(scenario, cluster=cluster))
+    except GraphError:  # as a group of devices that would reach over two hosts
+        return None
+    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)]).seconds if fits(pricing) else None
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:

@@ -291,8 +291,8 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     plan = planned({})
     row = scenario.work(plan).mean
     candidates = search(plan, cluster.total, cluster.devices, attempt, row)
-    # this refuses the graph as it is, if nothing fits
-    return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)
+    settings = candidates[0].settings if candidates[0].fits else {}  # the graph as it is, which is refused
+    return candidates, compile_graph(graph, [*given, *overrides(settings)], target=target)
 
 
 def overrides(settings: Settings) -> list[str]:
