@@ -119,7 +119,7 @@ class Algorithm:
         Args:
             cluster: plan for this one, as ``h100-8``: predict seconds and memory.
             devices: or for so many; those of this machine unless given.
-            sizes: what is assumed on ``cluster``, as ``Target`` has it: ``response_tokens``, ``turns`` and so on.
+            sizes: what is assumed on ``cluster``, as ``Target`` has it, such as ``response_tokens``.
 
         Raises:
             GraphError: with every problem found, or how it does not fit.
