@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.calibration import calibration_text
-from rlgraph.costs.detect import ADAPTER, PCIE5, RESERVE, rates_of
+from rlgraph.costs.detect import PCIE5, RESERVE, rates_of
 from rlgraph.costs.efficiency import BEST, WORST, Rates
 from rlgraph.costs.formulas import (
     Tokens,
@@ -80,7 +80,7 @@ def cluster_of(measured: Mapping[str, Any], name: str, devices: int) -> Cluster:
         fp32_flops=gpu.fp32_flops if gpu else found["product"] / 15,
         memory_bandwidth=found["copy"],
         intra_link=gpu.intra_link if gpu else PCIE5,
-        inter_link=ADAPTER,
+        inter_link=50e9,
         host_link=min(found["to the host"], found["from the host"]),
         reserve=RESERVE,
     )

@@ -119,8 +119,7 @@ class Algorithm:
         Args:
             cluster: plan for this one, as ``h100-8``: predict seconds and memory.
             devices: or for so many; those of this machine unless given.
-            sizes: ``prompt_tokens``, ``response_tokens``, ``expert_imbalance`` and ``calibration``, for
-                ``cluster``.
+            sizes: what is assumed on ``cluster``, as ``Target`` has it, such as ``response_tokens``.
 
         Raises:
             GraphError: with every problem found, or how it does not fit.

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 
+# seconds below which a unit is used, and those of one; elements.js has the same
+UNITS = (
+    *((0.9995, 1e-3, "ms"), (600, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")),
+    (math.inf, 86_400, "days"),
+)
+
 
 def size_text(size: float) -> str:
     """Return bytes in decimal units, three digits.
@@ -16,19 +22,18 @@ def size_text(size: float) -> str:
         if size < 999.5 or unit == "TB":
             break
         size /= 1000
-    return f"{_three(size)} {unit}"
+    return f"{number_text(size)} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds, milliseconds or minutes, three digits at most.
+    """Return milliseconds, seconds, minutes, hours or days, three digits at most.
 
     Example:
-        >>> [seconds_text(seconds) for seconds in (0.0012, 1.26, 90, 750)]
-        ['1.2 ms', '1.26 s', '90 s', '12.5 min']
+        >>> [seconds_text(seconds) for seconds in (0.0012, 1.26, 90, 750, 9000, 1e6)]
+        ['1.2 ms', '1.26 s', '90 s', '12.5 min', '2.5 h', '11.6 days']
     """
-    if seconds < 0.9995:
-        return f"{_three(seconds * 1e3)} ms"
-    return f"{_three(seconds)} s" if seconds < 600 else f"{_three(seconds / 60)} min"
+    unit, name = next((unit, name) for below, unit, name in UNITS if seconds < below)
+    return f"{number_text(seconds / unit)} {name}"
 
 
 def middle(seconds: tuple[float, float]) -> float:
@@ -41,7 +46,8 @@ def range_text(seconds: tuple[float, float]) -> str:
     return f"{seconds_text(seconds[0])} to {seconds_text(seconds[1])}"
 
 
-def _three(number: float) -> str:
+def number_text(number: float) -> str:
+    """Return a number with three digits, and commas between thousands."""
     digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
     text = f"{number:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

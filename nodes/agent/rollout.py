@@ -46,7 +46,7 @@ class Conversations(NamedTuple):
     rows="each",
     when={**CUT, "forgotten": "forgets"},
     stores={"turn": "int16"},
-    roles={**SAMPLING, "contexts": "forgets"},
+    roles={**SAMPLING, "contexts": "forgets", "turns": "max_turns"},
 )
 def agent(
     model: ServeEngine,

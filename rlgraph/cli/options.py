@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -26,6 +26,7 @@ OUTPUT = click.option(
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
 STRICT = click.option("--strict", is_flag=True, help="Take warnings of the graph for errors.")
+SHARE = click.FloatRange(0, 1, min_open=True)
 TOKENS = click.FloatRange(min=1)
 TOO_MANY = "--cluster says how many devices there are: leave out --devices"
 
@@ -34,6 +35,15 @@ def form_option(*forms: str, help: str | None = None) -> Callable[[Any], Any]:
     """Return the option ``--format``, the first of these unless given, as the argument ``form``."""
     kinds = click.Choice(forms)
     return click.option("--format", "form", type=kinds, default=forms[0], show_default=True, help=help)
+
+
+def _shares(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, float]:
+    """Return filter -> the share that it keeps, of ``best=0.03``, or ``0.5`` for all others."""
+    shares = {}
+    for text in given:
+        name, _, share = text.rpartition("=")
+        shares[name] = float(SHARE.convert(cast(Any, share), option, ctx))
+    return shares
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,13 +69,34 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FACTOR",
         help="Tokens of the busiest of the devices that divide experts, over their mean, for --cluster.",
     )
+    @click.option(
+        "--kept-rows",
+        multiple=True,
+        callback=_shares,
+        metavar="[FILTER=]SHARE",
+        help="Share of its rows that a filter, or every other one, keeps; all unless given. For --cluster.",
+    )
+    @click.option("--turns", type=TOKENS, help="Mean turns of a conversation, for --cluster.")
+    @click.option(
+        "--tool-seconds",
+        type=click.FloatRange(0),
+        help="Seconds in which tools answer a turn, for --cluster.",
+    )
+    @click.option(
+        "--margin",
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Share of a device's memory that stays free, for --cluster; 0.05 unless its file says another.",
+    )
     @functools.wraps(command)
     def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
         from rlgraph.ir.plan import Target
 
-        names = ("prompt_tokens", "response_tokens", "calibration", "expert_imbalance")
+        names = (
+            *("prompt_tokens", "response_tokens", "calibration", "expert_imbalance"),
+            *("kept_rows", "turns", "tool_seconds", "margin"),
+        )
         details = {name: options.pop(name) for name in names}
-        if cluster is None and any(details.values()):
+        if cluster is None and any(value not in (None, {}) for value in details.values()):
             *others, last = (f"--{name.replace('_', '-')}" for name in names)
             raise click.UsageError(f"{', '.join(others)} and {last} are for --cluster")
         return command(*args, target=Target(cluster, **details) if cluster else None, **options)

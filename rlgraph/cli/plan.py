@@ -122,6 +122,11 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     help="Search pools, groups and micro-batches for the fastest layout on --cluster; -o saves its plan.",
 )
 @click.option(
+    "--brief",
+    is_flag=True,
+    help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
+)
+@click.option(
     "--schema",
     is_flag=True,
     is_eager=True,
@@ -142,6 +147,7 @@ def plan(
     output: TextIO,
     target: Target | None,
     autoplace: bool,
+    brief: bool,
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well.
 
@@ -167,7 +173,9 @@ def plan(
         text = against_text(old, shown)
         say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
-    if form in ("svg", "png"):
+    if brief:
+        say(_brief(shown, form), file=output)
+    elif form in ("svg", "png"):
         drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
@@ -179,6 +187,18 @@ def plan(
         click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
     for warning in () if is_saved(graph, (), None) else warnings_of(shown):
         say(f"\n{warning.render()}", err=True)
+
+
+def _brief(plan: Plan, form: str) -> str:
+    """Return the headline of a plan, as text or as the JSON of the plan has it."""
+    from rlgraph.printing.headline import headline_text
+
+    if form not in ("text", "json"):
+        raise click.UsageError("--brief is text or json")
+    if not (plan.predicted and plan.predicted.headline):
+        raise click.UsageError("--brief is of a plan for a cluster: give --cluster")
+    told = plan.fields["predicted"]["headline"]
+    return "\n".join(headline_text(plan)) if form == "text" else json.dumps(told, indent=1)
 
 
 def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:

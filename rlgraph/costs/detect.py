@@ -24,9 +24,6 @@ QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,noun
 MEBI = 2**20
 RESERVE = 3.9e9  # bytes, as in clusters/h100-8.yaml
 HOST_SHARE = 0.75  # the fraction of host memory that may hold offloaded states (assumed)
-HOST = 8  # GPUs of a host
-HOST_MEMORY = 1.5e12  # bytes of one for offloaded states, as in clusters/h100-8.yaml
-ADAPTER = 50e9  # a 400 Gb/s adapter per device, as in clusters/h100-8.yaml: one host does not use it
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,24 @@ class Gpu:
     memory_bandwidth: float
     intra_link: float
     host_link: float
+    inter_link: float = 50e9  # a 400 Gb/s adapter per GPU
+    host: int = 8  # GPUs of a host
+    host_memory: float = 1.5e12  # bytes of one for offloaded states: of 2 TB, what is left beside processes
+    linked: int | None = None  # GPUs that NVLink joins, of several hosts
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return what it says of a cluster, by the cluster's fields."""
+        return {name: value for name, value in vars(self).items() if name != "host"}
 
 
 PCIE4, PCIE5 = 32e9, 64e9  # 16 lanes, one way
 
 # Words of a name -> rates; of those whose words all occur, the one with most words. NVIDIA's data sheets,
 # without sparsity; of GeForce cards the architectures' white papers, bfloat16 with float32 accumulation.
+# A100 hosts have 200 Gb/s adapters (DGX A100). A GB200 is half of a superchip: 4 of a host, 72 of a rack.
 GPUS = {
+    "GB200": Gpu(186e9, 2500e12, 80e12, 8.0e12, 900e9, 225e9, host=4, host_memory=0.7e12, linked=72),
     "B200": Gpu(180e9, 2250e12, 75e12, 8.0e12, 900e9, PCIE5),
     "H200": Gpu(141e9, 989e12, 67e12, 4.8e12, 450e9, PCIE5),
     "H200 NVL": Gpu(141e9, 835e12, 60e12, 4.8e12, PCIE5, PCIE5),  # NVLink bridges of 2 or 4 are not counted
@@ -53,8 +61,8 @@ GPUS = {
     "H100 NVL": Gpu(94e9, 835e12, 60e12, 3.9e12, PCIE5, PCIE5),
     "H100 PCIE": Gpu(80e9, 756e12, 51e12, 2.0e12, PCIE5, PCIE5),
     "H20": Gpu(96e9, 148e12, 44e12, 4.0e12, 450e9, PCIE5),
-    "A100": Gpu(80e9, 312e12, 19.5e12, 2.039e12, 300e9, PCIE4),
-    "A100 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, 300e9, PCIE4),
+    "A100": Gpu(80e9, 312e12, 19.5e12, 2.039e12, 300e9, PCIE4, 25e9),
+    "A100 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, 300e9, PCIE4, 25e9),
     "A100 PCIE": Gpu(80e9, 312e12, 19.5e12, 1.935e12, PCIE4, PCIE4),
     "A100 PCIE 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, PCIE4, PCIE4),
     "L40S": Gpu(48e9, 362e12, 91.6e12, 0.864e12, PCIE4, PCIE4),
@@ -65,37 +73,61 @@ GPUS = {
 }
 
 
-def load_cluster(name: str, here: Here | None = None) -> Cluster:
+def load_cluster(name: str, here: Here | None = None, margin: float | None = None) -> Cluster:
     """Return a shipped cluster by name, the one that a YAML file describes, or what ``auto`` stands for.
 
     That is ``here``, or this machine. Of a GPU that is known, a name as ``a100-16`` means so many of it.
+    ``margin`` takes the place of the cluster's own.
 
     Raises:
         GraphError: there is no such cluster, or the file is wrong; the error lists every problem.
     """
-    if name == "auto":
-        return (here or this_machine)()
-    path = shipped_file(name) if name in shipped_clusters() else Path(name)
-    if path.suffix not in (".yaml", ".yml") and not path.exists():
-        if cluster := _of_name(name):
-            return cluster
-        known, kinds = ["auto", *shipped_clusters()], [kind.lower().replace(" ", "-") for kind in GPUS]
-        remedy = f"{nearest(name, known)} " * (name.rpartition("-")[0] not in kinds)
-        remedy += f"KIND-N are N GPUs, up to {HOST} or whole hosts of {HOST}, of {', '.join(kinds)}; "
-        remedy += "for others give the path of a YAML file that describes them (docs/cost_model.md)"
-        raise fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy.lstrip())
-    return read_cluster(path)
+    cluster = (here or this_machine)() if name == "auto" else _named(name)
+    return cluster if margin is None else cluster.model_copy(update={"margin": margin})
 
 
-def _of_name(name: str) -> Cluster | None:
-    """Return the GPUs, of a host or of whole ones, that a name as ``a100-16`` says; None for another name."""
-    kind, _, number = name.rpartition("-")
-    gpu, count = GPUS.get(kind.upper().replace("-", " ")), int(number) if number.isdecimal() else 0
-    hosts = max(count // HOST, 1)
-    if gpu is None or not count or count % hosts or count // hosts > HOST:
-        return None
-    host = {"hosts": hosts, "devices": count // hosts, "host_memory": HOST_MEMORY, "inter_link": ADAPTER}
-    return Cluster.model_validate({"cluster": name, "kind": "cuda", "reserve": RESERVE, **host, **vars(gpu)})
+def _named(name: str) -> Cluster:
+    path = shipped_file(name)
+    path = path if path.exists() else Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return read_cluster(path)
+    law, (kind, gpu, count) = f"there is no cluster `{name}`", _of_name(name)
+    if gpu and (hosts := _hosts(count, gpu.host)):
+        host = {"hosts": hosts, "devices": count // hosts, "kind": "cuda", "reserve": RESERVE}
+        return Cluster.model_validate({"cluster": name, **host, **gpu.fields})
+    if gpu:
+        less = count // gpu.host * gpu.host
+        sizes = (less, less + gpu.host) if count else (gpu.host, 8 * gpu.host)
+        remedy = f"say how many GPUs: {' or '.join(f'{kind}-{size}' for size in sizes)}"
+        raise fail("unknown-cluster", law, None, remedy=remedy)
+    known, kinds = ["auto", *shipped_clusters()], ", ".join(map(_word, GPUS))
+    remedy = f"{nearest(name, known)} KIND-N are N GPUs, on as few hosts alike as they need, of {kinds}; "
+    remedy += "for others give the path of a YAML file that describes them (docs/cost_model.md)"
+    raise fail("unknown-cluster", law, None, known, remedy.lstrip())
+
+
+def _of_name(name: str) -> tuple[str, Gpu | None, int]:
+    """Return the kind of GPU that a name as ``a100-16`` says, and how many; 0 for ``a100``."""
+    keys = {_word(key): gpu for key, gpu in GPUS.items()}
+    kind, _, number = name.lower().rpartition("-")
+    if number.isdecimal() and kind in keys:
+        return kind, keys[kind], int(number)
+    return name.lower(), keys.get(name.lower()), 0
+
+
+def _word(key: str) -> str:
+    return key.lower().replace(" ", "-")
+
+
+def _hosts(count: int, most: int) -> int | None:
+    """Return on how few hosts, of at ``most`` so many GPUs and equally many, a number of them are.
+
+    Example:
+        >>> [_hosts(count, 8) for count in (4, 12, 64, 13)]
+        [1, 2, 8, None]
+    """
+    fewest = max(-(-count // most), 1)
+    return next((n for n in range(fewest, count // 2 + 1 + (count == 1)) if count and count % n == 0), None)
 
 
 def this_machine() -> Cluster:
@@ -191,13 +223,13 @@ def _known(name: str, hosts: int, devices: int, mebibytes: str, host_memory: flo
     gpu, times = rates_of(name), f"{hosts}x" if hosts > 1 else ""
     word = re.sub(r"[^\w.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
     known: dict[str, object] = {"cluster": f"auto-{times}{devices}x{word}", "kind": "cuda", "hosts": hosts}
-    known |= {"devices": devices, "inter_link": ADAPTER, "reserve": RESERVE}
+    known |= {"devices": devices, "inter_link": (gpu.inter_link if gpu else 50e9), "reserve": RESERVE}
     known["host_memory"] = HOST_SHARE * host_memory
     if mebibytes.isdigit():  # not where a GPU shares the host's memory
         known["memory"] = float(mebibytes) * MEBI
     if gpu is None or "memory" not in known:
         raise _unknown(name, known)
-    return Cluster.model_validate({**vars(gpu), **known})
+    return Cluster.model_validate({**gpu.fields, **known})
 
 
 def rates_of(name: str) -> Gpu | None:
@@ -214,7 +246,9 @@ def rates_of(name: str) -> Gpu | None:
 
 def _unknown(name: str, known: dict[str, object]) -> GraphError:
     numbers = {field: f"{known[field]:.6g}" for field in known if field not in ("cluster", "kind")}
-    texts = {**numbers, "cluster": "mine", "kind": "cuda", "host_step": "null"}
+    fields = Cluster.model_fields.items()
+    texts = {field: "null" for field, info in fields if info.default is None}
+    texts |= {**numbers, "cluster": "mine", "kind": "cuda", "margin": "0.05"}
     asked = ", ".join(field for field in Cluster.model_fields if field not in texts)
     remedy = f"write mine.yaml, with {asked} from its data sheet, and give --cluster mine.yaml:\n"
     remedy += "\n".join(f"    {field}: {texts.get(field, '???')}" for field in Cluster.model_fields)

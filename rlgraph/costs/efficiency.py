@@ -91,12 +91,19 @@ class Rates:
 
     def travel(self, size: float) -> float:
         """Return the seconds in which the device receives ``size`` bytes in a collective."""
-        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas)
+        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas, self.tensor)
+        return size / (link * self.efficiency.link[self.grade])
+
+    def traded(self, size: float) -> float:
+        """Return the same of an all-to-all, in which each device sends bytes of its own to each other, or of
+        what one device sends to all."""
+        own = self.cluster.devices
+        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas, own)
         return size / (link * self.efficiency.link[self.grade])
 
     def between_replicas(self, size: float) -> float:
         """Return the same of a collective among devices that hold the same shard."""
-        link = self.cluster.link(self.first, self.devices * self.replicas)
+        link = self.cluster.link(self.first, self.devices * self.replicas, apart=self.devices)
         return size / (link * self.efficiency.link[self.grade])
 
     def flops(self, share: tuple[float, float]) -> float:

@@ -158,7 +158,7 @@ def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
     """Return the seconds of these exchanges in each layer of a pass, which nothing hides."""
     latency = size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
     exchanges = _exchanges(size, rates, tokens)
-    return sum(among.travel(moved) + count * latency for among, count, moved in exchanges)
+    return sum(among.traded(moved) + count * latency for among, count, moved in exchanges)
 
 
 def _exchanges(size: Size, rates: Rates, tokens: float) -> Iterator[tuple[Rates, int, float]]:
@@ -186,7 +186,7 @@ def dispatch_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
     """Return the seconds of these all-to-alls, which nothing hides: two in each layer of a pass, behind one
     that says how many rows they have."""
     latency = 3 * size.config.num_hidden_layers * passes * rates.efficiency.reduction[rates.grade]
-    return rates.travel(dispatch_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
+    return rates.traded(dispatch_bytes(size, rates, tokens)) + latency if rates.devices > 1 else 0.0
 
 
 def host_step_seconds(numbers: int, rates: Rates) -> float:

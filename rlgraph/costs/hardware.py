@@ -26,7 +26,13 @@ class Cluster(BaseModel):
     fp32_flops: Positive = Field(description="float32 operations a second.")
     memory_bandwidth: Positive = Field(description="bytes per second between a device and its memory.")
     intra_link: Positive = Field(description="bytes per second between two devices of a host.")
-    inter_link: Positive = Field(description="bytes per second of one device to another host.")
+    inter_link: Positive = Field(description="bytes per second of one network adapter to another host.")
+    adapters: Count | None = Field(
+        default=None, description="network adapters of one host; null: one per device."
+    )
+    linked: Count | None = Field(
+        default=None, description="devices that `intra_link` joins, of several hosts; null: those of one."
+    )
     host_link: Positive = Field(default=32e9, description="bytes per second between device and host memory.")
     host_step: Positive | None = Field(
         default=None,
@@ -38,7 +44,14 @@ class Cluster(BaseModel):
     kind: Literal["cuda", "cpu"] | None = Field(
         default=None, description="what a device is; null: cuda where bfloat16 is faster than float32."
     )
+    disk: Positive | None = Field(
+        default=None,
+        description="bytes per second that all hosts together write checkpoints with; null: not known.",
+    )
     reserve: float = Field(ge=0, description="bytes of a device that no model gets: context, buffers, slack.")
+    margin: float = Field(
+        default=0.05, ge=0, lt=1, description="the share of a device's memory that plans leave free."
+    )
 
     @property
     def total(self) -> int:
@@ -54,24 +67,41 @@ class Cluster(BaseModel):
         """Return the operations per second in ``float32`` or ``bfloat16``."""
         return self.bf16_flops if dtype == "bfloat16" else self.fp32_flops
 
-    def link(self, first: int, devices: int, groups: int = 1) -> float:
+    @property
+    def usable(self) -> int:
+        """Return the bytes of a device that a plan may fill."""
+        return int(self.memory * (1 - self.margin))
+
+    def link(self, first: int, devices: int, groups: int = 1, apart: int = 1) -> float:
         """Return the bytes per second of one device in a collective over ``devices`` from the ``first``, or
         in each of so many groups of them, one behind the other.
 
-        The slowest link decides. Devices are numbered host by host.
+        The slowest link decides. Devices are numbered host by host. Over several hosts a collective goes
+        around in as many rings as a host has adapters for its devices in it. ``apart``: so many collectives
+        at once, of devices that lie so far apart, share the adapters; as many as a host has devices, if each
+        device sends its own bytes, as in an all-to-all.
         """
-        firsts = range(first, first + groups * devices, devices)
-        inside = all(at // self.devices == (at + devices - 1) // self.devices for at in firsts)
-        return self.intra_link if inside else min(self.intra_link, self.inter_link)
+        linked, own = self.linked or self.devices, self.devices
+        spans = [(at, at + devices) for at in range(first, first + groups * devices, devices)]
+        if all(at // linked == (end - 1) // linked for at, end in spans):
+            return self.intra_link
+        here = min(
+            n for at, end in spans for n in (min(end - at, own - at % own), (end - 1) % own + 1, devices)
+        )
+        rings = max((self.adapters or own) * here / own, 1.0) / min(apart, here)
+        return min(self.intra_link, self.inter_link * rings)
 
 
 FOLDER = Path(__file__).parent / "clusters"
 Here = Callable[[], Cluster]  # detects the cluster for which ``auto`` stands
 
 
+KINDS = ("a100", "h20", "h100", "h200", "b200", "gb200")
+
+
 def shipped_clusters() -> list[str]:
-    """Return the names of the clusters that come with rlgraph."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """Return the names of the clusters that come with rlgraph, in the sizes that are asked for most."""
+    return ["cpu", *(f"{kind}-{count}" for kind in KINDS for count in (8, 64))]
 
 
 def shipped_file(name: str) -> Path:

@@ -87,10 +87,10 @@ class Footprint:
         prompts = self.work.rows[samples.name] / samples.times
         return -(-prompts // len(step.devices)) * samples.times
 
-    def slots(self, step: Step) -> int:
-        """Return the samples that an engine generates at a time."""
+    def slots(self, step: Step, times: float = 1.0) -> int:
+        """Return the samples that an engine generates at a time, of so many times the expected rows."""
         serve = self.serve(next(iter(step.models)))
-        rows = self.device_rows(step) * serve.tensor_parallel
+        rows = self.device_rows(step) * serve.tensor_parallel * times
         # a sample takes what it has so far in a paged cache, on average no more than the mean
         sample = self.work.mean if serving(serve).paged else self.work.most
         return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))
@@ -168,7 +168,8 @@ class Footprint:
             if model.serve.addresses:
                 return Counter()  # it is the servers' memory
             cut = self.plan.functions[step.phase][step.node].value("nucleus", 1.0) != 1.0
-            return generating(size, model.serve, self.slots(step), self.work.most, cut)
+            rows = self.slots(step, growth(self.plan, step, self.work))
+            return generating(size, model.serve, rows, self.work.most, cut)
         if step.copied:
             width = master(self.plan.models[step.copied])
             mesh = mesh_of(self.plan, step.copied)
@@ -185,7 +186,7 @@ class Footprint:
         (model, size), most = self.model_of(step), self.work.most
         assert model.train
         passes = self.plan.passes(step)
-        rows = max(self.rows(one.reads, one) * growth(self.plan, one) for one in passes)
+        rows = max(self.rows(one.reads, one) * growth(self.plan, one, self.work) for one in passes)
         tokens = int(min(max(model.train.micro_tokens, most), rows * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
@@ -248,7 +249,9 @@ class Footprint:
             held = self.resident(pool, set(away_items(self.plan)))
             name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
             ordered = {part: parts[part] for part in PARTS if parts[part]}
-            peaks[pool] = Peak(sum(ordered.values()), int(self.cluster.memory), name, ordered)
+            capacity = int(self.cluster.memory)
+            free = capacity - self.cluster.usable
+            peaks[pool] = Peak(sum(ordered.values()), capacity, name, ordered, free=free)
         return peaks
 
 

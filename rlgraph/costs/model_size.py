@@ -159,6 +159,11 @@ class Size:
         queries and of what comes out. Attention in windows is of ``multiplied``."""
         return length**2 * (self.config.queries + self.config.outputs) * self.windows[None]
 
+    def forward_flops(self, tokens: float, squares: float) -> float:
+        """Return the FLOPs that so many tokens need in a forward pass: 2 N each, and causal attention by the
+        sum of their rows' squared lengths."""
+        return 2 * self.multiplied * tokens + self.attention_flops(1) * squares
+
     @cached_property
     def asked(self) -> int:
         """Return what a generated token multiplies with for each token before it, beside ``multiplied``."""

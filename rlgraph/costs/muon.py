@@ -67,7 +67,7 @@ def step_seconds(size: Size, rates: Rates) -> float:
     launched = rates.launch(len(rounds) + len(experts) + (len(together) + len(experts)) / 4)
     spared = 2 * MASTER * matrices_on_device(size, rates.devices) / rates.memory
     arithmetic = work / rates.flops(rates.efficiency.update)
-    return max(arithmetic, launched) + rates.travel(step_bytes(size, rates)) - spared
+    return max(arithmetic, launched) + rates.traded(step_bytes(size, rates)) - spared
 
 
 def step_bytes(size: Size, rates: Rates) -> float:

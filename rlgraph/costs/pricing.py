@@ -103,8 +103,15 @@ class Pricing(Footprint):
         rows, prompt = self.device_rows(step) * group, self.work.prompt
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
         prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
-        lengths = self.work.limited(self.plan.functions[step.phase][step.node])
-        rest = formulas.decode_seconds(size, rates, rows, self.slots(step), prompt, lengths, graphs)
+        function = self.plan.functions[step.phase][step.node]
+        lengths, slots = self.work.limited(function), self.slots(step)
+        rest = formulas.decode_seconds(size, rates, rows, slots, prompt, lengths, graphs)
+        # between turns a tool answers: others fill the engine meanwhile, at best, but for the last; at worst
+        # none does, and a cache has lost the turns before
+        between = self.work.turns_of(function) - 1
+        rest += between * self.work.tool_seconds * (1 if grade == BEST else math.ceil(rows / slots))
+        if between and grade == WORST:
+            rest += formulas.prefill_seconds(size, rates, rows * between, prompt + lengths.mean / 2)
         return prefill + rest, 0.0
 
     def _pass(self, step: Step, grade: int) -> tuple[float, float]:
@@ -197,7 +204,7 @@ class Pricing(Footprint):
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
-            seconds += files or both.travel(whole)
+            seconds += files or both.traded(whole)
             moved = max(moved, whole)
         if model.serve.addresses:  # the plan takes them to be on other hosts
             seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])

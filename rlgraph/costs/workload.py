@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from rlgraph.ir.domains import ancestors
+from rlgraph.errors import fail
+from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.declare import Role
@@ -70,6 +71,11 @@ class Workload:
     responses: Lengths
     assumed: tuple[str, ...]
     imbalance: float = 1.0  # tokens of the busiest of the devices that divide experts, over their mean
+    kept: Mapping[str, float] = field(
+        default_factory=dict
+    )  # domain -> the share that its filter keeps, below 1
+    turns: float | None = None  # of a conversation; None: half of what its rollout allows
+    tool_seconds: float = 0.0  # in which each turn but the last is answered
 
     @property
     def mean(self) -> float:
@@ -90,6 +96,11 @@ class Workload:
         limit = _number(rollout, "response_limit", self.responses.longest)
         return Lengths(min(self.responses.mean, limit), limit)
 
+    def turns_of(self, rollout: Function) -> float:
+        """Return the mean turns of a rollout's samples: 1 unless they are conversations."""
+        most = _number(rollout, "turns", 1)
+        return max(min(self.turns or most / 2, most), 1.0)
+
     def uneven(self, devices: int) -> float:
         """Return how many times its even share the busiest of the devices that divide experts has."""
         return self.imbalance if devices > 1 else 1.0
@@ -105,6 +116,9 @@ def workload(
     prompt_tokens: float | None = None,
     response_tokens: float | None = None,
     expert_imbalance: float | None = None,
+    kept_rows: Mapping[str, float] | None = None,
+    turns: float | None = None,
+    tool_seconds: float | None = None,
 ) -> Workload:
     """Return the work of one training iteration of a plan.
 
@@ -115,6 +129,13 @@ def workload(
         response_tokens: mean tokens of a response; half of the longest unless given.
         expert_imbalance: see ``Workload.imbalance``; 1, experts are chosen equally often, unless given. Of
             single experts it is 1 + MaxVio (arXiv 2408.15664); a device has several.
+        kept_rows: filter, or route -> the share of its rows that it keeps; ``""``: that of all others. Each
+            keeps all unless given. One with ``refill`` says it itself.
+        turns: mean turns of a conversation; half of the most unless given.
+        tool_seconds: seconds in which a turn is answered; 0 unless given.
+
+    Raises:
+        GraphError: ``kept_rows`` names no filter.
     """
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
@@ -122,7 +143,8 @@ def workload(
     longest = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
     prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
     mean = min(response_tokens or limit / 2, limit)
-    rows = _rows(plan)
+    kept = _kept(plan, kept_rows or {})
+    rows = _rows(plan, kept)
     parts = [name for name in rows if plan.domains["train"][name].filtered]
     whole = [f"{count:,.0f} {name}" for name, count in rows.items() if name not in parts]
     prompts = _origin(prompt_tokens, "--prompt-tokens", longest, _named(functions, "prompt_limit"))
@@ -133,7 +155,7 @@ def workload(
         f"rows: {', '.join(whole)}",
     ]
     if parts:
-        assumed.append("filters keep every row")
+        assumed.append(_kept_text(plan, parts, kept))
     for name, region in plan.regions.items():
         if region.expected < 1:
             assumed[-1] += f", but {name} {region.expected:.0%} (refill.expected), and one round is enough"
@@ -141,7 +163,39 @@ def workload(
     if any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
         share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
         assumed.append(f"the busiest device that divides experts has {share} (--expert-imbalance)")
-    return Workload(rows, prompt, max(longest, 2 * prompt), Lengths(mean, limit), tuple(assumed), imbalance)
+    lengths = max(longest, 2 * prompt), Lengths(mean, limit)
+    work = Workload(rows, prompt, *lengths, (), imbalance, kept, turns, tool_seconds or 0.0)
+    for node, function in functions.items():
+        if "turns" in function.roles:
+            half = "" if turns else f"half of {function.roles['turns']}; "
+            took = f"tools take {work.tool_seconds:g} s per turn" if tool_seconds else "tools take no time"
+            assumed.append(
+                f"`{node}` has {work.turns_of(function):g} turns ({half}--turns), {took} (--tool-seconds)"
+            )
+    return replace(work, assumed=tuple(assumed))
+
+
+def _kept(plan: Plan, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return domain -> the share that its filter keeps, where that is below 1 and no ``refill`` says it."""
+    filtered = (domain for domain in plan.domains["train"].values() if domain.filtered)
+    own = {domain.name: domain.maker for domain in filtered if domain.maker not in plan.regions}
+    for name in shares:
+        if name not in own.values() and (name or not own):
+            law = f"`{name}` is no filter" if name else "there is no filter"
+            remedy = "one with `refill` says it itself, as refill.expected" if plan.regions else ""
+            law += " whose kept rows are assumed (--kept-rows)"
+            raise fail("no-filter", law, None, sorted(set(own.values())), remedy)
+    said = {name: shares.get(maker, shares.get("", 1.0)) for name, maker in own.items()}
+    return {name: share for name, share in said.items() if share < 1}
+
+
+def _kept_text(plan: Plan, parts: Sequence[str], kept: Mapping[str, float]) -> str:
+    """Return what the filters that make these domains are taken to keep."""
+    makers = {name: plan.domains["train"][name].maker for name in parts}
+    shares = [f"`{makers[name]}` keeps {share:.3g} of its rows" for name, share in kept.items()]
+    rest = ["other filters every row" if kept else "filters keep every row"] * (len(parts) > len(kept))
+    may = " (--kept-rows)" if {*makers.values()} - {*plan.regions} else ""
+    return ", ".join([*shares, *rest]) + may
 
 
 def _named(functions: Mapping[str, Function], role: Role) -> str:
@@ -160,8 +214,8 @@ def _number(function: Function, role: Role, default: float) -> float:
     return float(value) if isinstance(value, int | float) and value else default
 
 
-def _rows(plan: Plan) -> dict[str, float]:
-    """Return domain -> rows. A source without ``batch`` is taken to give 128; a filter keeps all.
+def _rows(plan: Plan, kept: Mapping[str, float]) -> dict[str, float]:
+    """Return domain -> rows. A source without ``batch`` is taken to give 128; a filter keeps what is said.
 
     One with ``refill`` has the rows that it says, of as many more as are expected to go.
     """
@@ -180,7 +234,7 @@ def _rows(plan: Plan) -> dict[str, float]:
             if own.parts:
                 rows[name] = sum(map(count, own.parts))
             elif own.parent:
-                rows[name] = count(own.parent) * of_each
+                rows[name] = count(own.parent) * of_each * kept.get(name, 1.0)
             else:
                 most = _number(functions[own.maker], "capacity", BATCH)  # of what holds rows
                 rows[name] = _number(functions[own.maker], "rows", most) * of_each
@@ -192,10 +246,14 @@ def _rows(plan: Plan) -> dict[str, float]:
     return rows
 
 
-def growth(plan: Plan, step: Step) -> float:
+def growth(plan: Plan, step: Step, work: Workload) -> float:
     """Return how many times the expected rows a step may read at most: above 1 where their number varies."""
     read = (ancestors(plan.domains[step.phase], plan.columns[step.phase][name].domain) for name in step.reads)
-    return max((math.prod(d.most / d.expected for d in line if d.most) for line in read), default=1.0)
+
+    def times(domain: GraphDomain) -> float:
+        return (domain.most / domain.expected if domain.most else 1.0) / work.kept.get(domain.name, 1.0)
+
+    return max((math.prod(map(times, line)) for line in read), default=1.0)
 
 
 def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field
 class Peak:
     """The most that a device of a pool holds, in which step, and what it is made of. Bytes.
 
-    ``host`` is what its train engines keep in host memory all the time, beside what comes and goes.
+    ``host`` is what its train engines keep in host memory all the time, beside what comes and goes; ``free``
+    are the bytes of its capacity that nothing may take.
     """
 
     bytes: int
@@ -18,11 +20,49 @@ class Peak:
     step: str
     parts: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
+    free: int = 0  # what stays free
+
+    @property
+    def lacks(self) -> int:
+        """Return the bytes that the device has too few of; below 0 where it has enough."""
+        return self.bytes + self.free - self.capacity
 
     @property
     def fits(self) -> bool:
-        """Return whether the device has as much."""
-        return self.bytes <= self.capacity
+        """Return whether the device has as much, and what stays free."""
+        return self.lacks <= 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A predicted number between its lowest and its highest; ``value`` is their geometric mean."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(range: tuple[float, float]) -> Figure:
+        """Return the figure of two ends, in any order."""
+        low, high = sorted(range)
+        return Figure(*(float(f"{number:.7g}") for number in (math.sqrt(low * high), low, high)))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What one decides by: times, their cost, and what they are spent on. None: not known."""
+
+    iteration: Figure  # seconds, in the steady state
+    run: Figure | None  # seconds of all iterations, evaluations and checkpoints; None: nobody says how many
+    device_hours: Figure | None  # of the run, on all devices
+    tokens: (
+        Figure  # per second per device: prompts and responses of the samples made, or of the rows trained on
+    )
+    utilisation: Mapping[str, Figure]  # update -> model FLOPs over those that its devices could do (MFU)
+    evaluation: Figure | None  # seconds of one
+    checkpoint: Figure | None  # seconds of the one at the end; others are written while iterations run
+    limits: Mapping[str, float]  # step -> its share of an iteration's critical path, the largest first
+    left_out: tuple[str, ...]  # what the run takes beside, and why it is not known
 
 
 @dataclass(frozen=True)
@@ -38,3 +78,4 @@ class Prediction:
     assumed: tuple[str, ...]
     in_flight: Mapping[str, tuple[int, int]]  # rollout -> samples at a time per engine, and waves of them
     calibrated: str = ""  # the run that the factors on its seconds come from
+    headline: Headline | None = None

@@ -32,7 +32,8 @@ RowScope = Literal["each", "group", "all"]
 # the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out;
 # that a serve engine tells which experts it chose; how many rows one becomes, as a rule and at most, of an op
 # with ``counts``; that a sample may be several contexts, of which a model sees one at a time; of an op that
-# holds rows, whether they are given in the iteration in which they come, in how many more, and how many stay
+# holds rows, whether they are given in the iteration in which they come, in how many more, and how many stay;
+# the most turns of a conversation
 Role = Literal[
     "rows",
     "prompt_limit",
@@ -49,6 +50,7 @@ Role = Literal[
     "fresh",
     "oldest",
     "capacity",
+    "turns",
 ]
 # the plan is made for one value of these
 STRUCTURE: tuple[Role, ...] = (

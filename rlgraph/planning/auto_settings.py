@@ -126,7 +126,7 @@ def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
         return _while_generating(replace(footprint, plan=plan), model, alone)
 
     larger = range(smallest + 1, useful + 1)
-    most = smallest + bisect_right(larger, int(footprint.cluster.memory), key=bytes_with)
+    most = smallest + bisect_right(larger, footprint.cluster.usable, key=bytes_with)
     return max(most // share // PAGE * PAGE, smallest)
 
 

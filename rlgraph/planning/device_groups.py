@@ -50,7 +50,7 @@ def part(serve: ServePlan) -> int:
 def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
     """Return by how many devices rows may be shared, to try: devices of a host, then whole hosts."""
     sizes, most = [size for size in GROUPS[1:] if per_host % size == 0], max(plan.pools.values())
-    while (size := 2 * max(per_host, *sizes)) <= most:
+    while (size := 2 * max([per_host, *sizes])) <= most:
         sizes.append(size)
     return sizes
 

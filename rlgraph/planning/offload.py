@@ -144,7 +144,7 @@ def _fewest(
 
     With it, whether no cheaper one does.
     """
-    free = int(footprint.cluster.memory) - footprint.resident(pool, set()).total()
+    free = footprint.cluster.usable - footprint.resident(pool, set()).total()
     room = [free - footprint.transient(pool, step).total() for step in steps]
     for gap in anyway:
         room = _widened(room, gap)
@@ -225,9 +225,9 @@ def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]
     sums = {at: footprint.transient(pool, steps[at]).total() for at in gap.inside}
     at = max(sums, key=sums.__getitem__)
     whole = sums[at] + footprint.resident(pool, set()).total()
-    if whole <= footprint.cluster.memory:
+    if whole <= footprint.cluster.usable:
         return BETWEEN
-    room = size_text(footprint.cluster.memory)
+    room = size_text(footprint.cluster.usable)
     return f"with all engines on the device `{steps[at].node}` would take {size_text(whole)} of {room}"
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, held_bytes, workload
-from rlgraph.errors import fail
+from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
 from rlgraph.planning.device_groups import inside_hosts
+from rlgraph.planning.headline import headline
 from rlgraph.planning.host_memory import fits, hosts_hold, kept_on_host
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
@@ -36,6 +37,9 @@ class Scenario:
     response_tokens: float | None = None
     calibration: Calibration | None = None
     expert_imbalance: float | None = None
+    kept_rows: Mapping[str, float] = field(default_factory=dict)
+    turns: float | None = None
+    tool_seconds: float | None = None
 
     @staticmethod
     def of(target: Target, here: Here | None = None) -> Scenario:
@@ -45,13 +49,12 @@ class Scenario:
             GraphError: there is no such cluster or calibration, or its file is wrong.
         """
         factors = load_calibration(target.calibration) if target.calibration else None
-        cluster = load_cluster(target.cluster, here)
-        tokens = target.prompt_tokens, target.response_tokens
-        return Scenario(cluster, *tokens, factors, target.expert_imbalance)
+        cluster = load_cluster(target.cluster, here, target.margin)
+        return Scenario(cluster, calibration=factors, **target.assumptions)
 
     def work(self, plan: Plan) -> Workload:
         """Return the work of a plan, with these lengths."""
-        return workload(plan, self.prompt_tokens, self.response_tokens, self.expert_imbalance)
+        return workload(plan, **{k: v for k, v in vars(self).items() if k not in ("cluster", "calibration")})
 
 
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
@@ -69,10 +72,36 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
     pricing, before = laid_out(plan, scenario)
     peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
-        raise refuse(pricing, before)
+        raise refuse(pricing, before, lambda changed: _seconds(plan, changed, scenario))
     hosts_hold(pricing)
+    return replace(priced(pricing), peak=peak)
+
+
+def priced(pricing: Pricing) -> Plan:
+    """Return a plan with the seconds and bytes of its steps, its prediction and its headline."""
     steps = tuple(map(pricing.priced, pricing.plan.steps))
-    return replace(pricing.plan, steps=steps, peak=peak, predicted=prediction(pricing, steps))
+    plan, predicted = replace(pricing.plan, steps=steps), prediction(pricing, steps)
+    told = headline(replace(pricing, plan=plan), predicted.seconds)
+    return replace(plan, predicted=replace(predicted, headline=told))
+
+
+def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, float] | None:
+    """Return the seconds of a changed plan, with what is ``auto`` settled anew; None: it does not fit."""
+    models = {}
+    for name, model in changed.models.items():
+        before, train, serve = plan.models[name], model.train, model.serve
+        if before.serve and serve and before.serve.cache_tokens == "auto":
+            serve = serve.model_copy(update={"cache_tokens": "auto"})
+        if before.train and train and before.train.recompute == "auto" and not train.activation_offload:
+            train = train.model_copy(update={"recompute": "auto"})
+        models[name] = replace(model, train=train, serve=serve)
+    hosts = -(-sum(changed.pools.values()) // scenario.cluster.devices)
+    cluster = scenario.cluster.model_copy(update={"hosts": max(hosts, scenario.cluster.hosts)})
+    try:
+        pricing, _ = laid_out(replace(changed, models=models), replace(scenario, cluster=cluster))
+    except GraphError:  # as a group of devices that would reach over two hosts
+        return None
+    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)]).seconds if fits(pricing) else None
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:

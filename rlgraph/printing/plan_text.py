@@ -16,6 +16,7 @@ from rlgraph.ir.intervals import words
 from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
+from rlgraph.printing.headline import headline_text
 from rlgraph.printing.step_notes import notes
 from rlgraph.units import range_text, size_text
 
@@ -228,14 +229,12 @@ def prediction_text(plan: Plan) -> Iterator[str]:
     yield from memory_text(plan.peak)
     yield ""
     predicted = plan.predicted
-    how = f"calibrated on {predicted.calibrated}" if predicted.calibrated else "not calibrated"
-    yield f"predicted on {predicted.cluster}: {range_text(predicted.seconds)} an iteration, {how}, assuming"
+    yield from headline_text(plan)
+    yield "assuming"
     yield from (f"  {assumed}" for assumed in predicted.assumed)
     for pool, took in predicted.pools.items() if len(plan.pools) > 1 else ():
         share = " to ".join(f"{a / b:.0%}" for a, b in zip(took, predicted.seconds, strict=True))
         yield f"  pool {pool} is busy for {range_text(took)} of it ({share})"
-    if plan.eval_steps:
-        yield "  evaluations are left out of the time; their memory is counted"
 
 
 def memory_text(peak: Mapping[str, Peak]) -> Iterator[str]:

@@ -129,7 +129,7 @@ class Candidate:
     def lacks(self) -> float:
         """Return the bytes that its fullest device has too few of; without a plan infinity."""
         peaks = (self.plan.peak or {}).values() if self.plan else ()
-        return max((float(peak.bytes - peak.capacity) for peak in peaks), default=math.inf)
+        return max((float(peak.lacks) for peak in peaks), default=math.inf)
 
     @property
     def rank(self) -> tuple[bool, float, int, int]:
@@ -267,7 +267,7 @@ def _tried(layout: PoolLayout | None, settings: Settings, attempt: PlanAttempt) 
     candidate = Candidate(layout, settings, plan)
     if candidate.fits:
         return candidate
-    pool, peak = max((plan.peak or {}).items(), key=lambda item: item[1].bytes - item[1].capacity)
+    pool, peak = max((plan.peak or {}).items(), key=lambda item: item[1].lacks)
     needs = f"{pool} needs {size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
     return replace(candidate, why_not=needs)
 
@@ -291,8 +291,8 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     plan = planned({})
     row = scenario.work(plan).mean
     candidates = search(plan, cluster.total, cluster.devices, attempt, row)
-    # this refuses the graph as it is, if nothing fits
-    return candidates, compile_graph(graph, [*given, *overrides(candidates[0].settings)], target=target)
+    settings = candidates[0].settings if candidates[0].fits else {}  # the graph as it is, which is refused
+    return candidates, compile_graph(graph, [*given, *overrides(settings)], target=target)
 
 
 def overrides(settings: Settings) -> list[str]:

@@ -34,9 +34,10 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
     fit = [candidate for candidate in candidates if candidate.fits]
     console.print(f"{len(candidates)} layouts tried, {len(fit)} of them fit")
+    best = [*{_outcome(candidate): candidate for candidate in reversed(fit)}.values()][::-1][:BEST]
     if fit:
-        console.print(_table(fit[:BEST]))
-    if lines := [*_with_another_choice(candidates), *_lost(candidates, fit[:BEST])]:
+        console.print(_table(best))
+    if lines := [*_with_another_choice(candidates), *_lost(candidates, best)]:
         console.print("\nwhy the others lost")
         for line in lines:
             console.print(f"  {line}", soft_wrap=True)
@@ -45,6 +46,13 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100) -> str:
         for setting in overrides(fit[0].settings):
             console.print(f"  {shlex.quote(setting)}", soft_wrap=True)
     return console.export_text()
+
+
+def _outcome(candidate: Candidate) -> tuple[object, ...]:
+    """Return what is the same of layouts that differ in name only: devices, seconds and memory."""
+    assert candidate.plan and candidate.plan.predicted
+    peaks = tuple(peak.bytes for peak in (candidate.plan.peak or {}).values())
+    return tuple(candidate.plan.pools.values()), candidate.plan.predicted.seconds, peaks
 
 
 def _table(best: Sequence[Candidate]) -> Table:

@@ -17,8 +17,8 @@ from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan
-from rlgraph.planning.predict import prediction
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.planning.predict import priced
 from rlgraph.reports.plan_file import load
 
 MetricsLine = Mapping[str, Any]
@@ -71,6 +71,19 @@ def mean_of(lines: Sequence[MetricsLine], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def measured_work(
+    target: Target | None, lines: Sequence[MetricsLine], prompt: float | None = None
+) -> dict[str, Any]:
+    """Return the assumptions of a run's plan, with lengths and turns as they were measured."""
+    measured = {
+        "prompt_tokens": prompt_tokens(lines) or prompt,
+        "response_tokens": response_tokens(lines),
+        "turns": mean_of(lines, "rollout/turns"),
+    }
+    said = target.assumptions if target else {}
+    return {**said, **{name: value for name, value in measured.items() if value}}
+
+
 @dataclass(frozen=True)
 class Priced:
     """A run's plan and cluster, and the mean of its prompts if one was given."""
@@ -92,7 +105,10 @@ class Priced:
         target = plan.origin.target if plan.origin else None
         if cluster is None and target is None:
             raise RunError(f"{run_dir} was planned for no cluster\n  {SAY}")
-        loaded = load_cluster(cluster or (target.cluster if target else ""))
+        own = target if cluster is None else None
+        loaded = load_cluster(
+            cluster or (target.cluster if target else ""), margin=own.margin if own else None
+        )
         planned = plan.predicted.cluster if plan.predicted else loaded.cluster
         if cluster is None and planned != loaded.cluster:
             law = f"{run_dir} was planned for {planned}; that name is {loaded.cluster} here and now"
@@ -105,10 +121,7 @@ class Priced:
     def work(self, lines: Sequence[MetricsLine]) -> Workload:
         """Return the work of these iterations: prompts and responses as long as they were."""
         target = self.plan.origin.target if self.plan.origin else None
-        planned = target.response_tokens if target else None
-        prompt = prompt_tokens(lines) or self.prompt_tokens
-        uneven = target.expert_imbalance if target else None
-        return workload(self.plan, prompt, response_tokens(lines) or planned, uneven)
+        return workload(self.plan, **measured_work(target, lines, self.prompt_tokens))
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
@@ -118,9 +131,7 @@ class Priced:
     def priced(self, lines: Sequence[MetricsLine]) -> Plan:
         """Return the plan with the uncalibrated model's prices of these iterations."""
         pricing = Pricing(self.plan, self.cluster, self.work(lines), self.sizes)
-        steps = tuple(map(pricing.priced, self.plan.steps))
-        peak = pricing.peaks()
-        return replace(self.plan, steps=steps, predicted=prediction(pricing, steps), peak=peak)
+        return replace(priced(pricing), peak=pricing.peaks())
 
     def ratios(self, lines: Sequence[MetricsLine]) -> dict[str, dict[str, list[float]]]:
         """Return kind of work -> step -> measured over the middle of the predicted seconds, per iteration.

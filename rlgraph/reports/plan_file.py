@@ -263,11 +263,9 @@ def _where(origin: Origin) -> list[str]:
     target = origin.target
     if target is None:
         return ["--devices", str(origin.devices)]
-    counted = {
-        "--prompt-tokens": target.prompt_tokens,
-        "--response-tokens": target.response_tokens,
-        "--expert-imbalance": target.expert_imbalance,
-    }
-    counts = [word for name, count in counted.items() if count for word in (name, f"{count:g}")]
+    counted = {name: said for name, said in vars(target).items() if isinstance(said, float | int)}
+    counts = [word for name, said in counted.items() for word in (f"--{name.replace('_', '-')}", f"{said:g}")]
+    kept = [f"{name}={share:g}" if name else f"{share:g}" for name, share in target.kept_rows.items()]
+    counts += [word for said in kept for word in ("--kept-rows", said)]
     factors = ["--calibration", target.calibration] if target.calibration else []
     return ["--cluster", target.cluster, *counts, *factors]

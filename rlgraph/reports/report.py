@@ -16,6 +16,7 @@ from rich.table import Table
 from rlgraph.errors import GraphError, RlgraphError
 from rlgraph.ir.plan import Plan
 from rlgraph.planning.simulate import CriticalStep, busy, critical_path
+from rlgraph.printing.headline import LABEL, headline
 from rlgraph.reports.measured import MetricsLine, Priced, counted, read_metrics, response_tokens
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
@@ -70,6 +71,7 @@ class RunReport:
     evaluations: Mapping[str, Sequence[tuple[int, float]]]
     cluster: str | None  # the predictions' cluster
     assumed: tuple[str, ...]
+    headline: Mapping[str, str]  # what was planned, as the plan says it
     response_tokens: float | None
     steps: tuple[ReportRow, ...]  # the worst prediction first
     outside: ReportRow | None
@@ -130,6 +132,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         },
         cluster=plan.predicted.cluster if plan and plan.predicted else None,
         assumed=plan.predicted.assumed if plan and plan.predicted else (),
+        headline=headline(plan) if plan else {},
         response_tokens=response_tokens(timed),
         steps=tuple(sorted(rows, key=lambda row: -row.off)),
         outside=outside,
@@ -198,7 +201,9 @@ def report_text(report: RunReport, width: int = 100) -> str:
 
 def _against(report: RunReport) -> Iterator[str]:
     """Yield the workload that predictions were made for, and the real one."""
-    yield f"predicted for {report.cluster}, assuming"
+    yield f"predicted for {report.cluster}"
+    yield from (f"  {label:<{LABEL}}{said}" for label, said in report.headline.items())
+    yield "assuming"
     yield from (f"  {assumed}" for assumed in report.assumed)
     if length := report.response_tokens:
         yield f"responses had {length:,.1f} tokens; a ratio is measured over the middle of what was predicted"

@@ -26,7 +26,7 @@ from rlgraph.planning.auto_settings import as_planned, fixed
 from rlgraph.planning.device_groups import GROUPS, has_groups
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.reports.layout_search import Settings, generates, overrides
-from rlgraph.reports.measured import MetricsLine, Priced, prompt_tokens, response_tokens
+from rlgraph.reports.measured import MetricsLine, Priced, measured_work
 from rlgraph.units import middle
 
 LEAST = 0.02  # a change that saves a smaller share of an iteration is not worth a word
@@ -105,9 +105,8 @@ def _planned(
         raise fail("changed", f"{origin.graph} has changed since the run", None)
     if origin.target is None:
         plan = fixed(plan)  # a run without a cluster would have this plan again
-    uneven = origin.target.expert_imbalance if origin.target else None
-    tokens = prompt_tokens(lines) or priced.prompt_tokens, response_tokens(lines)
-    planned = predict(plan, Scenario(priced.cluster, *tokens, factors, uneven), must_fit=False)
+    said = measured_work(origin.target, lines, priced.prompt_tokens)
+    planned = predict(plan, Scenario(priced.cluster, calibration=factors, **said), must_fit=False)
     assert planned.peak and planned.predicted
     if not all(pool.fits for pool in planned.peak.values()):
         raise fail("does-not-fit", f"{plan.graph} does not fit on {priced.cluster.cluster}", None)

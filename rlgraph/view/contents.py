@@ -19,6 +19,7 @@ from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.registry import load
 from rlgraph.planning.simulate import depth
 from rlgraph.printing.column_text import weight
+from rlgraph.printing.headline import headline, predicted_on
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import prediction_text, sentence, step_text
 from rlgraph.reference.describe import entry_of
@@ -48,6 +49,7 @@ def contents(new: Subject, old: Subject | None = None) -> Contents:
         "docs": _docs(new),
         "notes": [*plan.notes],
         "open": [*plan.open_values],
+        "headline": [predicted_on(plan), headline(plan)] if headline(plan) else None,
         "predicted": [*prediction_text(plan)],
         "iterations": plan.iterations,
         "timeline": _timeline(plan),

@@ -12,8 +12,9 @@ import click
 from rlgraph.errors import visible
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.planning.simulate import depth
+from rlgraph.printing.headline import headline
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.units import seconds_text, size_text
+from rlgraph.units import size_text
 from rlgraph.view.timeline import expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
@@ -54,7 +55,7 @@ def _lanes(plan: Plan) -> Iterator[str]:
     events, period = expected(plan)
     middle = [event for event in events if event.iteration == depth(plan) + 1]
     start = min(event.start for event in middle)
-    took = f": {seconds_text(period)}" if plan.predicted else ", roughly"
+    took = f": {said['iteration']}" if (said := headline(plan)) else ", roughly"
     yield f"an iteration of the steady state{took}"
     room = WIDTH - LABEL
     for pool in plan.pools:
@@ -87,14 +88,14 @@ def _bars(plan: Plan) -> Iterator[str]:
 
 
 def _closing(plan: Plan) -> str:
-    """Return steps, seconds, memory and bytes in one line."""
+    """Return steps, times and bytes in one line."""
     inserted = sum(step.inserted for step in plan.steps)
     parts = [f"{len(plan.steps)} steps, {inserted} of them inserted"]
     if plan.predicted:
-        parts.append(" to ".join(map(seconds_text, plan.predicted.seconds)) + " an iteration")
-        parts.append(f"peak {size_text(max(peak.bytes for peak in (plan.peak or {}).values()))}")
+        said = headline(plan)
+        parts += [f"{label} {said[label]}" for label in ("iteration", "run") if label in said]
         parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved")
-    return click.style("; ".join(parts), bold=True)
+    return click.style(textwrap.fill("; ".join(parts), WIDTH, break_on_hyphens=False), bold=True)
 
 
 def tree_text(plan: Plan) -> str:

@@ -116,13 +116,12 @@ def footprint(plan: Plan) -> Footprint | None:
     if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
         return None
     try:
-        cluster, sizes = load_cluster(target.cluster), sizes_of(plan)
+        cluster, sizes = load_cluster(target.cluster, margin=target.margin), sizes_of(plan)
     except GraphError:  # a saved plan may be looked at where its cluster's file and its models are not
         return None
     if cluster.cluster != plan.predicted.cluster:
         return None
-    tokens = target.prompt_tokens, target.response_tokens
-    return Footprint(plan, cluster, workload(plan, *tokens, target.expert_imbalance), sizes)
+    return Footprint(plan, cluster, workload(plan, **target.assumptions), sizes)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:

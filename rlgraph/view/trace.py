@@ -176,7 +176,7 @@ def measured_memory(
 def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterValue]:
     """Yield the rows that a rollout still generates, with response lengths as the plan predicts them."""
     target = plan.origin.target if plan.origin else None
-    work = workload(plan, *((target.prompt_tokens, target.response_tokens) if target else ()))
+    work = workload(plan, **(target.assumptions if target else {}))
     for step, mine, rows in _rollouts(plan, bars, work):
         curve = [left for _, left, _ in work.limited(plan.functions["train"][step.node]).alive(rows)]
         start, took = mine[0].start, mine[0].end - mine[0].start

@@ -174,8 +174,7 @@ def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -
     if size is None:
         return None
     passes = 3 * function.value("epochs", 1) if step.updates else 1
-    attention = size.attention_flops(1)
-    flops = passes * sum(2 * size.multiplied * one.tokens + attention * one.squares for one in used)
+    flops = passes * sum(size.forward_flops(one.tokens, one.squares) for one in used)
     peaks = [gpu for one in used if (gpu := rates_of(one.gpu))]
     peak = sum(g.bf16_flops if model.train.dtype == "bfloat16" else g.fp32_flops for g in peaks)
     return float(flops / (peak * seconds))

@@ -38,6 +38,7 @@ def h100(folder: Path, hosts: int, **rates: str) -> Target:
     """So many hosts of eight H100, with some rates of their own."""
     path = folder / f"{hosts}.yaml"
     text = (FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", f"hosts: {hosts}")
+    text += "margin: 0\n"
     for name, rate in rates.items():
         text = re.sub(f"^{name}: [^ ]*", f"{name}: {rate}", text, flags=re.MULTILINE)
     path.write_text(text)

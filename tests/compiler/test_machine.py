@@ -96,7 +96,7 @@ def test_what_only_looks_alike_has_none(name: str) -> None:
 def test_a_shipped_cluster_and_the_table_agree() -> None:
     for name, key in (("h100-8", "H100"), ("h200-8", "H200")):
         shipped = load_cluster(name)
-        assert {field: getattr(shipped, field) for field in vars(GPUS[key])} == vars(GPUS[key])
+        assert {field: getattr(shipped, field) for field in GPUS[key].fields} == GPUS[key].fields
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_shipped_cluster_and_the_table_agree() -> None:
 def test_so_many_of_any_gpu_that_is_known(name: str, hosts: int, devices: int, key: str) -> None:
     cluster = load_cluster(name)
     assert (cluster.cluster, cluster.hosts, cluster.devices, cluster.device) == (name, hosts, devices, "cuda")
-    assert {field: getattr(cluster, field) for field in vars(GPUS[key])} == vars(GPUS[key])
+    assert {field: getattr(cluster, field) for field in GPUS[key].fields} == GPUS[key].fields
 
 
 def test_a_name_says_the_same_as_the_shipped_file() -> None:
@@ -122,7 +122,7 @@ def test_a_name_says_the_same_as_the_shipped_file() -> None:
 
 def test_names_that_are_no_cluster_say_which_are(golden: Callable[[str, str], None]) -> None:
     said = []
-    for name in ("a1000-8", "h100-12", "h100-0"):
+    for name in ("a1000-8", "h100-13", "h100-0"):
         with pytest.raises(GraphError) as caught:
             load_cluster(name)
         said.append(str(caught.value))
@@ -236,4 +236,4 @@ def test_auto_plans_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     small = [f"models.policy.path={tmp_path}", "rollout.max_new_tokens=32", "prompts.max_prompt_tokens=32"]
     result = CliRunner().invoke(main, ["plan", "grpo", *small, "--cluster", "auto"])
     assert result.exit_code == 0, result.stderr
-    assert f"predicted on {auto.cluster}: " in result.stdout and "not calibrated" in result.stdout
+    assert f"predicted on {auto.cluster}, not calibrated" in result.stdout

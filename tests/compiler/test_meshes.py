@@ -30,7 +30,7 @@ CLUSTER = load_cluster("h100-64")
 
 
 def planned(*settings: str) -> Plan:
-    return compile_graph("grpo", [*EIGHT, *settings], target=Target("h100-64"))
+    return compile_graph("grpo", [*EIGHT, *settings], target=Target("h100-64", margin=0.0))
 
 
 def step_of(plan: Plan, node: str) -> Step:
@@ -118,12 +118,13 @@ def test_bytes_and_seconds_of_replicas_by_hand() -> None:
 def test_rows_of_the_mesh_inside_hosts_gather_inside_them() -> None:
     assert CLUSTER.link(0, 8, 8) == CLUSTER.link(0, 8) == CLUSTER.intra_link
     assert CLUSTER.link(4, 4, 3) == CLUSTER.intra_link
-    assert CLUSTER.link(4, 8, 2) == CLUSTER.link(0, 3, 4) == CLUSTER.inter_link
-    assert CLUSTER.link(0, 64) == CLUSTER.inter_link
+    assert (CLUSTER.link(4, 8, 2), CLUSTER.link(0, 3, 4)) == (4 * CLUSTER.inter_link, CLUSTER.inter_link)
+    assert CLUSTER.link(0, 64) == 8 * CLUSTER.inter_link
 
 
 def test_a_plan_of_replicas_receives_less_and_is_faster_between_hosts() -> None:
-    few, all_devices = planned(*SHARDED), planned()
+    micro = ["prompts.batch=2048", *(f"models.{name}.train.micro_tokens=2048" for name in ("policy", "ref"))]
+    few, all_devices = planned(*SHARDED, *micro), planned(*micro)
     for node in ("old_logprobs", "ref_logprobs", "update_policy"):
         one, other = step_of(few, node), step_of(all_devices, node)
         assert one.seconds and other.seconds and one.seconds[1] < other.seconds[1]
@@ -143,7 +144,12 @@ def test_what_fits_only_over_all_devices_says_so() -> None:
 def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
     path = tmp_path / "sixteen.yaml"
-    path.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", "hosts: 2"))
+    path.write_text(
+        (FOLDER / "h100-8.yaml")
+        .read_text()
+        .replace("hosts: 1", "hosts: 2")
+        .replace("inter_link: 50e9", "inter_link: 5e9")
+    )
     given = [*EIGHT, "models.policy.serve.engine=transformers"]
     found, best = autoplace("grpo", given, Target(str(path)))
     assert {candidate.layout.shard for candidate in found if candidate.layout} == {None, 8}

@@ -25,7 +25,7 @@ from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Source, parse
 from share import examples
 
-H100 = load_cluster("h100-8")
+H100 = load_cluster("h100-8", margin=0.0)
 BFLOAT = [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
 SMALL = ["models.policy.serve.dtype=bfloat16", *BFLOAT]
 

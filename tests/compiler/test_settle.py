@@ -135,7 +135,7 @@ def test_the_cache_takes_what_is_free_while_it_generates() -> None:
     plan = planned(*LONG)
     tokens = int(str(serve(plan)["cache_tokens"]))
     page = PAGE * size_of("Qwen/Qwen3-8B").kv_bytes(2)
-    capacity = load_cluster("h100-8").memory
+    capacity = load_cluster("h100-8").usable
     assert capacity - 2 * page < rollout_peak(plan) <= capacity
     assert tokens > 65_536 and seconds(plan) < seconds(
         planned(*LONG, "models.policy.serve.cache_tokens=65536")

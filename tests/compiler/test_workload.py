@@ -6,11 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.workload import Lengths, workload
 from rlgraph.errors import GraphError
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.reports.plan_file import compile_again, load
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(512, 1024), (100, 1024), (1000, 1024), (700, 28_000)])
@@ -41,6 +44,64 @@ def test_a_filter_is_taken_to_keep_every_row() -> None:
     work = workload(compile_graph("dapo", (), 2))
     assert work.rows["samples/informative"] == work.rows["samples"]
     assert "filters keep every row" in work.assumed
+
+
+def test_a_filter_keeps_what_is_said() -> None:
+    plan = compile_graph("best_of_n", (), 2)
+    for said in ({"": 0.125}, {"best": 0.125}):
+        work = workload(plan, kept_rows=said)
+        assert work.rows["samples/best"] == work.rows["samples"] / 8
+        assert "`best` keeps 0.125 of its rows (--kept-rows)" in work.assumed
+    with pytest.raises(GraphError, match=r"`other` is no filter .*\n  accepted: best"):
+        workload(plan, kept_rows={"other": 0.5})
+    with pytest.raises(GraphError, match=r"there is no filter .*\n  one with `refill` says it itself"):
+        workload(compile_graph("dapo", (), 2), kept_rows={"": 0.5})
+
+
+def test_rows_that_go_take_no_time_and_the_memory_that_they_may_take() -> None:
+    path = ["models.policy.path=Qwen/Qwen2.5-7B"]
+    all_rows, few = (
+        compile_graph("best_of_n", path, target=Target("h100-8", kept_rows=kept)) for kept in ({}, {"": 0.01})
+    )
+    before, after = (next(s.seconds for s in plan.steps if s.updates) for plan in (all_rows, few))
+    assert before and after and after[0] < before[0] / 5
+    assert few.peak == all_rows.peak
+
+
+def test_conversations_have_turns_between_which_tools_take_time() -> None:
+    plan = compile_graph("search_tool", (), 2)
+    rollout = plan.functions["train"]["rollout"]
+    assert workload(plan).turns_of(rollout) == rollout.attributes["max_turns"] / 2
+    assert workload(plan, turns=100).turns_of(rollout) == rollout.attributes["max_turns"]
+    assert workload(plan, turns=3).turns_of(compile_graph("grpo", (), 2).functions["train"]["rollout"]) == 1
+
+    def seconds(**said: float) -> tuple[float, float]:
+        target = Target("h100-8", **said)  # type: ignore[arg-type]
+        took = next(s.seconds for s in compile_graph("search_tool", target=target).steps if s.generates)
+        assert took
+        return took
+
+    quick, slow, longer = (seconds(turns=t, tool_seconds=s) for t, s in ((3, 0), (3, 5), (4, 5)))
+    assert slow[0] == pytest.approx(quick[0] + 2 * 5)
+    assert slow[1] >= quick[1] + 2 * 5
+    assert longer[0] == pytest.approx(quick[0] + 3 * 5) and longer[1] > slow[1] + 5
+    said = workload(plan, turns=3, tool_seconds=5).assumed
+    assert "`rollout` has 3 turns (--turns), tools take 5 s per turn (--tool-seconds)" in said
+
+
+def test_assumptions_are_options_and_come_back_from_a_saved_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    options = ["--kept-rows", "best=0.25", "--turns", "2", "--tool-seconds", "1.5"]
+    args = ["plan", "best_of_n", "--cluster", "h100-8", *options, "-o", str(path)]
+    assert CliRunner().invoke(main, args).exit_code == 0
+    plan = load(path)
+    target = Target("h100-8", kept_rows={"best": 0.25}, turns=2, tool_seconds=1.5)
+    assert plan.origin and plan.origin.target == target and compile_again(path) == plan
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(GraphError, match=r"--turns 2 --tool-seconds 1.5 --kept-rows best=0.25"):
+        load(path)
+    for wrong in ("2", "best=", "0"):
+        assert CliRunner().invoke(main, ["plan", "best_of_n", "--kept-rows", wrong]).exit_code == 2
 
 
 OWN_OP = """

@@ -81,8 +81,8 @@ function three(number) {
 }
 
 function secondsText(seconds) {
-  if (seconds < 0.9995) return `${three(seconds * 1e3)} ms`;
-  return seconds < 600 ? `${three(seconds)} s` : `${three(seconds / 60)} min`;
+  const [, unit, name] = [[0.9995, 1e-3, "ms"], [600, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"], [Infinity, 86400, "days"]].find(([below]) => seconds < below);
+  return `${three(seconds / unit)} ${name}`;
 }
 
 function sizeText(size) {

@@ -17,7 +17,7 @@ class Page {
     this.search = el("input", { type: "search", id: "search", placeholder: "search  /", title: "steps, ops, columns, models (/)", "aria-label": "search", list: "names", oninput: () => this.find(this.search.value), onkeydown: (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1) });
     this.said = el("small", { role: "status" }, contents.follow ? "following" : "");
     this.help = el("dialog", { id: "help" }, el("h2", null, "Keys"), facts(KEYS), button("close", {}, () => this.help.close()));
-    document.body.append(this.header(), el("main", null, ...Object.values(this.panels).map((panel) => panel.element), this.detail), this.names(), this.help);
+    document.body.append(...[this.header(), this.headline()].filter(Boolean), el("main", null, ...Object.values(this.panels).map((panel) => panel.element), this.detail), this.names(), this.help);
     document.addEventListener("keydown", (event) => this.key(event));
     const asked = location.hash.slice(1);
     const part = contents.run && document.getElementById(asked); // #samples, of the panel of a run
@@ -34,6 +34,12 @@ class Page {
       el("h1", null, contents.graph, el("small", null, words)), this.tabs,
       el("span", { class: "tools" }, this.said, this.search, button("◐", { title: "light or dark (d)", "aria-label": "light or dark" }, () => this.theme()), button("?", { title: "keys (?)", "aria-label": "keys" }, () => this.help.showModal())),
     );
+  }
+
+  // What one decides by, above all panels.
+  headline() {
+    const [on, figures] = this.contents.headline || [];
+    return on && el("details", { id: "headline", open: innerWidth > 600 }, el("summary", null, `${on}: ${figures.iteration} per iteration`), el("dl", null, ...Object.entries(figures).map(([label, said]) => el("div", null, el("dt", null, label), el("dd", null, said)))));
   }
 
   makePanels() {
