@@ -19,7 +19,6 @@ from rlgraph.costs import limits, lora_size
 from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
-from rlgraph.costs.limits import PREFILL
 from rlgraph.costs.lora_size import served_parts, trained_on_device
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.muon import averages_on_device
@@ -242,16 +241,14 @@ class Footprint:
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each pool, over training and evaluation."""
-        peaks = {}
+        peaks, most = {}, int(self.cluster.memory)
         for pool in self.plan.pools:
             both = (self.in_order(), self.plan.eval_steps)
             moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
             held = self.resident(pool, set(away_items(self.plan)))
             name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
             ordered = {part: parts[part] for part in PARTS if parts[part]}
-            capacity = int(self.cluster.memory)
-            free = capacity - self.cluster.usable
-            peaks[pool] = Peak(sum(ordered.values()), capacity, name, ordered, free=free)
+            peaks[pool] = Peak(sum(ordered.values()), most, name, ordered, free=most - self.cluster.usable)
         return peaks
 
 
@@ -294,7 +291,7 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool
     every query head while that runs. ``cut``: the rollout samples with ``top_p``, which sorts logits.
     """
     width, group = WIDTH[serve.dtype], serve.tensor_parallel
-    prefill = PREFILL * Layer(size, width).kept
+    prefill = limits.PREFILL * Layer(size, width).kept
     logits = rows * size.vocabulary * (width + (SORTED if cut else SAMPLING))
     if serving(serve).own_servers:
         return Counter({"logits": logits // group, "activations": prefill // group})

@@ -25,10 +25,10 @@ from rlgraph.planning.simulate import critical_path, depth, simulate, steady, we
 from rlgraph.units import middle
 
 TOLD = 3  # steps that are told to limit an iteration
-Range = tuple[float, float]  # at best, at worst
+Seconds = tuple[float, float]  # at best, at worst
 
 
-def headline(pricing: Pricing, seconds: Range) -> Headline:
+def headline(pricing: Pricing, seconds: Seconds) -> Headline:
     """Return the figures of a plan whose steps are priced and whose iteration takes so many seconds."""
     plan, left_out = pricing.plan, []
     evaluation, unknown = _evaluation(pricing)
@@ -54,7 +54,7 @@ def headline(pricing: Pricing, seconds: Range) -> Headline:
     )
 
 
-def _run(plan: Plan, seconds: Range, evaluation: Range, checkpoint: float) -> Range | None:
+def _run(plan: Plan, seconds: Seconds, evaluation: Seconds, checkpoint: float) -> Seconds | None:
     """Return the seconds of the whole run; of checkpoints only the last is waited for at best."""
     count = plan.schedule.iterations
     if not count:
@@ -93,7 +93,7 @@ def _fill(plan: Plan, grade: int, period: float) -> float:
     return max(end - count * period, 0.0)
 
 
-def _evaluation(pricing: Pricing) -> tuple[Range | None, str]:
+def _evaluation(pricing: Pricing) -> tuple[Seconds | None, str]:
     """Return the seconds of an evaluation; or why they are not known."""
     plan = pricing.plan
     if not plan.eval_steps:

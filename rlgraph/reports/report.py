@@ -15,6 +15,7 @@ from rich.table import Table
 
 from rlgraph.errors import GraphError, RlgraphError
 from rlgraph.ir.plan import Plan
+from rlgraph.planning.headline import Seconds
 from rlgraph.planning.simulate import CriticalStep, busy, critical_path
 from rlgraph.printing.headline import LABEL, headline
 from rlgraph.reports.measured import MetricsLine, Priced, counted, read_metrics, response_tokens
@@ -22,7 +23,6 @@ from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
-Seconds = tuple[float, float]  # best and worst
 LAST = ("time/step", "time/eval")  # phases of the iteration, and after it
 TOLD = 3  # changes that are printed
 SHORT = 0.01  # share of the critical path; shorter steps are left out
