@@ -31,6 +31,11 @@ def _iterations(text: str | None) -> tuple[int, ...]:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [runs/<graph>]")
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its last checkpoint.")
 @click.option(
+    "--resume-from",
+    metavar="NAME",
+    help="Continue it from this checkpoint, as step-000100; what came after it is set aside.",
+)
+@click.option(
     "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
 )
 @click.option(
