@@ -1,8 +1,11 @@
-"""Sizes and times as text, and the middle of a range of times."""
+"""Sizes and times as text, times from text, and the middle of a range of times."""
 
 from __future__ import annotations
 
 import math
+import re
+
+TIME = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def size_text(size: float) -> str:
@@ -29,6 +32,21 @@ def seconds_text(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{_three(seconds * 1e3)} ms"
     return f"{_three(seconds)} s" if seconds < 600 else f"{_three(seconds / 60)} min"
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds that a text as ``3h50m`` says; None where it says none.
+
+    Example:
+        >>> [seconds_of(text) for text in ("90s", "3h50m", "1d", "h", "")]
+        [90, 13800, 86400, None, None]
+    """
+    counts = TIME.fullmatch(text)
+    if not counts:
+        return None
+    return sum(
+        int(count or 0) * unit for count, unit in zip(counts.groups(), (86400, 3600, 60, 1), strict=True)
+    )
 
 
 def middle(seconds: tuple[float, float]) -> float:

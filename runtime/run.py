@@ -42,6 +42,7 @@ def run_graph(
     run_dir: Path | None = None,
     resume: bool = False,
     resume_from: str | None = None,
+    time_limit: float | None = None,
     address: str | None = None,
     inline: bool = False,
     target: Target | None = None,
@@ -61,6 +62,7 @@ def run_graph(
         run_dir: where the run is kept; ``runs/<graph>`` unless given.
         resume: continue the run in ``run_dir`` from its last checkpoint.
         resume_from: continue it from this one, as ``step-000100``; what came after it is set aside.
+        time_limit: seconds after which no iteration begins; the run ends then, to be resumed.
         address: of a Ray cluster to join.
         inline: everything in this process, each pool on one device, without Ray.
         target: a cluster to plan for, so that engines leave their devices where all would not fit. On GPUs it
@@ -74,6 +76,7 @@ def run_graph(
         RunError: the run could not start, or can't go on with settings that have changed, a saved plan is
             not what its graph gives now, a plan is for other devices than there are, a step failed, or
             workers were lost more often than ``schedule.restarts`` allows.
+        StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
     installed(track)
     resume = resume or resume_from is not None
@@ -94,7 +97,7 @@ def run_graph(
             total = plan.iterations if steps is None else steps
             with (
                 Progress(plan, total, folder.path) as progress,
-                StopSignals(partial(progress.say, stays=True)) as signals,
+                StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, StoppedError
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
@@ -58,7 +58,8 @@ class TrainingRun:
         """Train from the start, or the last checkpoint, to the last iteration; then export the models.
 
         Raises:
-            RunError: something failed, the user stopped it, or an update took none of its optimizer steps.
+            RunError: something failed, or an update took none of its optimizer steps.
+            StoppedError: it was asked to stop, and has saved a checkpoint.
         """
         self._setup(resume)
         if resume:
@@ -70,13 +71,13 @@ class TrainingRun:
                 self._begin_save()
                 self._finish_save()
         if self.signals.came:
-            law = f"stopped after iteration {self.state.iteration}"
-            raise RunError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
+            law = f"stopped after iteration {self.state.iteration} ({self.signals.came[0]})"
+            raise StoppedError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
         self.skipped.check(self.progress.note)
 
     def _iterate(self) -> None:
-        if self.state.iteration == 0 and self.plan.eval_steps:
+        if self.state.iteration == 0 and self.plan.eval_steps and not self.folder.earlier():
             self.folder.metrics({"step": 0, **self._evaluate()})
         while self.state.iteration < self.total and not self.signals.came:
             self._stretch()

@@ -53,7 +53,7 @@ def stretch(
     driver: Driver,
     state: State,
     end: int,
-    stop: Sequence[int],
+    stop: Sequence[str],
     keep: Callable[[int], frozenset[str]],
 ) -> Iterator[Execution]:
     """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
