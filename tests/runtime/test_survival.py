@@ -259,8 +259,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
     law = f"stopped after iteration {done} ({number.name})"
     assert said.endswith(f"{law}\n  continue with --resume --run-dir a\n")
     assert metrics("a")[-1]["step"] == done > 1
-    train("a", resume=True, steps=done + 2)
-    train("b", steps=done + 2)
+    for run_dir in ("a", "b"):
+        train(run_dir, settings[0], resume=run_dir == "a", steps=done + 2)
     assert metrics("a") == metrics("b")
     assert same_weights("a", "b")
 
