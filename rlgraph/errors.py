@@ -3,11 +3,13 @@
 RlgraphError        anything that is the user's to mend; the CLI prints it and exits 1
 ├─ GraphError       the graph is wrong: one or more problems, each at a place in a file
 └─ RunError         a run failed: what, in which step, and what to do
+   └─ StoppedError  a run was asked to stop, and can go on; the CLI exits 75
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -78,7 +80,9 @@ class Problem:
 
 
 class RlgraphError(Exception):
-    """A mistake or a failure that the user can mend."""
+    """A mistake or a failure that the user can mend; a command exits with its ``exit_code``."""
+
+    exit_code = 1
 
 
 class GraphError(RlgraphError):
@@ -97,6 +101,12 @@ class RunError(RlgraphError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(hidden(message))
+
+
+class StoppedError(RunError):
+    """A run was asked to stop, and did so with a checkpoint. It may be resumed as it is."""
+
+    exit_code = os.EX_TEMPFAIL
 
 
 def visible(text: str) -> str:

@@ -1,8 +1,11 @@
-"""Sizes and times as text, and the middle of a range of times."""
+"""Sizes and times as text, times from text, and the middle of a range of times."""
 
 from __future__ import annotations
 
 import math
+import re
+
+TIME = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 # seconds below which a unit is used, and those of one; elements.js has the same
 UNITS = (
@@ -34,6 +37,21 @@ def seconds_text(seconds: float) -> str:
     """
     unit, name = next((unit, name) for below, unit, name in UNITS if seconds < below)
     return f"{number_text(seconds / unit)} {name}"
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds that a text as ``3h50m`` says; None where it says none.
+
+    Example:
+        >>> [seconds_of(text) for text in ("90s", "3h50m", "1d", "h", "")]
+        [90, 13800, 86400, None, None]
+    """
+    counts = TIME.fullmatch(text)
+    if not counts:
+        return None
+    return sum(
+        int(count or 0) * unit for count, unit in zip(counts.groups(), (86400, 3600, 60, 1), strict=True)
+    )
 
 
 def middle(seconds: tuple[float, float]) -> float:

@@ -11,10 +11,11 @@ from pkgutil import resolve_name
 import torch.distributed as dist
 
 from rlgraph.engines.registry import TRAINING
-from rlgraph.errors import RunError, nearest
-from rlgraph.files import ASIDE, damaged, read_sums, replace
+from rlgraph.errors import RunError
+from rlgraph.files import ASIDE, replace
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.reports.plan_file import load
+from rlgraph.runtime.rundir.going_back import whole_checkpoint
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.variables import REFERENCE, referred, with_values
 
@@ -42,7 +43,7 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
     plan = load(run_dir / "plan.json")
-    saved, name = _checkpoint(folder, checkpoint), _trained(plan, model)
+    saved, name = whole_checkpoint(folder, checkpoint, "--checkpoint"), _trained(plan, model)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     aside = to.absolute().with_name(f".{to.name}{ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -71,22 +72,6 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
     engine = resolve_name(kind.builder)(path, head=model.head, optimizer=optimizer, **options)
     engine.load(str(checkpoint))
     engine.export(str(to))
-
-
-def _checkpoint(folder: RunDir, name: str | None) -> Path:
-    complete = {path.name: path for path in folder.checkpoints()}
-    if not complete:
-        remedy = "it saves one every schedule.save_every iterations, and at its end"
-        raise RunError(f"{folder.path} has no checkpoint yet\n  {remedy}")
-    name = [*complete][-1] if name is None else name
-    if name not in complete:
-        law = f"{folder.path} has no checkpoint {name}: it has {', '.join(complete)}"
-        raise RunError("\n  ".join([law, *filter(None, [nearest(name, complete)])]))
-    sums = read_sums(complete[name])
-    if wrong := damaged(complete[name], sums, sums):
-        law = f"the checkpoint {complete[name]} is damaged: {', '.join(wrong)}"
-        raise RunError(f"{law}\n  choose another with --checkpoint: {', '.join(complete)}")
-    return complete[name]
 
 
 def _trained(plan: Plan, name: str | None) -> str:

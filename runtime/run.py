@@ -11,6 +11,7 @@ from pathlib import Path
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
+from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
@@ -21,6 +22,8 @@ from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.preflight import preflight
+from rlgraph.runtime.rundir.changes import changes
+from rlgraph.runtime.rundir.going_back import go_back
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
@@ -38,6 +41,8 @@ def run_graph(
     steps: int | None = None,
     run_dir: Path | None = None,
     resume: bool = False,
+    resume_from: str | None = None,
+    time_limit: float | None = None,
     address: str | None = None,
     inline: bool = False,
     target: Target | None = None,
@@ -56,6 +61,8 @@ def run_graph(
         steps: stop after this many iterations in all, instead of ``schedule.iterations``.
         run_dir: where the run is kept; ``runs/<graph>`` unless given.
         resume: continue the run in ``run_dir`` from its last checkpoint.
+        resume_from: continue it from this one, as ``step-000100``; what came after it is set aside.
+        time_limit: seconds after which no iteration begins; the run ends then, to be resumed.
         address: of a Ray cluster to join.
         inline: everything in this process, each pool on one device, without Ray.
         target: a cluster to plan for, so that engines leave their devices where all would not fit. On GPUs it
@@ -66,11 +73,13 @@ def run_graph(
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
-        RunError: the run could not start, a saved plan is not what its graph gives now, a plan is for other
-            devices than there are, a step failed, or workers were lost more often than ``schedule.restarts``
-            allows.
+        RunError: the run could not start, or can't go on with settings that have changed, a saved plan is
+            not what its graph gives now, a plan is for other devices than there are, a step failed, or
+            workers were lost more often than ``schedule.restarts`` allows.
+        StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
     installed(track)
+    resume = resume or resume_from is not None
     there = None if inline else of_ray(address) if address else of_machine()
     plan = _planned(graph, overrides, devices, target, there)
     assert plan.origin
@@ -82,17 +91,16 @@ def run_graph(
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
             path = folder.path
-            if resume:
-                folder.check_same(plan)
+            notes = _go_on(folder, plan, resume_from) if resume else []
             folder.describe(plan, show_text(tree.written()))
             folder.track, folder.profile = track, frozenset(profile)
             total = plan.iterations if steps is None else steps
             with (
                 Progress(plan, total, folder.path) as progress,
-                StopSignals(partial(progress.say, stays=True)) as signals,
+                StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
-                for warning in warnings:
-                    progress.note(warning.render())
+                for note in (*(warning.render() for warning in warnings), *notes):
+                    progress.note(note)
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)
             progress.farewell()
             return folder.path
@@ -100,6 +108,19 @@ def run_graph(
         if law := of_files(error, path):
             raise RunError(law) from error
         raise
+
+
+def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
+    """Make a run's directory ready to go on, from its last checkpoint or an earlier one; return what to say.
+
+    Raises:
+        RunError: there is no such checkpoint, or settings have changed with which it can't go on.
+    """
+    changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
+    aside = go_back(folder, name) if name else None
+    folder.resumed(changed)
+    kept = [f"what came after {name} is in {aside}: rlgraph report {aside}"] if aside else []
+    return [*kept, *(f"changed from here on: {change}" for change in changed)]
 
 
 def _planned(

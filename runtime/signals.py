@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed."""
+"""What asks a run to stop: Ctrl-C, SIGTERM, SIGHUP of a terminal that was closed, and a time limit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ ONCE = "stopping after what has begun; Ctrl-C again to stop at once"
 
 
 class StopSignals:
-    """Handles them. The first one that comes while iterations run lets them end; any other ends all at once.
+    """Handles them. The first signal while iterations run lets them end; any other ends all at once.
 
-    A signal that the process ignored before, as under ``nohup``, stays ignored.
+    The time limit lets them end, whenever it comes. A signal that the process ignored before, as under
+    ``nohup``, stays ignored.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """Create it; ``say`` tells the user that the run stops."""
+    def __init__(self, say: Callable[[str], None], time_limit: float | None = None) -> None:
+        """Create it; ``say`` tells the user that the run stops. The time limit is seconds from its start."""
         self.say = say
-        self.came: list[int] = []  # the signal after which no further iteration begins
+        self.came: list[str] = []  # what it was after which no further iteration begins
+        self.timer = threading.Timer(time_limit or 0, self._stop, ["the time limit"]) if time_limit else None
         self.in_order = False
         self.before: dict[int, Any] = {}
         self.terminals = [fd for fd in OUTPUT if os.isatty(fd)]
@@ -33,9 +35,14 @@ class StopSignals:
             self.before = {n: now for n in SIGNALS if (now := signal.getsignal(n)) is not signal.SIG_IGN}
         for number in self.before:
             signal.signal(number, self._handle)
+        if self.timer:
+            self.timer.daemon = True
+            self.timer.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.timer:
+            self.timer.cancel()
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
@@ -53,9 +60,12 @@ class StopSignals:
             self._leave_terminal()
         if self.came or not self.in_order:
             raise KeyboardInterrupt
-        self.came.append(number)
+        self._stop(signal.Signals(number).name)
+
+    def _stop(self, reason: str) -> None:
+        self.came.append(reason)
         with suppress(RuntimeError):  # it came while just that was being written
-            self.say(ONCE)
+            self.say(f"{reason}: {ONCE}")
 
     def _leave_terminal(self) -> None:
         """Send output nowhere in place of a terminal that is gone: writing there is an error."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, StoppedError
+from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
@@ -52,13 +53,14 @@ class TrainingRun:
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, dict[str, str], bool] | None = None  # a checkpoint being written
-        self.skipped = SkippedSteps(plan)
+        self.skipped, self.early = SkippedSteps(plan), EarlyStop(plan.schedule.stop)
 
     def run(self, resume: bool) -> None:
         """Train from the start, or the last checkpoint, to the last iteration; then export the models.
 
         Raises:
-            RunError: something failed, the user stopped it, or an update took none of its optimizer steps.
+            RunError: something failed, Ctrl-C came, or an update took none of its optimizer steps.
+            StoppedError: it was stopped otherwise, and has saved a checkpoint.
         """
         self._setup(resume)
         if resume:
@@ -70,14 +72,17 @@ class TrainingRun:
                 self._begin_save()
                 self._finish_save()
         if self.signals.came:
-            law = f"stopped after iteration {self.state.iteration}"
-            raise RunError(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
+            law = f"stopped after iteration {self.state.iteration} ({self.signals.came[0]})"
+            error = RunError if self.signals.came[0] == "SIGINT" else StoppedError
+            raise error(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
         self.skipped.check(self.progress.note)
 
     def _iterate(self) -> None:
-        if self.state.iteration == 0 and self.plan.eval_steps:
-            self.folder.metrics({"step": 0, **self._evaluate()})
+        if self.state.iteration == 0 and self.plan.eval_steps and not self.folder.earlier():
+            values = {"step": 0, **self._evaluate()}
+            self.folder.metrics(values)
+            self._watch(values, 0)
         while self.state.iteration < self.total and not self.signals.came:
             self._stretch()
 
@@ -86,11 +91,16 @@ class TrainingRun:
         profiled = self.state.iteration + 1 in self.folder.profile
         if profiled:
             self.calls.all("begin_profile", place=True)
-        since, came = time.time(), self.signals.came
-        for execution in stretch(self.plan, self.driver, self.state, self._boundary(), came, self._kept):
+        since, end = time.time(), self._boundary()
+        for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
             values, since = self._measured(execution, since), time.time()
+            if self.state.iteration == 1 and (law := self.early.missing(values)):
+                self.progress.note(law)
+            self._watch(values, end)
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
-                values |= self._evaluate()
+                measured = self._evaluate()
+                self._watch({"step": self.state.iteration, **measured}, end)
+                values |= measured
             self.folder.metrics(values)
             self.skipped.add(values)
             self.progress.iteration(values)
@@ -101,6 +111,17 @@ class TrainingRun:
                 self._finish_save()  # a restart loses no more than the iteration that it happens in
         if profiled:
             self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
+
+    def _stops(self) -> bool:
+        return bool(self.signals.came or self.early.reached)
+
+    def _watch(self, values: Mapping[str, Any], end: int) -> None:
+        """End the run with what has begun, after iteration ``end`` at most, where its metric is reached."""
+        if not self.early.reached:
+            self.early.add(values)
+            if self.early.reached:
+                self.total = min(end, self.state.iteration + lead(self.plan))
+                self.progress.ends(self.early.reached)
 
     def _boundary(self) -> int:
         """Return the next iteration after which something else comes."""
@@ -252,6 +273,7 @@ class TrainingRun:
                 self.state.waiting[name] = Waiting(**buffers)
             for values in self.folder.earlier():
                 self.skipped.add(values)
+                self._watch(values, self.state.iteration)
             self.progress.resumed(self.state.iteration)
 
     def _last_whole(self) -> Path | None:

@@ -29,7 +29,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RlgraphError as error:
             say(str(error), err=True)
-            ctx.exit(1)
+            ctx.exit(error.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, STRICT, is_saved, say, target_options
+from rlgraph.units import seconds_of
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
@@ -23,6 +24,14 @@ def _iterations(text: str | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
+def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Return the seconds of a text as ``3h50m``."""
+    seconds = seconds_of(text) if text else None
+    if text and not seconds:
+        raise click.BadParameter(f"`{text}` is no time: write 3h50m, 90m or 45s")
+    return seconds
+
+
 @click.command()
 @GRAPH
 @OVERRIDES
@@ -30,6 +39,17 @@ def _iterations(text: str | None) -> tuple[int, ...]:
 @click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in all.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [runs/<graph>]")
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its last checkpoint.")
+@click.option(
+    "--resume-from",
+    metavar="NAME",
+    help="Continue it from this checkpoint, as step-000100; what came after it is set aside.",
+)
+@click.option(
+    "--time-limit",
+    callback=_seconds,
+    metavar="TIME",
+    help="Begin no iteration after so long, as 3h50m; save, and exit with 75, for --resume to go on.",
+)
 @click.option(
     "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
 )

@@ -103,7 +103,8 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
         nodes = nodes.with_item(name, changed(nodes.get(name), change))
     if schedule := tree.get("schedule"):  # an evaluation has no length
         tree = tree.with_item(
-            "schedule", schedule.with_item("epochs", None).with_item("iterations", Tree.of(0))
+            "schedule",
+            schedule.with_item("epochs", None).with_item("stop", None).with_item("iterations", Tree.of(0)),
         )
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     added = {name for name, change in changes.items() if change.get("op")}

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlgraph.engines.registry import BALANCED, EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
-from rlgraph.errors import Mark
+from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
 from rlgraph.syntax.model_settings import EXPERTS, ModelSection, Serve, Train
-from rlgraph.syntax.settings import Schedule
+from rlgraph.syntax.settings import Schedule, Stop
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
@@ -248,7 +248,26 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
     elif not given:
         law = "`schedule` has no `iterations` and no `epochs`"
         binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
+    if schedule.stop:
+        _stop_is_measured(schedule.stop, tree, binder)
     return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
+
+
+def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
+    """Check that the metric of an early stop has one bound and, of an evaluation, that it is reported."""
+    place = tree.at(("schedule", "stop"))
+    if (stop.at_least is None) == (stop.at_most is None):
+        law = (
+            f"`schedule.stop` has {'no bound' if stop.at_least is None else 'two bounds'} for `{stop.metric}`"
+        )
+        remedy = "give at_least, as of an accuracy, or at_most, as of a loss"
+        binder.problem("stop-bound", law, place.key, ("at_least", "at_most"), remedy)
+    known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []
+    if stop.metric.startswith("eval/") and not any(f"{stop.metric}/".startswith(f"{one}/") for one in known):
+        law = f"`schedule.stop` waits for `{stop.metric}`, which no evaluation reports"
+        add = f"add it to the graph, as eval: {{report: {{{stop.metric.removeprefix('eval/')}: rewards}}}}"
+        remedy = nearest(stop.metric, known) or add
+        binder.problem("no-metric", law, place.at(("metric",)).mark, known, remedy)
 
 
 def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:

@@ -228,18 +228,31 @@ def _columns(old: PlanSide, new: PlanSide) -> Iterator[str]:
 
 
 def _values(path: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield where values differ, as ``schedule.iterations: 500 -> 10``; 1, 1.0 and true are three values."""
+    """Yield where values differ, as ``schedule.iterations: 500 -> 10``."""
+    for place, before, now in changed_values(old, new, (path,) if path else ()):
+        yield f"{'.'.join(place)}: {value_text(before)} -> {value_text(now)}"
+
+
+def changed_values(
+    old: Any, new: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the paths at which values differ, with both; 1, 1.0 and true are three values.
+
+    Example:
+        >>> [*changed_values({"a": {"b": 1, "c": 2}}, {"a": {"b": True, "c": 2}})]
+        [(('a', 'b'), 1, True)]
+    """
     if json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str):
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys((*old, *new)):
-            place = f"{path}.{name}" if path else name
-            yield from _values(place, old.get(name, ABSENT), new.get(name, ABSENT))
+            yield from changed_values(old.get(name, ABSENT), new.get(name, ABSENT), (*path, name))
     else:
-        yield f"{path}: {_word(old)} -> {_word(new)}"
+        yield path, old, new
 
 
-def _word(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a value as a change shows it."""
     if value is ABSENT:
         return "nothing"
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlgraph.errors import GraphError, RlgraphError
+from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.planning.headline import Seconds
 from rlgraph.planning.simulate import CriticalStep, busy, critical_path
@@ -69,6 +70,7 @@ class RunReport:
     run: str
     iterations: int
     evaluations: Mapping[str, Sequence[tuple[int, float]]]
+    ended: str  # what made it end before its last iteration; "" where nothing did
     cluster: str | None  # the predictions' cluster
     assumed: tuple[str, ...]
     headline: Mapping[str, str]  # what was planned, as the plan says it
@@ -130,6 +132,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
             for name in dict.fromkeys(itertools.chain(*lines))
             if name.startswith("eval/")
         },
+        ended=_ended(plan, lines),
         cluster=plan.predicted.cluster if plan and plan.predicted else None,
         assumed=plan.predicted.assumed if plan and plan.predicted else (),
         headline=headline(plan) if plan else {},
@@ -143,6 +146,13 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         outlook=changes,
         why_none="" if changes else why,
     )
+
+
+def _ended(plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
+    early = EarlyStop(plan.schedule.stop if plan else None)
+    for line in lines:
+        early.add(line)
+    return early.reached
 
 
 def _rows(
@@ -187,6 +197,8 @@ def report_text(report: RunReport, width: int = 100) -> str:
     """Return evaluations, the table of steps, and conclusions from it."""
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False, markup=False)
     console.print(f"{report.run}: {report.iterations} iterations", soft_wrap=True)
+    if report.ended:
+        console.print(f"  it ended early: {report.ended}", soft_wrap=True)
     for name, values in report.evaluations.items():
         said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
         console.print(f"  {name}: {said}", soft_wrap=True)

@@ -48,6 +48,17 @@ class Pool(Section):
     devices: Count | Literal["auto"] = option("auto", "how many; auto: those that there are.")
 
 
+class Stop(Section):
+    """The metric that ends a run before its last iteration; then it evaluates, saves and exports as ever."""
+
+    metric: str = Field(
+        min_length=1, description="its name in metrics.jsonl, as eval/accuracy or reward/mean."
+    )
+    at_least: float | None = option(None, "the run ends once it is so high; or else `at_most`.")
+    at_most: float | None = option(None, "the run ends once it is so low.")
+    times: Count = option(1, "how often in a row it has to be measured so.")
+
+
 class Schedule(Section):
     """Length of a run, and what is kept on the way."""
 
@@ -62,6 +73,7 @@ class Schedule(Section):
         "how many iterations generation may run ahead of training, on a pool of its own: as many "
         "iterations old are its weights. 0: both take turns.",
     )
+    stop: Stop | None = option(None, "the metric that ends the run early; null: none does.")
     save_every: Natural = option(0, "iterations between checkpoints; 0: only at the end.")
     keep: Count = option(2, "checkpoints that stay on disk.")
     record_every: Natural = option(

@@ -11,7 +11,7 @@ empties it, so that nothing is in flight at a boundary. Where no step leads, a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Any
@@ -53,7 +53,7 @@ def stretch(
     driver: Driver,
     state: State,
     end: int,
-    stop: Sequence[int],
+    stop: Callable[[], bool],
     keep: Callable[[int], frozenset[str]],
 ) -> Iterator[Execution]:
     """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
@@ -63,7 +63,7 @@ def stretch(
         driver: what carries it out.
         state: brought up to each iteration before that is given.
         end: the number of iterations after which the stretch ends.
-        stop: once it has an item, no further iteration is begun.
+        stop: once it says so, no further iteration is begun.
         keep: from an iteration, counted from 0, the columns that outlive their last reader.
 
     Raises:
@@ -75,7 +75,7 @@ def stretch(
     executions: dict[int, Execution] = {}
     early: list[tuple[int, Step]] = []  # submitted with the slot before
     for now in count(first - ahead):
-        if stop:
+        if stop():
             end = min(end, max(first, now + ahead))  # what has begun
         if now >= end:
             return

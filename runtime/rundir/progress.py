@@ -42,6 +42,7 @@ class Progress:
         self.spoke, self.done, self.evaluations = 0.0, 0, dict[int, Mapping[str, float]]()
         self.began: tuple[float, int] | None = None  # time of the first step, and the iterations done then
         self.doing, self.stays, self.numbers = "", False, ""
+        self.ended = ""  # what made the run end before its last iteration
         self.running: dict[str, tuple[Step, float]] = {}  # pool -> its step and when that began
         self.label = min(LABEL, max(map(len, (plan.graph, *plan.pools))))
         # what others print meanwhile goes above the table; it is gone when the run ends, for what comes then
@@ -81,6 +82,11 @@ class Progress:
         }
         self.doing = self.doing if self.stays else ""
 
+    def ends(self, why: str) -> None:
+        """Note that the run ends before its last iteration."""
+        self.ended = why
+        self.note(why)
+
     def resumed(self, iteration: int) -> None:
         """Note that a run goes on from a checkpoint."""
         self._print(f"resumed after iteration {iteration}")
@@ -109,6 +115,8 @@ class Progress:
     def farewell(self) -> None:
         """Print where the results are, and how to look at them."""
         self._print(f"\n{self.plan.graph} is done after {self.done} iterations")
+        if self.ended:
+            self._print(f"  {self.ended}")
         for name, change in self._evaluated():
             self._print(f"  {name}: {change}")
         for file, what in LOOK.items():

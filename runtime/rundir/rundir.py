@@ -17,6 +17,8 @@ runs/demo/
   logs/main-0.task                       which task of its call a worker is at, for when it is lost
   recorded/step-000001/                  columns, of a run with `schedule.record_every`
   restarts.jsonl                         when and why the run began anew
+  resumes.jsonl                          when it was resumed, after which iteration, and what was changed
+  aside/step-000100/                     what came after a checkpoint to which `--resume-from` went back
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ from rlgraph.errors import RunError
 from rlgraph.files import DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
+from rlgraph.printing.plan_diff import ABSENT
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json
 from rlgraph.runtime.driver.segments import State
+from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import HISTORY, truncate
@@ -151,21 +155,10 @@ class RunDir:
             law = f"{self.path}: a checkpoint takes {size_text(checkpoint)}, and {size_text(free)} are free"
             raise RunError(f"{law}\n  make room, or name another --run-dir")
 
-    def check_same(self, plan: Plan) -> None:
-        """Check that a run was made from this graph.
-
-        Raises:
-            RunError: it was not.
-        """
-        saved = read_json(self.path / "plan.json")
-        if saved["digest"] == plan.digest:
-            return
-        law = f"{self.path} was made from another graph, or with other settings"
-        remedy = "compare its graph.yaml and plan.txt with yours, or start anew"
-        if saved["device"] != plan.device:
-            law = f"{self.path} was planned for {saved['device']} devices, and this is for {plan.device}"
-            remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
-        raise RunError(f"{law}\n  {remedy} in another --run-dir")
+    def resumed(self, changes: Sequence[ChangedSetting]) -> None:
+        """Note that the run goes on, after which iteration, and what was changed."""
+        changed = {change.name: [None if v is ABSENT else v for v in change[1:]] for change in changes}
+        self._append("resumes.jsonl", {"after": max(self.saved(), 0), "changed": changed})
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Append one line, and give the same to the trackers."""
@@ -268,9 +261,13 @@ class RunDir:
 
     def restarted(self, number: int, of: int, reason: str) -> None:
         """Note that the run begins anew, and why."""
-        line = {"restart": number, "of": of, "time": time.time(), "after": max(self.saved(), 0)}
-        with (self.path / "restarts.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "reason": reason}) + "\n")
+        line = {"restart": number, "of": of, "after": max(self.saved(), 0), "reason": reason}
+        self._append("restarts.jsonl", line)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append a line to one of the files that say when something happened to the run."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), **line}) + "\n")
 
     def restore(self, checkpoint: Path | None, keep: int) -> dict[str, Any]:
         """Return the state that a checkpoint has, or none; what was written after it is dropped.
@@ -285,9 +282,15 @@ class RunDir:
             every[name].rename(aside)
         self._drop_old(keep)
         truncate(self.path, iteration := record.get("iteration", -1))
-        for later in (path for step, path in steps_of(self.path).items() if step > iteration):
-            discard(later)
+        for later in self.written_after(iteration):
+            discard(later) if later.is_dir() else later.unlink()
         return record
+
+    def written_after(self, iteration: int) -> list[Path]:
+        """Return the recorded columns and the samples of later iterations."""
+        samples = [*(self.path / "samples").glob("step-*.jsonl")]
+        steps = [(int(path.name[5:11]), path) for path in samples]
+        return [path for step, path in (*steps_of(self.path).items(), *steps) if step > iteration]
 
 
 def iteration_of(checkpoint: Path) -> int:

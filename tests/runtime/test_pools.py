@@ -117,7 +117,7 @@ def test_an_interrupt_finishes_what_has_begun() -> None:
         for place in cluster.places:
             cluster.get(cluster.call(place, "setup", ready, f"tcp://127.0.0.1:{free_port(cluster)}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
-        for execution in stretch(plan, driver, state, 9, stop, lambda iteration: frozenset()):
+        for execution in stretch(plan, driver, state, 9, lambda: bool(stop), lambda iteration: frozenset()):
             done.append(execution.entry.iteration)
             stop.append(1)
     finally:

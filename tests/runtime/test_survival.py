@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ran import assert_gone, begun, holders, metrics, same_weights, wait_for
+from ran import assert_gone, begun, holders, metrics, rlgraph, same_weights, wait_for
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, StoppedError
 from rlgraph.files import SUMS, discard, read_json, replace, write
 from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
@@ -254,10 +254,42 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
         wait_for(lambda: Path("a/metrics.jsonl").is_file() and len(metrics("a")) > 2)
         process.send_signal(number)
         said, _ = process.communicate(timeout=200)
-    assert process.returncode == 1, said
+    assert process.returncode == os.EX_TEMPFAIL == 75, said
     done = RunDir(Path("a")).saved()
-    assert said.endswith(f"stopped after iteration {done}\n  continue with --resume --run-dir a\n")
+    law = f"stopped after iteration {done} ({number.name})"
+    assert said.endswith(f"{law}\n  continue with --resume --run-dir a\n")
     assert metrics("a")[-1]["step"] == done > 1
+    for run_dir in ("a", "b"):
+        train(run_dir, settings[0], resume=run_dir == "a", steps=done + 2)
+    assert metrics("a") == metrics("b")
+    assert same_weights("a", "b")
+
+
+def test_a_time_limit_ends_a_run_with_a_checkpoint(in_demo: None) -> None:
+    settings = ("schedule={iterations: 100000}", "--inline", "--run-dir", "a")
+    with begun(ONE, *settings, "--time-limit", "20s") as process:
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == os.EX_TEMPFAIL, said
+    done = RunDir(Path("a")).saved()
+    law = f"stopped after iteration {done} (the time limit)"
+    assert said.endswith(f"{law}\n  continue with --resume --run-dir a\n")
+    assert metrics("a")[-1]["step"] == done
+    assert "the time limit: stopping after what has begun" in said
+
+
+def test_a_time_limit_that_is_none_is_refused(in_demo: None) -> None:
+    for text in ("4", "0s", "h"):
+        said = rlgraph("run", ONE, "--inline", "--time-limit", text, expect=2)
+        assert f"`{text}` is no time: write 3h50m, 90m or 45s" in said
+
+
+def test_a_time_limit_before_the_first_iteration_leaves_a_run_to_resume(in_demo: None) -> None:
+    with pytest.raises(StoppedError, match=r"^stopped after iteration 0 \(the time limit\)"):
+        run_graph(ONE, (SCHEDULE,), 1, run_dir=Path("a"), inline=True, time_limit=1e-6)
+    train("a", resume=True)
+    train("b")
+    assert metrics("a") == metrics("b")
+    assert same_weights("a", "b")
 
 
 def test_a_signal_while_workers_start_ends_the_run_with_advice(in_demo: None) -> None:

@@ -52,7 +52,7 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
             (port,) = cluster.get(cluster.call(place, "free_port"))
             cluster.get(cluster.call(place, "setup", with_values(plan), f"tcp://127.0.0.1:{port}", *place))
         driver, state = Driver(plan, cluster, lambda step: None), State(versions={"policy": 0, "ref": 0})
-        executions = [*stretch(plan, driver, state, 2, [], lambda iteration: frozenset())]
+        executions = [*stretch(plan, driver, state, 2, lambda: False, lambda iteration: frozenset())]
     finally:
         cluster.close()
     assert len(executions) == 2

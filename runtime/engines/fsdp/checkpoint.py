@@ -32,7 +32,7 @@ import torch.distributed as dist
 from rlgraph.files import sha256, sync
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of
+from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of, set_rate
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
 from rlgraph.runtime.engines.model_files import ModelFiles
@@ -110,8 +110,7 @@ def training_state(
     held = {name: optimizer.state[p] for name, p in trained.items()}
     moments = {f"{key}.{n}": state[key] for key in MOMENTS for n, state in held.items() if key in state}
     steps = {name: float(state["step"]) for name, state in held.items() if "step" in state}
-    rates = [group["lr"] for group in optimizer.param_groups]
-    state = {"steps": steps, "rates": rates, "schedule": scheduler.state_dict(), **biases}
+    state = {"steps": steps, "schedule": scheduler.state_dict(), **biases}
     return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
 
 
@@ -124,6 +123,8 @@ def load_state(
     parts: LayerParts = WHOLE,
 ) -> None:
     """Read what ``Saves`` wrote of a model of the same shape, on any mesh; ``parts`` of it are here.
+
+    The schedule goes on at the optimizer step at which it was, with the learning rate that it has here.
 
     Raises:
         FileNotFoundError: the checkpoint is not whole.
@@ -145,9 +146,9 @@ def load_state(
     for name, p in model.named_parameters():
         if name in state["steps"]:
             optimizer.state[exact(optimizer, p)]["step"].fill_(state["steps"][name])
-    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
-        group["lr"] = rate
-    scheduler.load_state_dict(state["schedule"])
+    peaks = scheduler.base_lrs  # those of the graph as it is now, which may be others than were saved
+    scheduler.load_state_dict({**state["schedule"], "base_lrs": peaks})
+    set_rate(scheduler, peaks[0])
 
 
 @torch.no_grad()
