@@ -1,4 +1,7 @@
-"""The loop over iterations: stretches of them, and what happens between two: evaluations and checkpoints."""
+"""The loop over iterations: stretches of them, and what happens between two: evaluations and checkpoints.
+
+One file: stretches, evaluations, checkpoints and the end all read and change the one state of a run.
+"""
 
 from __future__ import annotations
 

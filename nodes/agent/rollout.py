@@ -15,7 +15,7 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Stop, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, StopText, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
@@ -59,7 +59,7 @@ def agent(
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    stop: list[Stop] = [],  # noqa: B006 - never changed
+    stop: list[StopText] = [],  # noqa: B006 - never changed
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,

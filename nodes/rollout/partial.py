@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, NonNegativeFloat
 
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Stop, assemble, record_lengths, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, StopText, assemble, record_lengths, seed
 from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -46,7 +46,7 @@ def partial(
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    stop: list[Stop] = [],  # noqa: B006 - never changed
+    stop: list[StopText] = [],  # noqa: B006 - never changed
 ) -> PartialRollout:
     """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
 

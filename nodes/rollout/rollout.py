@@ -44,7 +44,7 @@ SAMPLING: dict[Role, str] = {
     "nucleus": "top_p",
 }
 CUT = dict.fromkeys(("top_p", "top_k", "min_p"), "temperature")  # the most likely token is left by any cut
-Stop = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1)]
 
 
 @op(
@@ -67,7 +67,7 @@ def rollout(
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    stop: list[Stop] = [],  # noqa: B006 - never changed
+    stop: list[StopText] = [],  # noqa: B006 - never changed
     routing: bool = False,
 ) -> Rollout:
     """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
