@@ -80,9 +80,14 @@ def test_a_tool() -> None:
     assert runpy.run_path("my_tools.py")["scratchpad"]("1" * 30, "2*3=", longest=4) == "1111 (2*3=)"
 
 
-@pytest.mark.usefixtures("_tool")
-def test_its_screens_are_what_the_commands_print() -> None:
-    page = (TUTORIALS / "a_tool.md").read_text()
+@pytest.mark.parametrize("name", ["a_tool.md", "qwen3_8b.md"])
+def test_screens_are_what_the_commands_print(
+    name: str, tool_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo_tool_files").symlink_to(tool_files / "demo_tool_files")
+    write_blocks(name)
+    page = (TUTORIALS / name).read_text()
     screens = re.findall(r"```\n\$ rlgraph (.*?)\n(.*?)\n```", page, re.DOTALL)
     assert screens
     for command, screen in screens:
@@ -90,6 +95,8 @@ def test_its_screens_are_what_the_commands_print() -> None:
         printed = result.stdout + result.stderr
         for piece in screen.split("...\n"):
             assert piece.strip("\n") in printed, printed
+    for graph in Path().glob("*.yaml"):
+        assert CliRunner().invoke(main, ["check", str(graph), "--strict"]).exit_code == 0
 
 
 @pytest.fixture
