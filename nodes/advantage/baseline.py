@@ -31,10 +31,7 @@ def remax(
         advantages: {op: advantage.remax, in: {rewards: shaped}}
     """
     earned = rewards.compact(loss_mask)
-    sums = earned.values.cumsum(0)  # over all rows laid end to end
-    ends = earned.spread(torch.nn.functional.pad(sums, (1, 0))[earned.offsets[1:]]).values
-    to_go = ends - (sums - earned.values)
-    return scatter(to_go - earned.spread(greedy_rewards.double()).values, loss_mask)
+    return scatter(earned.discounted(1.0) - earned.spread(greedy_rewards.double()).values, loss_mask)
 
 
 @op(rows="group", assumes=("groups",))
@@ -59,7 +56,7 @@ def optimal_token_baseline(
     earned = rewards.compact(loss_mask)
     energy = 1 - 2 * old_logprobs.compact(loss_mask).values.exp() + squares.compact(loss_mask).values
     weights = earned.like(energy.clamp(min=0)).so_far()  # rounding makes some of them negative
-    to_go = earned.spread(earned.sum()).values - earned.so_far() + earned.values
+    to_go = earned.discounted(1.0)
     _, members = torch.unique(group, return_inverse=True)
     width = max(earned.lengths.tolist(), default=0)
     together = earned.spread(members).values * width + earned.place_of  # one number for a group's t-th tokens

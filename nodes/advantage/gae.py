@@ -106,8 +106,8 @@ def distill(
     gap = torch.where(loss_mask.values, teacher_logprobs.values.double() - old_logprobs.values.double(), 0)
     ctx.record("kl", -float(gap.sum()), int(loss_mask.values.sum()), over="tokens")
     drift = loss_mask.like(gap.abs())
-    share = (drift.so_far() - drift.values) / drift.spread(drift.sum().clamp(min=EPSILON)).values
-    return loss_mask.like((gap * (1 + prefix_coef * (1 - share))).float())
+    rest = drift.discounted(1.0) / drift.spread(drift.sum().clamp(min=EPSILON)).values
+    return loss_mask.like((gap * (1 + prefix_coef * rest)).float())
 
 
 def whitened(column: Ragged, loss_mask: Ragged) -> Ragged:

@@ -72,7 +72,8 @@ def turns(
     if scale:
         _, members = torch.unique(group, return_inverse=True)
         of_turn = members[:, None].expand_as(exists)[exists]
-        sigma = deviation(advantages[exists], of_turn, torch.bincount(of_turn), alone=1.0)
+        count = torch.bincount(of_turn, minlength=int(members.max()) + 1)
+        sigma = deviation(advantages[exists], of_turn, count, alone=1.0)
         advantages = advantages / (sigma[members] + eps)[:, None]
     spread = advantages[turn.row_of, (written - 1).clamp(min=0)]
     return loss_mask.like(torch.where(loss_mask.values, spread, 0).float())

@@ -112,7 +112,7 @@ def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]
 def _uniform(ctx: Context, number: torch.Tensor) -> torch.Tensor:
     """Return float64 in (0, 1) for the number of each row."""
     start = mix(torch.tensor([signed(ctx.seed * 2**32 + ctx.iteration)]))
-    return (shift(mix(start + (number + 1) * WEYL), 11) + 0.5).double() / 2**53
+    return (shift(mix(start + (number + 1) * WEYL), 12).double() + 0.5) / 2**52
 
 
 def _joined(before: Any, now: Any) -> Any:

@@ -70,8 +70,7 @@ class Ragged:
 
     def so_far(self) -> torch.Tensor:
         """Return the sum of each value's row up to and with it ``[all tokens]``."""
-        before = torch.nn.functional.pad(self.sum().cumsum(0), (1, 0))[:-1]
-        return self.values.cumsum(0) - self.spread(before).values
+        return self.spread(self.sum()).values - self.discounted(1.0) + self.values
 
     def discounted(self, factor: float) -> torch.Tensor:
         """Return the sum of factor^(k - t) x_k over k >= t, the rest of each value's row ``[all tokens]``.
@@ -80,9 +79,9 @@ class Ragged:
 
             x_t    x_t + f x_{t+1}    (x_t + f x_{t+1}) + f^2 (x_{t+2} + f x_{t+3})    ...
         """
-        sums, reach = self.values, 1
+        sums, reach, longest = self.values, 1, max(self.lengths.tolist(), default=0)
         left = self.spread(self.lengths).values - self.place_of
-        while reach < max(self.lengths.tolist(), default=0):
+        while reach < longest:
             sums = sums + factor**reach * torch.where(left > reach, sums.roll(-reach), 0)
             reach *= 2
         return sums

@@ -180,3 +180,11 @@ def test_distillation_goes_down_the_kl_to_the_teacher() -> None:
     loss = -(student.exp().detach() * advantages * student).sum()
     (expected,) = torch.autograd.grad((student.exp() * (student - teacher)).sum(), logits, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_token_that_the_teacher_excludes_shows_in_its_own_row_alone() -> None:
+    teacher, student = [[-math.inf, -1.0], [-1.0, -2.0]], [[-1.0, -1.0], [-1.5, -1.0]]
+    columns = [Ragged.of(rows, torch.float32) for rows in (teacher, student)]
+    loss_mask = Ragged.of([[True, True], [True, True]], torch.bool)
+    made = distill(Context("distill", 0, 0, range(2), 2), *columns, loss_mask)
+    assert made[1].tolist() == [0.5, -1.0]

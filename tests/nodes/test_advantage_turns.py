@@ -118,3 +118,10 @@ def test_observations_are_what_answered_the_policy() -> None:
     own = columns([[(2, [1, 2]), (1, [])], []])
     found = observations(own["turn"], own["loss_mask"])
     assert found.tolist() == [[False, False, False, False, True, True, False], [False, False]]
+
+
+def test_a_group_in_which_the_policy_wrote_nothing_has_no_advantage() -> None:
+    talk = columns([[(2, [])], [(2, [])]])
+    loss_mask = Ragged.of([[False, False, True, True], [False] * 4], torch.bool)
+    made = turns(torch.tensor([1.0, 0.0]), None, torch.tensor([0, 1]), **talk | {"loss_mask": loss_mask})
+    assert made[1].tolist() == [0.0] * 4
