@@ -36,17 +36,17 @@ def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     monkeypatch.chdir(tmp_path)
     # what a prefill takes hides what such small models hold: leave it out of account
-    monkeypatch.setattr("rlgraph.costs.memory.PREFILL", 1)
+    monkeypatch.setattr("rlgraph.costs.limits.PREFILL", 1)
 
 
 def tight(graph: str, *settings: str) -> str:
     """A cluster file whose devices hold what the graph needs with every move that helps, and no more."""
     plan = compile_graph(graph, settings, 1)
-    cluster = load_cluster("cpu").model_copy(update={"memory": 1.0})
+    cluster = load_cluster("cpu").model_copy(update={"memory": 1.0, "margin": 0.0})
     cramped = Footprint(plan, cluster, workload(plan), sizes_of(plan))
     least = max(peak.bytes for peak in replace(cramped, plan=reside(cramped)).peaks().values())
     text = (FOLDER / "cpu.yaml").read_text(encoding="utf-8")
-    text = text.replace("cluster: cpu", "cluster: tight").replace("memory: 4e9", f"memory: {least}", 1)
+    text = text.replace("cluster: cpu", "cluster: tight").replace("memory: 4e9", f"memory: {least}\nmargin: 0", 1)
     Path("tight.yaml").write_text(text, encoding="utf-8")
     return "tight.yaml"
 

@@ -115,7 +115,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_a_policy_a_critic_and_a_reference_train_on_one_set_of_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlgraph.costs.memory.PREFILL", 1)  # it would hide what such small models hold
+    monkeypatch.setattr("rlgraph.costs.limits.PREFILL", 1)  # it would hide what such small models hold
     apart = run_ppo("apart", "same", "more", inline=True)
     assert not any(model["shares"] for model in plan_of("apart")["models"].values())
     shared = run_ppo("shared", "demo_files/model", "demo_files/model", inline=True)

@@ -94,7 +94,7 @@ def test_an_adapter_goes_to_another_pool_and_a_run_resumes(files: Path, tmp_path
 def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(files))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlgraph.costs.memory.PREFILL", 1)  # as in test_residency
+    monkeypatch.setattr("rlgraph.costs.limits.PREFILL", 1)  # as in test_residency
     # a cache of a few samples: by default it would take what is free
     settings = (*SGLANG, *SMALL, "models.policy.serve.cache_tokens=2048")
     target = Target(tight(str(ONES), *settings))
