@@ -46,7 +46,9 @@ def tight(graph: str, *settings: str) -> str:
     cramped = Footprint(plan, cluster, workload(plan), sizes_of(plan))
     least = max(peak.bytes for peak in replace(cramped, plan=reside(cramped)).peaks().values())
     text = (FOLDER / "cpu.yaml").read_text(encoding="utf-8")
-    text = text.replace("cluster: cpu", "cluster: tight").replace("memory: 4e9", f"memory: {least}\nmargin: 0", 1)
+    text = text.replace("cluster: cpu", "cluster: tight").replace(
+        "memory: 4e9", f"memory: {least}\nmargin: 0", 1
+    )
     Path("tight.yaml").write_text(text, encoding="utf-8")
     return "tight.yaml"
 
