@@ -138,8 +138,9 @@ def scored(judgement: str | None, score: str) -> float | None:
 
 def _judgement(tokenizer: Any, generation: Generation) -> str | None:
     """Return what a judge wrote; None where it was cut off."""
-    ended = generation.is_whole
-    return str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True)) if ended else None
+    if not generation.is_whole:
+        return None
+    return str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
 
 
 def _why(judgement: str | None) -> str:

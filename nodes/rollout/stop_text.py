@@ -15,17 +15,22 @@ def reach(texts: Sequence[str]) -> int:
     return max(len(text.encode()) for text in texts) + 4
 
 
+def has_text(tokenizer: Any, tokens: Sequence[int], texts: Sequence[str]) -> bool:
+    """Return whether tokens, decoded together, have one of the texts."""
+    said = tokenizer.decode(list(tokens))
+    return any(text in said for text in texts)
+
+
 def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], begun: int = 0) -> Generation:
     """Return a sample up to the first token with which one of the texts is whole; itself where none is.
 
     For engines that may pass over a text: SGLang 0.5.23 looks into as many tokens as its tokenizer makes of
     the text, and a model may write it in more. The first ``begun`` tokens are known to have none.
     """
-    tokens, back = list(sample.tokens), reach(texts)
+    tokens, first = list(sample.tokens), max(begun - reach(texts), 0)
 
     def stands_in(end: int) -> bool:
-        said = tokenizer.decode(tokens[max(begun - back, 0) : end])
-        return any(text in said for text in texts)
+        return has_text(tokenizer, tokens[first:end], texts)
 
     if len(tokens) == begun or not stands_in(len(tokens)):
         return sample

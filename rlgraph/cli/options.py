@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -91,10 +92,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
         from rlgraph.ir.plan import Target
 
-        names = (
-            *("prompt_tokens", "response_tokens", "calibration", "expert_imbalance"),
-            *("kept_rows", "turns", "tool_seconds", "margin"),
-        )
+        names = [field.name for field in fields(Target) if field.name != "cluster"]
         details = {name: options.pop(name) for name in names}
         if cluster is None and any(value not in (None, {}) for value in details.values()):
             *others, last = (f"--{name.replace('_', '-')}" for name in names)

@@ -8,6 +8,7 @@ from typing import Any
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.edits import apply
 from rlgraph.frontend.tree_paths import find
+from rlgraph.importing.options import put_in
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
 from rlgraph.syntax.model_settings import ModelSection
@@ -104,11 +105,7 @@ def _put(edit: dict[str, Any], name: str, value: Any) -> None:
     if above is None:
         edit[name] = value
         return
-    inner = edit[above]
-    *path, last = name.removeprefix(f"{above}.").split(".")
-    for part in path:
-        inner = inner.setdefault(part, {})
-    inner[last] = value
+    put_in(edit[above], name.removeprefix(f"{above}."), value)
 
 
 def _parts(path: str) -> tuple[str, ...]:

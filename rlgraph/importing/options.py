@@ -59,12 +59,8 @@ class Options:
         for name, value in self.values.items():
             if self.table.row(name) is not row or not name.startswith(above):
                 continue
-            *path, last = name[len(above) :].strip(".").split(".")
-            inner = out
-            for part in path:
-                inner = inner.setdefault(part, {})
-            if last:
-                inner[last] = value
+            if below := name[len(above) :].strip("."):
+                put_in(out, below, value)
         return out
 
     def _add(self, key: str, spelled: str, value: Any) -> None:
@@ -100,6 +96,14 @@ class Options:
         if row is not None and "default" in row.says:
             return row.default
         return scalar(otherwise) if otherwise is not None else ...
+
+
+def put_in(mapping: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value into nested mappings at a dotted path."""
+    *above, last = path.split(".")
+    for part in above:
+        mapping = mapping.setdefault(part, {})
+    mapping[last] = value
 
 
 def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:

@@ -182,15 +182,17 @@ def lora(value: bool, options: Options) -> Mapping[str, Any] | None:
 
 def step_rows(options: Options) -> int:
     """Return the rows of an optimizer step, on all devices."""
-    names = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
-    return math.prod(int(options[name]) for name in names)
+    return _rows(options, options["gradient_accumulation_steps"])
+
+
+def _rows(options: Options, batches: int) -> int:
+    return int(options["per_device_train_batch_size"]) * int(options["num_processes"]) * int(batches)
 
 
 def generated(options: Options) -> int:
     """Return the responses that are generated at a time."""
     steps = options["steps_per_generation"] or options["gradient_accumulation_steps"]
-    rows = int(options["per_device_train_batch_size"]) * int(options["num_processes"]) * int(steps)
-    return int(options["generation_batch_size"] or rows)
+    return int(options["generation_batch_size"] or _rows(options, steps))
 
 
 def prompts(_: Any, options: Options) -> int:

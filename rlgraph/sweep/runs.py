@@ -47,21 +47,25 @@ class Sweep:
         wanted = [run for run in self.runs if done.get(run.name) != run.overrides]
         if earlier := len(self.runs) - len(wanted):
             self.say(f"{earlier} of {len(self.runs)} runs are done already")
+        found = self._told()
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for run, failed, seconds in pool.map(self._run, wanted):
                     if not failed:
                         done[run.name] = run.overrides
                         write(self.folder / DONE, json.dumps(done, indent=1) + "\n")
-                    found = results(self.graph, self.runs, self.folder)
-                    found.save(self.folder)
+                    found = self._told()
                     self.say(f"{run.name}: {failed or found.said(run)} ({seconds:.0f} s)")
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 raise
+        return found, all(done.get(run.name) == run.overrides for run in self.runs)
+
+    def _told(self) -> Results:
+        """Return what is reached so far, which is written as table and page."""
         found = results(self.graph, self.runs, self.folder)
         found.save(self.folder)
-        return found, all(done.get(run.name) == run.overrides for run in self.runs)
+        return found
 
     def _done(self) -> dict[str, list[str]]:
         path = self.folder / DONE

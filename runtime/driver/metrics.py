@@ -46,6 +46,11 @@ def metrics(ran: Sequence[FinishedStep]) -> dict[str, float]:
     return {name: metric.value for name, metric in values.items()}
 
 
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics without those that are no number, such as a mean over nothing."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with None for a number that is not finite, which JSON does not have.
 

@@ -9,7 +9,6 @@ eval       accuracy 0.326 -> 0.610
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from rich.text import Text
 
 from rlgraph.errors import visible
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.runtime.driver.metrics import finite
 from rlgraph.variables import hidden
 
 QUIET_S = 10  # seconds between lines where there is no terminal
@@ -107,7 +107,7 @@ class Progress:
 
     def evaluation(self, iteration: int, values: Mapping[str, float]) -> None:
         """Note that an evaluation is done."""
-        values = {name: value for name, value in values.items() if math.isfinite(value)}
+        values = finite(values)
         self.evaluations = {**self.evaluations, iteration: values}
         text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         self._print(f"after {iteration} iterations: {text}")

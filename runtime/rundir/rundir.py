@@ -24,7 +24,6 @@ runs/demo/
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import sys
@@ -41,7 +40,7 @@ from rlgraph.printing.plan_diff import ABSENT
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
-from rlgraph.runtime.driver.metrics import as_json
+from rlgraph.runtime.driver.metrics import as_json, finite
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
@@ -167,7 +166,7 @@ class RunDir:
         step = values["step"]
         if not self.trackers:
             self.trackers = open_trackers(self.track, self.path, self.graph, step)
-        numbers = {name: v for name, v in values.items() if name != "step" and math.isfinite(v)}
+        numbers = finite({name: value for name, value in values.items() if name != "step"})
         for tracker in self.trackers:
             tracker.log(numbers, step)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,13 +46,18 @@ class Recorded(TransformersEngine):
         return made
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """A model of random weights, one in eight of whose tokens ends a turn, so that turns do end."""
-    folder = tmp_path_factory.mktemp("model")
+def recorded(folder: Path) -> Recorded:
+    """With a model of random weights in ``folder``, whose tokens are bytes and words."""
     make_model(folder, seed=0)
     made = Recorded(str(folder))
     made.load_pretrained()
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A model of random weights, one in eight of whose tokens ends a turn, so that turns do end."""
+    made = recorded(tmp_path_factory.mktemp("model"))
     made.stops = torch.tensor([1, *range(8, 288, 8)])
     return made
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_agent import PROMPTS, Recorded, context, converse, tool
+from test_agent import PROMPTS, Recorded, context, converse, recorded, tool
 
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.rollout.partial import _ended, _go_on, partial
@@ -20,7 +20,6 @@ from rlgraph.nodes.rollout.rollout import rollout
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Parser, Sampling
 from rlgraph.ops.interfaces import Generation, Request
-from rlgraph.runtime.demo_tools import make_model
 from rlgraph.runtime.engines.transformers.sampling import draw
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.run import run_graph
@@ -30,12 +29,8 @@ LETTERS = "0123456789:, aeinort"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """A model of random weights whose tokens are bytes and words, and which seldom ends by itself."""
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder, seed=0)
-    made = Recorded(str(folder))
-    made.load_pretrained()
-    return made
+    """A model that seldom ends by itself."""
+    return recorded(tmp_path_factory.mktemp("model"))
 
 
 def cut(engine: Recorded, tokens: Sequence[int], stop: Sequence[str]) -> int:

@@ -29,9 +29,8 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 # fields that come from the graph, or that change what a sample is
 OWNED = {"prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"}
-OWNED |= {"logprobs", "n"}
+OWNED |= {"logprobs", "n", "stream", "echo", "best_of"}.union(*FORMS)
 MATCHED = ("stop_reason", "matched_stop")  # where vLLM, and SGLang, name a stop text that ended a sample
-OWNED |= {"stream", "echo", "best_of"}.union(*FORMS)
 
 
 class Completions(Endpoint):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlgraph.nodes.rollout.stop_text import reach
+from rlgraph.nodes.rollout.stop_text import has_text, reach
 from rlgraph.ops.interfaces import Tokenizer
 
 PARTIAL = "\ufffd"  # what a part of a character decodes to
@@ -37,5 +37,4 @@ class StopTexts:
 
     def stand_in(self, tokens: Sequence[int]) -> bool:
         """Return whether the last tokens of a sample have one of the texts."""
-        said = self.tokenizer.decode(list(tokens[-self.reach :]))
-        return any(text in said for text in self.texts)
+        return has_text(self.tokenizer, tokens[-self.reach :], self.texts)
