@@ -51,7 +51,8 @@ class PlanPanel {
       pool = lane.pool;
       for (const id of lane.steps) if (!rows.has(id)) rows.set(id, chart.y + ROW / 2);
       const mine = new Set(lane.steps);
-      chart.lane(lane.first === lane.last ? `device ${lane.first}` : `devices ${lane.first}-${lane.last}`, this.bars(mine, from, to));
+      const range = lane.first === lane.last ? lane.first : `${lane.first}-${lane.last}`;
+      chart.lane(`${lane.beside ? "beside" : lane.first === lane.last ? "device" : "devices"} ${range}`, this.bars(mine, from, to));
     }
     return rows;
   }
