@@ -228,7 +228,7 @@ def preference(
 
     w is the column of a ``preference`` op, from the weights before the update, and says which of them it is.
     With ``aggregate: seq-mean-token-sum``, and no other, the gradient is that of the paper's mean. It is so
-    for one optimizer step an iteration, and more are refused: w would not fall as the margin grows, and the
+    for one optimizer step per iteration, and more are refused: w would not fall as the margin grows, and the
     loss have no minimum. The value is not the paper's loss, which the op records.
 
     Example:
