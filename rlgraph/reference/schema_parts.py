@@ -99,7 +99,7 @@ def _types(schema: Schema) -> list[str]:
 
 def said(text: str, kind: str, default: str) -> Schema:
     """Return a description, and as Markdown with the type and the default."""
-    text = text.replace("``", "`")
+    text = " ".join(text.replace("``", "`").split())
     ending = default if default == "required" else f"default `{default}`"
     return {"description": text, "markdownDescription": f"{text}\n\n*{kind}; {ending}*"}
 
