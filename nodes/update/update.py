@@ -11,7 +11,7 @@ from rlgraph.nodes.loss import policy as losses
 from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
 from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged, same
 from rlgraph.ops import Batch, Context, Loss, Metric, Objective, Totals, TrainEngine, op
 from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.declare import Role
@@ -85,7 +85,7 @@ def policy(
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
     """
-    if rollout_logprobs is not None and _same(rollout_logprobs, loss.columns.get("old_logprobs")):
+    if rollout_logprobs is not None and same(rollout_logprobs, loss.columns.get("old_logprobs")):
         rollout_logprobs = None  # there is nothing to compare: the ratio is to the sampling policy
     extra = {
         "ref_logprobs": ref_logprobs,
@@ -259,12 +259,6 @@ def _moments(values: torch.Tensor, loss_mask: Ragged) -> dict[str, torch.Tensor]
     """Return count, sum and sum of squares over the loss mask, on its device, without waiting for it."""
     masked = torch.where(loss_mask.values, values.detach().double(), 0)
     return {"count": loss_mask.values.sum(), "total": masked.sum(), "squares": masked.square().sum()}
-
-
-def _same(column: Ragged, other: Ragged | None) -> bool:
-    if other is None or column.values.device != other.values.device:  # one of each engine
-        return False
-    return column.values.equal(other.values)
 
 
 def rows_of(ctx: Context) -> tuple[torch.Tensor, int]:
