@@ -221,6 +221,10 @@ class Context:
     left: Sequence[Any] = ()
     whole: Any = None
 
+    def number(self, row: int) -> int:
+        """Return the number in the whole batch of one of the rows."""
+        return int(self.rows[row]) if len(self.rows) else row
+
     def leave(self, whole: Any, *columns: Any) -> None:
         """Leave rows unfinished: they come again, first, with these columns in ``begun``.
 

@@ -79,6 +79,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
         "environment": _plain(json.loads(versions or "null")),
+        "alarms": _objects(run_dir / "alarms.jsonl"),
         "restarts": _objects(run_dir / "restarts.jsonl"),
     }
 

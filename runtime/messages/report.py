@@ -39,6 +39,11 @@ class Scope:
     total_samples: int = 0
     begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
+    def __str__(self) -> str:
+        if self.phase == "eval":
+            return f"the evaluation after iteration {self.iteration}"
+        return f"iteration {self.iteration + 1}"
+
 
 @dataclass(frozen=True)
 class Report:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.engines.memory.saver import SavedMemory
@@ -40,6 +41,13 @@ def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
         return Usage()
     lengths = columns["tokens"].lengths.astype(float)
     return Usage(tokens=float(lengths.sum()), squares=float((lengths**2).sum()))
+
+
+@contextmanager
+def named(name: str, device: str) -> Iterator[None]:
+    """Name what is computed inside, in traces of torch and, by NVTX ranges, of Nsight Systems."""
+    with record_function(name), torch.cuda.nvtx.range(name) if device == "cuda" else nullcontext():
+        yield
 
 
 def begin_profile(place: str) -> None:

@@ -100,8 +100,9 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
         STEPS["old_logprobs"],
         {("main", d): Report(0.0, 0.5, used=one) for d, one in enumerate(used)},
     )
-    found = performance(plan, [item], {"time/step": 1.0})
+    found = performance(plan, [item], {"time/step": 1.0, "time/old_logprobs": 0.5})
     assert found == {
+        "perf/tokens_per_second/old_logprobs": 320.0,
         "perf/mfu/old_logprobs": once,
         "perf/memory/main-0": 1.0,
         "perf/memory/main-1": 2.0,
