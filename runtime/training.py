@@ -231,8 +231,9 @@ class TrainingRun:
                 for place, part, rows in chain(*sources)
             ]
             rows = self.calls.one((sources[0][0].place[0], 0), "write_samples", path, columns, *parts)
-            self.folder.trackers.samples(execution.phase, rows, self.state.iteration)
-            self.progress.samples(rows)
+            if rows:
+                self.folder.trackers.samples(execution.phase, rows, self.state.iteration)
+                self.progress.samples(execution.phase, rows)
 
     def _record(self, execution: Execution) -> None:
         """Write the columns of an iteration; they count once all of them are on disk."""

@@ -114,10 +114,10 @@ class Progress:
         text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         self._print(f"after {iteration} iterations: {text}")
 
-    def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def samples(self, phase: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print the first and the last of some samples, in short."""
         for number in sorted({1, len(rows)}):
-            self._print(f"  sample {number} of {len(rows)}: {sample_text(rows[number - 1])}")
+            self._print(f"  {phase} sample {number} of {len(rows)}: {sample_text(rows[number - 1])}")
 
     def farewell(self) -> None:
         """Print where the results are, and how to look at them."""
@@ -194,7 +194,8 @@ def sample_text(row: Mapping[str, Any]) -> str:
         'reward 1  "1+2=" -> "3"'
     """
     response = str(row.get("responses", ""))
-    prompt = row["tokens"].rpartition(response)[0] if response else row["tokens"]
+    before, is_there, after = row["tokens"].rpartition(response or "\0")  # its special tokens may be left out
+    prompt = before if is_there else after
     prompt = prompt if len(prompt) <= SHOWN else f"...{prompt[-SHOWN:]}"
     half = SHOWN // 2
     response = response if len(response) <= SHOWN else f"{response[:half]} ... {response[-half:]}"

@@ -30,7 +30,8 @@ edits:
       eval.nodes.rollout: {n: 3, temperature: 1.0}
       eval.nodes.solved: {op: metric.pass_at_k, k: 2, threshold: 0}
       eval.nodes.average: {op: metric.mean_at_k}
-      eval.report: {"pass@2": solved, mean@3: average}
+      eval.nodes.cut_off: {op: metric.mean_at_k, in: {rewards: truncated}}
+      eval.report: {"pass@2": solved, mean@3: average, truncated: cut_off}
       schedule.iterations: 1
 """
 pytestmark = pytest.mark.usefixtures("in_demo")
@@ -45,7 +46,7 @@ def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() ->
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
     for line in lines:
-        for metric in ("pass@2", "mean@3"):
+        for metric in ("pass@2", "mean@3", "truncated"):
             first, second = (line[f"eval/{metric}/{name}"] for name in ("first", "second"))
             assert line[f"eval/{metric}"] == pytest.approx((5 * first + 2 * second) / 7)
     assert lines[0]["eval/pass@2"] > lines[0]["eval/mean@3"] > 0
@@ -54,6 +55,7 @@ def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() ->
     samples = 28
     tokens = samples * (line["rollout/prompt_length"] + line["rollout/length"])
     assert line["perf/tokens_per_second"] == pytest.approx(tokens / line["time/step"])
+    assert line["perf/tokens_per_second/update_policy"] == pytest.approx(tokens / line["time/update_policy"])
     generated = line["tokens/generated"] / line["time/rollout"]
     assert line["perf/generated_per_second"] == pytest.approx(generated)
     assert line["perf/memory/main-0"] > 2**26, "torch alone takes more"

@@ -127,8 +127,8 @@ def test_a_tracker_of_ones_own_gets_metrics_and_samples(
     # the console has the first and the last in short
     said = capsys.readouterr().out
     response = json.dumps(first["responses"], ensure_ascii=False)
-    assert f"  sample 1 of 4: reward {first['rewards']:.4g}  " in said and f" -> {response}\n" in said
-    assert "  sample 4 of 4: reward " in said and "  sample 32 of 32: reward " in said
+    assert f"  train sample 1 of 4: reward {first['rewards']:.4g}  " in said and f" -> {response}\n" in said
+    assert "  train sample 4 of 4: reward " in said and "  eval sample 32 of 32: reward " in said
     assert lines[2]["time/save"] > 0 and "time/save" not in lines[1]
 
 
