@@ -66,7 +66,7 @@ def policy(
     which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. With
     ``routing`` of its own rollout a mixture routes each token to the experts that generated with it: routers
     weigh those, and learn by that (R3, arXiv 2510.11370). Records
-    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a
+    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats per
     token), ``ratio``, ``clip_fraction`` (tokens whose ratio is outside the clip), ``advantage`` and
     ``no_advantage`` (tokens whose advantage is 0, which have no gradient). Between ``rollout_logprobs`` and
     ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``, |p_rollout -

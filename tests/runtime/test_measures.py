@@ -113,10 +113,16 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
 
 
 class Card:
-    """Stands in for ``torch.cuda``'s memory functions: tensors of one process, and a server beside it."""
+    """Stands in for ``torch.cuda``'s memory functions: tensors of one process, and a server beside it.
+
+    It notes NVTX ranges that begin, and "end".
+    """
 
     name, total, server = "NVIDIA H100 80GB HBM3", 80, 7
     held = most = reserved = 0
+
+    def __init__(self) -> None:
+        self.ranges: list[str] = []
 
     def hold(self, size: int) -> None:
         """Tensors take so much more, or less. Torch keeps what they leave."""
@@ -136,6 +142,8 @@ class Card:
         }
         for name, function in said.items():
             monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_push", self.ranges.append)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.ranges.append("end"))
 
 
 class Holder(Worker):
@@ -155,6 +163,7 @@ def test_memory_on_a_gpu_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -
     reports = worker.perform(tasks, ())
     found = [(one.used.memory, one.used.reserved, one.used.device) for one in reports]
     assert found == [(50, 50, 57), (25, 50, 57)], "the second step's most is its own"
+    assert card.ranges == ["peak", "end"] * 2
     items = [
         FinishedStep(STEPS[name], {("main", 0): report})
         for name, report in zip(("update_policy", "old_logprobs"), reports, strict=True)

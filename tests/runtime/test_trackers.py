@@ -132,6 +132,17 @@ def test_a_tracker_of_ones_own_gets_metrics_and_samples(
     assert lines[2]["time/save"] > 0 and "time/save" not in lines[1]
 
 
+def test_the_tracker_of_the_documents_takes_what_a_run_gives(folder: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    block = text.split("A tracker of your own is a class")[1].split("```python\n")[1].split("```")[0]
+    (folder / "my_tracker.py").write_text(block)
+    trackers = Trackers(folder, "small", [f"{folder / 'my_tracker.py'}:Tracker"])
+    trackers.samples("train", ROWS, 1)
+    trackers.log(FIRST, 1)
+    trackers.close(failed=False)
+    assert (folder / "rewards.txt").read_text() == "1 0.5\n"
+
+
 def asked(url: str) -> str:
     with urllib.request.urlopen(url) as reply:
         assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
