@@ -159,5 +159,5 @@ def repeats(text: str) -> bool:
         >>> repeats("It is 4. " * 80), repeats("It is 4."), repeats("".join(map(str, range(999))))
         (True, False, False)
     """
-    end = text[-REPEATED:].encode()
+    end = text[-REPEATED:].encode(errors="replace")
     return len(end) >= REPETITION * len(zlib.compress(end))

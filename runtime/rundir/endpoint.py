@@ -85,5 +85,5 @@ def exposition(values: Values, graph: str) -> str:
             f"{key}={json.dumps(text, ensure_ascii=False)}"
             for key, text in (("graph", graph), ("name", name))
         )
-        families.setdefault(family, []).append(f"{family}{{{labels}}} {value!r}\n")
+        families.setdefault(family, []).append(f"{family}{{{labels}}} {float(value)!r}\n")
     return "".join(f"# TYPE {name} gauge\n{''.join(lines)}" for name, lines in families.items())

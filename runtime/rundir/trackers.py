@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -182,7 +183,8 @@ class Wandb:
         from wandb import Histogram, Table
 
         columns = columns_of(rows)
-        table = Table(columns=[*columns], data=[*map(list, zip(*columns.values(), strict=True))])
+        cells = [*map(list, zip(*columns.values(), strict=True))]
+        table = Table(columns=[*columns], data=cells, allow_mixed_types=True)  # what comes of JSON may be any
         plots = {f"samples/{name}/{n}": Histogram(values) for n, values in numbers_of(rows).items()}
         self.run.log({f"samples/{name}": table, **plots}, step=step)
 
@@ -234,7 +236,7 @@ TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {"wandb": Wandb, "mlflow":
 def _cell(value: Any) -> str:
     """Return a cell of a table in markdown: one line in which nothing but text has a meaning."""
     text = str(value if not isinstance(value, float) else f"{value:.4g}")
-    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", text).replace("\n", "<br>")
+    return re.sub(r"([\\`*_{}\[\]#|])", r"\\\1", escape(text, quote=False)).replace("\n", "<br>")
 
 
 def _id(folder: Path, service: str, make: Callable[[], str]) -> str:

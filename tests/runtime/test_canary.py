@@ -36,7 +36,7 @@ def init(**settings):
     return Run()
 
 class Table:
-    def __init__(self, columns, data): pass
+    def __init__(self, columns, data, allow_mixed_types): pass
 
 class Histogram:
     def __init__(self, values): pass

@@ -22,7 +22,7 @@ from rlgraph.runtime.rundir.trackers import IDS, Trackers, Wandb, make_of, numbe
 ONES = str(Path(__file__).parent / "ones.yaml")
 FIRST = {"reward/mean": 0.5}
 ROWS = [
-    {"tokens": "1+2=3|\n", "responses": "3", "rewards": 1.0, "truncated": False, "turns": 1},
+    {"tokens": "1+2=3|<b>\n", "responses": "3", "rewards": 1.0, "truncated": False, "turns": 1},
     {"tokens": "1+2=4", "responses": "4", "rewards": None, "truncated": True, "turns": 3},
 ]
 SECOND = {"reward/mean": 0.75, "time/step": 1.5, "eval/pass@8": 0.25}
@@ -48,7 +48,7 @@ def test_tensorboard_is_always_there(folder: Path) -> None:
     files = sorted((folder / "tensorboard").iterdir())
     found = b"".join(file.read_bytes() for file in files)
     assert b"reward/mean" in found and b"time/step" in found
-    assert b"samples/eval/rewards" in found and rb"| 1+2=3\|<br> | 3 | 1 | False | 1 |" in found
+    assert b"samples/eval/rewards" in found and rb"| 1+2=3\|&lt;b&gt;<br> | 3 | 1 | False | 1 |" in found
     assert not (folder / IDS).exists()
 
 
@@ -171,7 +171,7 @@ def test_prometheus_can_ask_for_the_newest_metrics_while_a_run_goes_on(folder: P
     )
     lines = text.splitlines()
     assert all(line.fullmatch(one) for one in lines)
-    assert 'rlgraph_step{graph="a\\"b",name="step"} 2' in lines
+    assert 'rlgraph_step{graph="a\\"b",name="step"} 2.0' in lines
     assert 'rlgraph_eval_pass_8{graph="a\\"b",name="eval/pass@8"} 0.25' in lines
     assert [one for one in lines if one.startswith("# TYPE rlgraph_a_b_c")] == ["# TYPE rlgraph_a_b_c gauge"]
     assert sum(one.startswith("rlgraph_a_b_c{") for one in lines) == 2, "two names that become one stay apart"
