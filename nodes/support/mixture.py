@@ -17,7 +17,7 @@ from rlgraph.nodes.support.lazy import numpy
 from rlgraph.ops.interfaces import Course
 
 BLOCK = 1000  # rows of a span, where weights have no course
-SPANS = 1024  # whose rows are counted once, not again for each batch
+SPANS = 64  # whose rows are counted once, not again for each batch
 GOLDEN = (5**0.5 - 1) / 2
 ORDER = 2**31  # a third part of seeds, which tells draws of spans from those of epochs and sources
 

@@ -28,6 +28,7 @@ from rlgraph.nodes.support.dataset import load_prompts
 from rlgraph.nodes.support.process_map import process_map
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
+from share import rest_nightly
 
 ROWS = [
     {
@@ -164,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         load_prompts(tokenizer, files=[file], template="plain")
 
 
-@pytest.mark.parametrize("source", [prompts, examples, pairs])
+@pytest.mark.parametrize("source", rest_nightly([prompts, examples, pairs], lambda source: source is prompts))
 def test_several_processes_prepare_the_same_file(
     source: Any, file: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
