@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,23 @@ def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
     return Usage(tokens=float(lengths.sum()), squares=float((lengths**2).sum()))
 
 
-@contextmanager
-def named(name: str, device: str) -> Iterator[None]:
-    """Name what is computed inside, in traces of torch and, by NVTX ranges, of Nsight Systems."""
-    with record_function(name), torch.cuda.nvtx.range(name) if device == "cuda" else nullcontext():
-        yield
+class StepRange(record_function):
+    """Names what is computed inside, in traces of torch and, on a GPU by an NVTX range, of Nsight Systems."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(name)
+        self.nvtx = device == "cuda"
+
+    def __enter__(self) -> StepRange:
+        if self.nvtx:
+            torch.cuda.nvtx.range_push(self.name)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.nvtx:
+            torch.cuda.nvtx.range_pop()
 
 
 def begin_profile(place: str) -> None:

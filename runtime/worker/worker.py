@@ -37,7 +37,7 @@ from rlgraph.runtime.worker.op_call import OpCall, rows_made
 from rlgraph.runtime.worker.process import FORMATTER, Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
-from rlgraph.runtime.worker.usage import begin, begin_profile, end_profile, held, named, work
+from rlgraph.runtime.worker.usage import StepRange, begin, begin_profile, end_profile, held, work
 from rlgraph.variables import hide
 
 
@@ -151,7 +151,8 @@ class Worker(Process):
     def _perform(self, task: Task, parts: Sequence[Any]) -> tuple[Report, list[Part | ColumnRef]]:
         """Return a task's report, with the memory that it took, and its values."""
         begin(self.device)
-        with named(" ".join([task.method, *(arg for arg in task.args if isinstance(arg, str))]), self.device):
+        name = " ".join([task.method, *(arg for arg in task.args if isinstance(arg, str))])
+        with StepRange(name, self.device):
             result = getattr(self, task.method)(*task.args, *self.store.arguments(task, parts))
         report, *outputs = result if isinstance(result, tuple) else (result,)
         returned = self.store.put(task, outputs)
