@@ -179,8 +179,9 @@ class TrainingRun:
         """Return the metrics line of an iteration; its timeline and samples are written on the way."""
         ran = execution.ran
         self._note(report for item in ran for report in item.reports.values())
-        self.folder.timeline(ran, self.state.iteration)
-        if self._is_due(self.plan.schedule.save_every, self.state.iteration):
+        sampled = self._is_due(self.plan.schedule.save_every, self.state.iteration)
+        self.folder.timeline(ran, self.state.iteration, sampled)
+        if sampled:
             self._samples(execution)
         if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
             self._record(execution)
@@ -209,7 +210,7 @@ class TrainingRun:
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.submit((execution, step) for step in self.plan.eval_steps)
         self.driver.finish(execution)
-        self.folder.timeline(execution.ran, self.state.iteration)
+        self.folder.timeline(execution.ran, self.state.iteration, spans=True)
         values = {}
         for metric, column in self.plan.report.items():
             parts = [ref.location for ref in execution.refs[column] if ref]

@@ -29,6 +29,7 @@ from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.ops import Request
 
+Span = tuple[str, float, float]  # generation or tools, and from when to when: seconds since the epoch
 MARK = "..."  # replaces the part of an answer that was cut
 
 
@@ -85,7 +86,7 @@ class Chat:
     calls: int = 0
     response: str = ""  # text of the newest turn
     truncated: bool = False
-    seconds: dict[str, float] = field(default_factory=lambda: {"generation": 0.0, "tools": 0.0})
+    spans: list[Span] = field(default_factory=list)  # what it waited for
 
     async def turn(self) -> Turn:
         """Let the policy write a turn.
@@ -138,11 +139,11 @@ class Chat:
         self._read([(role, "")], [text])
 
     async def _timed(self, what: str, waiting: Awaitable[Any]) -> Any:
-        start = time.perf_counter()
+        start = time.time()
         try:
             return await waiting
         finally:
-            self.seconds[what] += time.perf_counter() - start
+            self.spans.append((what, start, time.time()))
 
     @property
     def seen(self) -> list[int]:

@@ -24,6 +24,7 @@ from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
 from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
 log = logging.getLogger(__name__)
+TRACED = 32  # conversations on a device whose times a timeline has
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -209,8 +210,10 @@ def _record(ctx: Context, chats: Sequence[Chat], rows: Sequence[int]) -> None:
     ctx.record("rollout/length_", metrics["length"], kind=("std", "min", "max"))
     ctx.record("rollout/turns_", metrics["turns"], kind=("min", "max"))
     ctx.record("rollout/repetitive", [repeats(chat.response) for chat in chats], kind="share")
-    for what in ("generation", "tools"):  # seconds of a conversation
-        ctx.record(f"perf/{what}_seconds/", [chat.seconds[what] for chat in chats], kind=("mean", "max"))
+    for what in ("generation", "tools"):
+        waited = [sum(end - start for name, start, end in chat.spans if name == what) for chat in chats]
+        ctx.record(f"perf/{what}_seconds/", waited, kind=("mean", "max"))
+    ctx.spans = [(f"sample {rows[chat.number]}", *span) for chat in chats[:TRACED] for span in chat.spans]
     ctx.record("rollout/truncated", [chat.truncated for chat in chats], kind="share")
     ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
     broken = [(chat, why) for chat in chats for why in chat.tools.broken]

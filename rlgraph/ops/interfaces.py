@@ -220,6 +220,7 @@ class Context:
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()
     whole: Any = None
+    spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch
 
     def number(self, row: int) -> int:
         """Return the number in the whole batch of one of the rows."""

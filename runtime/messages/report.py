@@ -59,4 +59,5 @@ class Report:
     whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
     state: str = ""  # JSON, of an op that keeps one
     beside: bool = False  # whether it ran beside the device
+    spans: Sequence[tuple[str, str, float, float]] = ()  # as of ``Context``
     notes: Sequence[str] = ()  # what a user may want to change: a setup's is other than the plan counts

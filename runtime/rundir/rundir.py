@@ -169,28 +169,31 @@ class RunDir:
         """Return the metrics of the iterations before, where the run goes on."""
         return read_metrics(self.path) if (self.path / "metrics.jsonl").is_file() else []
 
-    def timeline(self, ran: Sequence[FinishedStep], iteration: int) -> None:
+    def timeline(self, ran: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
 
-        What ran beside a device has a thread of its own.
+        What ran beside a device has a thread of its own, and so have, with ``spans``, parts that ops tell of.
         """
         path = self.path / "timeline.json"
         with path.open("a", encoding="utf-8") as file:
             if not file.tell():
                 file.write("[\n")  # the format allows the closing bracket to be missing
             for item in ran:
+                args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
                 for (pool, device), report in item.reports.items():
-                    event = {
-                        "name": item.step.node,
-                        "cat": item.step.kind,
-                        "ph": "X",
-                        "ts": round(report.start * 1e6),
-                        "dur": round((report.end - report.start) * 1e6),
-                        "pid": pool,
-                        "tid": f"{device} beside" if report.beside else device,
-                        "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
-                    }
-                    file.write(json.dumps(event) + ",\n")
+                    thread = f"{device} beside" if report.beside else device
+                    told = report.spans if spans else ()
+                    parts = [
+                        (f"{thread} {lane}", name, *times, {**args, "part": lane})
+                        for lane, name, *times in told
+                    ]
+                    for tid, name, start, end, of in (
+                        (thread, item.step.node, report.start, report.end, args),
+                        *parts,
+                    ):
+                        event = {"name": name, "cat": item.step.kind, "ph": "X", "ts": round(start * 1e6)}
+                        event |= {"dur": round((end - start) * 1e6), "pid": pool, "tid": tid, "args": of}
+                        file.write(json.dumps(event) + ",\n")
 
     def samples(self, iteration: int, phase: str) -> str:
         """Return the file for samples of an iteration, as an absolute path: a worker writes it."""

@@ -190,7 +190,8 @@ class Worker(Process):
         if engine == "train":
             self.engines.release()
         rows = {**rows_made(function, outputs), "whole": context.whole, "state": call.state(context)}
-        report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
+        rows |= {"spans": context.spans, "beside": self.beside}
+        report = Report(start, time.time(), context.metrics, used=used, **rows)
         return _flat(report, [*outputs, *map(pack, context.left)])
 
     def engine(self, method: str, *args: Any) -> Report:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.runtime.demo_tools import make_model
+from rlgraph.view.recorded import read_timeline
 
 GRAPH = """\
 graph: mine
@@ -90,6 +91,17 @@ def test_a_graph_with_a_loop_a_tool_and_a_parser_of_ones_own(tmp_path: Path) -> 
     assert all(
         line["rollout/turns_min"] <= line["rollout/turns"] <= line["rollout/turns_max"] for line in lines
     )
+    events = json.loads((tmp_path / "out/timeline.json").read_text().rstrip().rstrip(",") + "]")
+    parts = [event for event in events if "part" in event["args"]]
+    assert {event["args"]["iteration"] for event in parts} == {2}, "of iterations with a samples file"
+    assert {event["tid"] for event in parts} == {f"0 sample {row}" for row in range(8)}
+    (whole,) = (e for e in events if e["name"] == "rollout" and e["args"]["iteration"] == 2)
+    for event in parts:
+        assert event["name"] in ("generation", "tools")
+        assert whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+    waited = sum(event["dur"] for event in parts if event["name"] == "generation") / 8e6
+    assert waited == pytest.approx(lines[1]["perf/generation_seconds/mean"], abs=1e-4)
+    assert len(read_timeline(tmp_path / "out")) == len(events) - len(parts)
     samples = "".join(path.read_text() for path in (tmp_path / "out/samples").iterdir())
     assert "<|system|>check\\nsum\\n<|end|><|user|>" in samples
     assert re.search(r"<\|tool\|>3 for (\d)<\|end\|><\|tool\|>4 for \1<\|end\|><\|assistant\|>", samples)
