@@ -218,6 +218,11 @@ class Context:
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()
     whole: Any = None
+    spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch
+
+    def number(self, row: int) -> int:
+        """Return the number in the whole batch of one of the rows."""
+        return int(self.rows[row]) if len(self.rows) else row
 
     def leave(self, whole: Any, *columns: Any) -> None:
         """Leave rows unfinished: they come again, first, with these columns in ``begun``.
