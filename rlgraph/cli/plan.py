@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 import click
 
@@ -16,8 +17,8 @@ from rlgraph.cli.options import (
     NO_CODE,
     OUTPUT,
     OVERRIDES,
-    STRICT,
     TOO_MANY,
+    columns,
     form_option,
     is_saved,
     say,
@@ -25,64 +26,7 @@ from rlgraph.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rlgraph.check import Look
     from rlgraph.ir.plan import Plan, Target
-
-
-@click.command()
-@GRAPH
-@OVERRIDES
-@DEVICES
-@form_option("text", "json")
-@click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
-@target_options
-@STRICT
-@NO_CODE
-@click.pass_context
-def check(
-    ctx: click.Context,
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    form: str,
-    files: bool,
-    target: Target | None,
-    strict: bool,
-) -> None:
-    """Find every error of a graph, and what it likely does not mean, without models, data or devices.
-
-    Where neither the graph nor an option says how many devices there are, it is checked with so many that the
-    groups of its engines fit: on every machine alike.
-
-    Python files that the graph names are loaded, which runs them; --no-code refuses them.
-    """
-    from rlgraph.check import check_graph, check_report
-    from rlgraph.syntax.source import Tree
-
-    if devices and target:
-        raise click.UsageError(TOO_MANY)
-    look: Look | None = None
-    lengths: list[int | None] = []
-    if files:
-        from rlgraph.runtime.preflight import preflight
-
-        def look(plan: Plan, tree: Tree) -> None:
-            lengths.append(preflight(plan, tree))
-
-    if form == "json":
-        report = check_report(graph, overrides, devices, target, look, strict)
-        click.echo(json.dumps(report, indent=2))
-        ctx.exit(0 if report["ok"] else 1)
-    plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
-    for name in plan.open_values:
-        say(f"still open: {name} (give it as {name}=...)")
-    on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
-    where = f" on {on}" * (max(plan.pools.values()) > 2)
-    count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
-    length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
-    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
-    for warning in warnings:
-        say(f"\n{warning.render()}")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -95,6 +39,7 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
 
 # of a file that -o names
 FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
+DRAWN = ("svg", "png", "dot", "mermaid")
 
 
 @click.command()
@@ -126,6 +71,15 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     is_flag=True,
     help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
 )
+@click.option("--types", is_flag=True, help="Of a picture: write the types of columns on its arrows.")
+@click.option("--inserted", is_flag=True, help="Of a picture: show the steps that were inserted, too.")
+@click.option(
+    "--direction",
+    type=click.Choice(["down", "right"]),
+    default="down",
+    show_default=True,
+    help="Of a picture: which way it runs.",
+)
 @click.option(
     "--schema",
     is_flag=True,
@@ -148,6 +102,9 @@ def plan(
     target: Target | None,
     autoplace: bool,
     brief: bool,
+    types: bool,
+    inserted: bool,
+    direction: Literal["down", "right"],
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well.
 
@@ -155,13 +112,18 @@ def plan(
     """
     from rlgraph.api import Planned
     from rlgraph.printing.plan_diff import against_text
+    from rlgraph.printing.plan_text import plan_text
     from rlgraph.reports.plan_file import load
+    from rlgraph.view.drawings.boxes import DrawingOptions
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
     from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
+    options = DrawingOptions(types, inserted, direction)
+    if form not in DRAWN and options != DrawingOptions():
+        raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
@@ -176,15 +138,21 @@ def plan(
     if brief:
         say(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
-        drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
+        made = picture(shown, form, options)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
-        output.buffer.write(drawn)
-    elif form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
-        click.echo(terminal_text(shown), nl=False)
+        output.buffer.write(made)
+    elif form == "text" and (width := columns(output)):
+        if "NO_COLOR" in os.environ:
+            say(plan_text(shown, width=width), file=output, nl=False)
+        else:
+            click.echo(terminal_text(shown, width), nl=False)
     else:
         planned = Planned(shown, compiled=not is_saved(graph, (), None))
-        click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
+        settings = vars(options) if form in DRAWN else {}
+        click.echo(
+            str(planned) if form == "text" else getattr(planned, form)(**settings), file=output, nl=False
+        )
     for warning in () if is_saved(graph, (), None) else warnings_of(shown):
         say(f"\n{warning.render()}", err=True)
 
@@ -209,7 +177,7 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     if target is None or devices is not None or is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    say(contest_text(candidates), err=True)
+    say(contest_text(candidates, columns(sys.stderr) or 100), err=True)
     return best
 
 
@@ -254,7 +222,7 @@ def show(
     from rlgraph.frontend.compose import compose
     from rlgraph.printing.column_text import lineage_text
     from rlgraph.syntax.yaml_text import show_text
-    from rlgraph.view.terminal import tree_text
+    from rlgraph.view.terminal import WIDTH, tree_text
 
     if (column is not None) + origin + tree > 1:
         raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
@@ -262,7 +230,8 @@ def show(
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
-    say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+    width = columns(sys.stdout) or WIDTH
+    say(tree_text(plan, width) if column is None else lineage_text(plan, column), nl=False)
 
 
 @click.command()
