@@ -1,6 +1,7 @@
 # make demo and make test are all that a fresh machine needs: Python 3.11 (or newer) and make.
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, each process would compile all that it imports
 .DEFAULT_GOAL := help
 
 .PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean

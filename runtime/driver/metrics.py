@@ -169,7 +169,7 @@ def _used(plan: Plan, ran: Sequence[FinishedStep], item: FinishedStep) -> Iterat
 def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -> float | None:
     """Return FLOPs that the model needs over those that the devices could have done: MFU (arXiv 2204.02311).
 
-    2 N FLOPs a token and causal attention in a forward pass, three times that with backward, each epoch;
+    2 N FLOPs per token and causal attention in a forward pass, three times that with backward, each epoch;
     what is computed again is not counted. None of a model whose size is not known.
     """
     (name,) = step.models

@@ -4,7 +4,7 @@ runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
   lock                                   held by the process whose run this is
   environment.json                       by which versions, on which devices
-  metrics.jsonl                          one object an iteration, and one for step 0
+  metrics.jsonl                          one object per iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
   tensorboard/                           the same metrics: tensorboard --logdir runs
   wandb/  mlflow.db                      the same, of services that `--track` names, while they are offline
