@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from rlgraph.cli.check import check
 from rlgraph.cli.imports import import_settings
 from rlgraph.cli.options import say
-from rlgraph.cli.plan import diff, plan, show
+from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
 from rlgraph.cli.run import doctor, export, replay, run
 from rlgraph.cli.sweep import sweep

@@ -116,6 +116,21 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_target
 
 
+def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of pictures, as the one argument ``drawn``."""
+
+    @click.option("--types", is_flag=True, help="Of a picture: write the types of columns on its arrows.")
+    @click.option("--inserted", is_flag=True, help="Of a picture: show the steps that were inserted, too.")
+    @click.option("--direction", type=click.Choice(["down", "right"]), default="down", help="Of a picture.")
+    @functools.wraps(command)
+    def with_options(*args: Any, types: bool, inserted: bool, direction: Any, **others: Any) -> Any:
+        from rlgraph.view.drawings.boxes import DrawingOptions
+
+        return command(*args, drawn=DrawingOptions(types, inserted, direction), **others)
+
+    return with_options
+
+
 def _refuse_code(ctx: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
         from rlgraph.ops.registry import without_code

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -17,8 +17,10 @@ from rlgraph.cli.options import (
     NO_CODE,
     OUTPUT,
     OVERRIDES,
+    STRICT,
     TOO_MANY,
     columns,
+    drawing_options,
     form_option,
     is_saved,
     say,
@@ -26,7 +28,65 @@ from rlgraph.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rlgraph.check import Look
     from rlgraph.ir.plan import Plan, Target
+    from rlgraph.view.drawings.boxes import DrawingOptions
+
+
+@click.command()
+@GRAPH
+@OVERRIDES
+@DEVICES
+@form_option("text", "json")
+@click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
+@target_options
+@STRICT
+@NO_CODE
+@click.pass_context
+def check(
+    ctx: click.Context,
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    form: str,
+    files: bool,
+    target: Target | None,
+    strict: bool,
+) -> None:
+    """Find every error of a graph, and what it likely does not mean, without models, data or devices.
+
+    Where neither the graph nor an option says how many devices there are, it is checked with so many that the
+    groups of its engines fit: on every machine alike.
+
+    Python files that the graph names are loaded, which runs them; --no-code refuses them.
+    """
+    from rlgraph.check import check_graph, check_report
+    from rlgraph.syntax.source import Tree
+
+    if devices and target:
+        raise click.UsageError(TOO_MANY)
+    look: Look | None = None
+    lengths: list[int | None] = []
+    if files:
+        from rlgraph.runtime.preflight import preflight
+
+        def look(plan: Plan, tree: Tree) -> None:
+            lengths.append(preflight(plan, tree))
+
+    if form == "json":
+        report = check_report(graph, overrides, devices, target, look, strict)
+        click.echo(json.dumps(report, indent=2))
+        ctx.exit(0 if report["ok"] else 1)
+    plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
+    for name in plan.open_values:
+        say(f"still open: {name} (give it as {name}=...)")
+    on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
+    where = f" on {on}" * (max(plan.pools.values()) > 2)
+    count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
+    length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
+    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
+    for warning in warnings:
+        say(f"\n{warning.render()}")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -71,15 +131,7 @@ DRAWN = ("svg", "png", "dot", "mermaid")
     is_flag=True,
     help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
 )
-@click.option("--types", is_flag=True, help="Of a picture: write the types of columns on its arrows.")
-@click.option("--inserted", is_flag=True, help="Of a picture: show the steps that were inserted, too.")
-@click.option(
-    "--direction",
-    type=click.Choice(["down", "right"]),
-    default="down",
-    show_default=True,
-    help="Of a picture: which way it runs.",
-)
+@drawing_options
 @click.option(
     "--schema",
     is_flag=True,
@@ -102,9 +154,7 @@ def plan(
     target: Target | None,
     autoplace: bool,
     brief: bool,
-    types: bool,
-    inserted: bool,
-    direction: Literal["down", "right"],
+    drawn: DrawingOptions,
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well.
 
@@ -114,15 +164,14 @@ def plan(
     from rlgraph.printing.plan_diff import against_text
     from rlgraph.printing.plan_text import plan_text
     from rlgraph.reports.plan_file import load
-    from rlgraph.view.drawings.boxes import DrawingOptions
+    from rlgraph.view.drawings.boxes import SHOWN
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
     from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
-    options = DrawingOptions(types, inserted, direction)
-    if form not in DRAWN and options != DrawingOptions():
+    if form not in DRAWN and drawn != SHOWN:
         raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
@@ -138,7 +187,7 @@ def plan(
     if brief:
         say(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
-        made = picture(shown, form, options)  # first: a plan that can't be drawn leaves no empty file
+        made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
         output.buffer.write(made)
@@ -149,10 +198,8 @@ def plan(
             click.echo(terminal_text(shown, width), nl=False)
     else:
         planned = Planned(shown, compiled=not is_saved(graph, (), None))
-        settings = vars(options) if form in DRAWN else {}
-        click.echo(
-            str(planned) if form == "text" else getattr(planned, form)(**settings), file=output, nl=False
-        )
+        write = getattr(planned, form) if form != "text" else planned.__str__
+        click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
     for warning in () if is_saved(graph, (), None) else warnings_of(shown):
         say(f"\n{warning.render()}", err=True)
 
