@@ -2,7 +2,7 @@
 // takes seconds, and layers ordered by the mean place of what they read are drawn instead.
 
 const LARGE = 250;
-const TRIED = 60; // steps of a graph that is laid out in several ways
+const TRIED = 40; // steps of a graph that is laid out in several ways
 const GAP = { x: 26, y: 46 };
 
 // nodes: [{id, width, height, group}], edges: [{from, to, width, height}], groups: [{id, parent}] -> places and bends,
