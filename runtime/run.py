@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -23,10 +24,11 @@ from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
+from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
 from rlgraph.runtime.rundir.going_back import go_back
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
-from rlgraph.runtime.rundir.trackers import installed
+from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.yaml_text import show_text
@@ -47,6 +49,7 @@ def run_graph(
     inline: bool = False,
     target: Target | None = None,
     track: Sequence[str] = (),
+    metrics_port: str | None = None,
     profile: Iterable[int] = (),
     strict: bool = False,
 ) -> Path:
@@ -67,7 +70,8 @@ def run_graph(
         inline: everything in this process, each pool on one device, without Ray.
         target: a cluster to plan for, so that engines leave their devices where all would not fit. On GPUs it
             is by default the cluster of those that there are.
-        track: services that take the metrics too: ``wandb``, ``mlflow``.
+        track: what takes metrics and samples too: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
+        metrics_port: where Prometheus can ask for the newest metrics, ``PORT`` or ``HOST:PORT``.
         profile: iterations, counted from 1, of which every worker writes a trace.
         strict: take warnings of the graph for errors.
 
@@ -78,7 +82,7 @@ def run_graph(
             workers were lost more often than ``schedule.restarts`` allows.
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
-    installed(track)
+    make_of(track)
     resume = resume or resume_from is not None
     there = None if inline else of_ray(address) if address else of_machine()
     plan = _planned(graph, overrides, devices, target, there)
@@ -93,12 +97,20 @@ def run_graph(
             path = folder.path
             notes = _go_on(folder, plan, resume_from) if resume else []
             folder.describe(plan, show_text(tree.written()))
-            folder.track, folder.profile = track, frozenset(profile)
             total = plan.iterations if steps is None else steps
             with (
+                ExitStack() as open_here,
                 Progress(plan, total, folder.path) as progress,
                 StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
+                endpoint = [MetricsEndpoint(metrics_port, plan.graph)] if metrics_port else []
+                for served in endpoint:
+                    open_here.callback(served.close)
+                    notes.append(f"metrics for Prometheus: {served.url}")
+                folder.trackers, folder.profile = (
+                    Trackers(path, plan.graph, track, endpoint),
+                    frozenset(profile),
+                )
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)

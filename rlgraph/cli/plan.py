@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from rlgraph.cli.options import (
-    DEVICES,
-    GRAPH,
-    NO_CODE,
-    OUTPUT,
-    OVERRIDES,
-    STRICT,
-    TOO_MANY,
-    form_option,
-    is_saved,
-    say,
-    target_options,
-)
+from rlgraph.cli import options
 
 if TYPE_CHECKING:
     from rlgraph.check import Look
     from rlgraph.ir.plan import Plan, Target
+    from rlgraph.view.drawings.boxes import DrawingOptions
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
-@DEVICES
-@form_option("text", "json")
+@options.GRAPH
+@options.OVERRIDES
+@options.DEVICES
+@options.form_option("text", "json")
 @click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
-@target_options
-@STRICT
-@NO_CODE
+@options.target_options
+@options.STRICT
+@options.NO_CODE
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -60,7 +50,7 @@ def check(
     from rlgraph.syntax.source import Tree
 
     if devices and target:
-        raise click.UsageError(TOO_MANY)
+        raise click.UsageError(options.TOO_MANY)
     look: Look | None = None
     lengths: list[int | None] = []
     if files:
@@ -75,14 +65,14 @@ def check(
         ctx.exit(0 if report["ok"] else 1)
     plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
     for name in plan.open_values:
-        say(f"still open: {name} (give it as {name}=...)")
+        options.say(f"still open: {name} (give it as {name}=...)")
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
     where = f" on {on}" * (max(plan.pools.values()) > 2)
     count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
     length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
-    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
+    options.say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
     for warning in warnings:
-        say(f"\n{warning.render()}")
+        options.say(f"\n{warning.render()}")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -95,12 +85,13 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
 
 # of a file that -o names
 FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
+DRAWN = ("svg", "png", "dot", "mermaid")
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
-@DEVICES
+@options.GRAPH
+@options.OVERRIDES
+@options.DEVICES
 @click.option(
     "--format",
     "form",
@@ -115,7 +106,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     metavar="PLAN",
     help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
 )
-@target_options
+@options.target_options
 @click.option(
     "--autoplace",
     is_flag=True,
@@ -126,6 +117,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     is_flag=True,
     help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
 )
+@options.drawing_options
 @click.option(
     "--schema",
     is_flag=True,
@@ -134,8 +126,8 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     callback=_print_schema,
     help="Show the JSON Schema of a plan and exit.",
 )
-@NO_CODE
-@OUTPUT
+@options.NO_CODE
+@options.OUTPUT
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -148,6 +140,7 @@ def plan(
     target: Target | None,
     autoplace: bool,
     brief: bool,
+    drawn: DrawingOptions,
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well.
 
@@ -155,13 +148,17 @@ def plan(
     """
     from rlgraph.api import Planned
     from rlgraph.printing.plan_diff import against_text
+    from rlgraph.printing.plan_text import plan_text
     from rlgraph.reports.plan_file import load
+    from rlgraph.view.drawings.boxes import SHOWN
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
     from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
+    if form not in DRAWN and drawn != SHOWN:
+        raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
@@ -171,22 +168,26 @@ def plan(
         shown = _asked(graph, overrides, devices, old, target)
     if old:
         text = against_text(old, shown)
-        say(text, file=output, nl=False)
+        options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        say(_brief(shown, form), file=output)
+        options.say(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
-        drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
+        made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
-        output.buffer.write(drawn)
-    elif form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
-        click.echo(terminal_text(shown), nl=False)
+        output.buffer.write(made)
+    elif form == "text" and (width := options.columns(output)):
+        if "NO_COLOR" in os.environ:
+            options.say(plan_text(shown, width=width), file=output, nl=False)
+        else:
+            click.echo(terminal_text(shown, width), nl=False)
     else:
-        planned = Planned(shown, compiled=not is_saved(graph, (), None))
-        click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
-    for warning in () if is_saved(graph, (), None) else warnings_of(shown):
-        say(f"\n{warning.render()}", err=True)
+        planned = Planned(shown, compiled=not options.is_saved(graph, (), None))
+        write = getattr(planned, form) if form != "text" else planned.__str__
+        click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
+    for warning in () if options.is_saved(graph, (), None) else warnings_of(shown):
+        options.say(f"\n{warning.render()}", err=True)
 
 
 def _brief(plan: Plan, form: str) -> str:
@@ -206,10 +207,10 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     from rlgraph.reports.layout_search import autoplace
     from rlgraph.reports.layout_text import contest_text
 
-    if target is None or devices is not None or is_saved(graph, (), None):
+    if target is None or devices is not None or options.is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    say(contest_text(candidates), err=True)
+    options.say(contest_text(candidates, options.columns(sys.stderr) or 100), err=True)
     return best
 
 
@@ -225,8 +226,8 @@ def _asked(
     from rlgraph.reports.plan_file import load
 
     if devices is not None and target:
-        raise click.UsageError(TOO_MANY)
-    if is_saved(graph, overrides, devices):
+        raise click.UsageError(options.TOO_MANY)
+    if options.is_saved(graph, overrides, devices):
         saved = load(Path(graph))
         if target is None or saved.origin is None:
             return saved
@@ -239,13 +240,13 @@ def _asked(
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
+@options.GRAPH
+@options.OVERRIDES
 @click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
 @click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
 @click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
-@DEVICES
-@NO_CODE
+@options.DEVICES
+@options.NO_CODE
 def show(
     graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
 ) -> None:
@@ -254,7 +255,7 @@ def show(
     from rlgraph.frontend.compose import compose
     from rlgraph.printing.column_text import lineage_text
     from rlgraph.syntax.yaml_text import show_text
-    from rlgraph.view.terminal import tree_text
+    from rlgraph.view.terminal import WIDTH, tree_text
 
     if (column is not None) + origin + tree > 1:
         raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
@@ -262,14 +263,15 @@ def show(
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
-    say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+    width = options.columns(sys.stdout) or WIDTH
+    options.say(tree_text(plan, width) if column is None else lineage_text(plan, column), nl=False)
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@form_option("text", "yaml")
-@NO_CODE
+@options.form_option("text", "yaml")
+@options.NO_CODE
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show what turns graph A into graph B, as edits.
@@ -280,5 +282,5 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     from rlgraph.frontend.graph_diff import diff_yaml
 
     difference = rlgraph.api.diff(a, b)
-    say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
+    options.say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
     ctx.exit(1 if difference else 0)

@@ -24,7 +24,7 @@ from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
-LAST = ("time/step", "time/eval")  # phases of the iteration, and after it
+LAST = ("time/step", "time/eval", "time/save")  # phases of the iteration, and after it
 TOLD = 3  # changes that are printed
 SHORT = 0.01  # share of the critical path; shorter steps are left out
 
@@ -204,7 +204,7 @@ def report_text(report: RunReport, width: int = 100) -> str:
         console.print(f"  {name}: {said}", soft_wrap=True)
     if report.iteration:
         for words in _against(report) if report.cluster else ():
-            console.print(words)
+            console.print(words, soft_wrap=True)
         console.print(_table(report))
         for words in (*_where(report), *_helps(report)):
             console.print(words, soft_wrap=True)

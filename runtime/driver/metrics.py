@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -111,6 +111,10 @@ def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, fl
     generating = sum(_seconds(plan, item) for item in ran if item.reports and _uses(plan, item.step, "serve"))
     if "tokens/generated" in values and generating:
         rates["perf/generated_per_second"] = values["tokens/generated"] / generating
+    passed = Counter[str]()  # node -> tokens that its train engine went through
+    for item in ran:
+        passed[item.step.node] += sum(one.used.tokens for one in item.reports.values() if not item.step.joins)
+    rates |= {f"perf/tokens_per_second/{n}": t / values[f"time/{n}"] for n, t in passed.items() if t}
     return {**rates, **_utilisations(plan, ran), **_memory(ran)}
 
 
