@@ -1,8 +1,9 @@
-"""``rlgraph run``: compile, check what the graph needs, and train."""
+"""``rlgraph run`` and ``rlgraph eval``: compile, check what the graph needs, and train or only evaluate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -10,25 +11,26 @@ from pathlib import Path
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
-from rlgraph.errors import RunError
+from rlgraph.errors import Problem, RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together
-from rlgraph.reports.plan_file import plan_given
+from rlgraph.reports.plan_file import load, plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
-from rlgraph.runtime.rundir.going_back import go_back
+from rlgraph.runtime.rundir.going_back import go_back, whole_checkpoint
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
+from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import show_text
 from rlgraph.warnings.laws import warnings_of
 
@@ -80,13 +82,8 @@ def run_graph(
     """
     installed(track)
     resume = resume or resume_from is not None
-    there = None if inline else of_ray(address) if address else of_machine()
-    plan = _planned(graph, overrides, devices, target, there)
-    assert plan.origin
-    tree = compose(plan.origin.graph, plan.origin.overrides)
-    warnings = warnings_of(plan, strict)
-    iterations = preflight(plan, tree)
-    plan = plan if iterations is None else _as_long(plan, iterations, there)
+    there = _devices(inline, address)
+    plan, tree, warnings = _ready(graph, overrides, devices, target, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
@@ -108,6 +105,92 @@ def run_graph(
         if law := of_files(error, path):
             raise RunError(law) from error
         raise
+
+
+def evaluate(
+    what: str,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    *,
+    checkpoint: str | None = None,
+    run_dir: Path | None = None,
+    address: str | None = None,
+    inline: bool = False,
+    target: Target | None = None,
+    track: Sequence[str] = (),
+) -> Path:
+    """Evaluate the model of a run, or those that a graph names, once; train nothing, and change no run.
+
+    Args:
+        what: the directory of a run, which may go on meanwhile, or a graph as of ``run_graph``.
+        checkpoint: of the run, as ``step-000100``; its last one unless given.
+        run_dir: where the metrics, samples and logs are kept; ``runs/<graph>-eval`` unless given.
+        overrides, devices, address, inline, target, track: as of ``run_graph``; of a run those beside
+            its own.
+
+    Returns:
+        the directory with ``metrics.jsonl``, whose only line this is, and ``samples/``.
+
+    Raises:
+        GraphError: the graph is wrong.
+        RunError: there is no such run or checkpoint, no ``eval`` section, or what ``run_graph`` raises.
+    """
+    installed(track)
+    there, folder, saved = _devices(inline, address), RunDir(Path(what)), None
+    origin = load(folder.path / "plan.json").origin if (folder.path / "plan.json").is_file() else None
+    if origin:
+        saved = whole_checkpoint(folder, checkpoint, "--checkpoint").resolve()
+        what, overrides, target = origin.graph, (*origin.overrides, *overrides), target or origin.target
+    elif checkpoint:
+        raise RunError(f"{what} is no run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo")
+    elif (folder.path / "config.json").is_file():
+        law = f"{what} is a model, and a graph says what is measured"
+        raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={what}")
+    plan, tree, warnings = _ready(what, overrides, devices, target, there)
+    notes = [warning.render() for warning in warnings]
+    if saved:
+        changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
+        notes += [f"other than in the run: {change}" for change in changed]
+    if not plan.eval_steps:
+        law = f"{what} has no `eval`, which says what is measured"
+        raise RunError(f"{law}\n  give one, as eval='{{report: {{accuracy: rewards}}}}'")
+    with (
+        RunDir.fresh(run_dir, f"{plan.graph}-eval") as own,
+        Progress(plan, 0, own.path) as progress,
+        StopSignals(partial(progress.say, stays=True)) as signals,
+    ):
+        own.describe(plan, show_text(tree.written()))
+        own.track = track
+        for note in notes:
+            progress.note(note)
+        try:
+            attempt = Attempt(plan, own, progress, 0, address, there, signals)
+            with attempt.training() as run:
+                run.evaluate(saved)
+        except KeyboardInterrupt as stopped:
+            raise RunError("stopped at once: nothing was measured") from stopped
+        return own.path
+
+
+def _devices(inline: bool, address: str | None) -> Devices | None:
+    return None if inline else of_ray(address) if address else of_machine()
+
+
+def _ready(
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    there: Devices | None,
+    strict: bool = False,
+) -> tuple[Plan, Tree, Sequence[Problem]]:
+    """Return a plan whose files have been looked at, its composed graph, and the warnings."""
+    plan = _planned(graph, overrides, devices, target, there)
+    assert plan.origin
+    tree = compose(plan.origin.graph, plan.origin.overrides)
+    warnings = warnings_of(plan, strict)
+    iterations = preflight(plan, tree)
+    return plan if iterations is None else _as_long(plan, iterations, there), tree, warnings
 
 
 def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
@@ -163,10 +246,15 @@ class Attempt:
             LostError: a worker or its host is gone.
             RunError: anything else that a user can mend, a full disk among it.
         """
+        with self.training() as run:
+            run.run(resume)
+
+    @contextmanager
+    def training(self) -> Iterator[TrainingRun]:
+        """Start the workers for a block, and end them."""
         cluster = self._cluster()
         try:
-            run = TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
-            run.run(resume)
+            yield TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
         finally:
             cluster.close()
             self.folder.close()

@@ -32,6 +32,20 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     return seconds
 
 
+ADDRESS = click.option(
+    "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
+)
+INLINE = click.option(
+    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
+)
+TRACK = click.option(
+    "--track",
+    type=click.Choice(["wandb", "mlflow"]),
+    multiple=True,
+    help="Send metrics to this service too; it is set up by its own environment variables.",
+)
+
+
 @click.command()
 @GRAPH
 @OVERRIDES
@@ -50,18 +64,9 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     metavar="TIME",
     help="Begin no iteration after so long, as 3h50m; save, and exit with 75, for --resume to go on.",
 )
-@click.option(
-    "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
-)
-@click.option(
-    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
-)
-@click.option(
-    "--track",
-    type=click.Choice(["wandb", "mlflow"]),
-    multiple=True,
-    help="Send metrics to this service too; it is set up by its own environment variables.",
-)
+@ADDRESS
+@INLINE
+@TRACK
 @click.option(
     "--profile",
     callback=lambda ctx, option, text: _iterations(text),
@@ -78,6 +83,28 @@ def run(
     from rlgraph.runtime.run import run_graph
 
     run_graph(graph, overrides, devices, target=target, **options)
+
+
+@click.command("eval")
+@click.argument("what", metavar="RUN|GRAPH")
+@OVERRIDES
+@DEVICES
+@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100  [the last one]")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Where the result is kept  [runs/<graph>-eval]"
+)
+@ADDRESS
+@INLINE
+@TRACK
+@target_options
+def evaluate(what: str, overrides: Sequence[str], devices: int | None, **options: Any) -> None:
+    """Evaluate a checkpoint of a run, or the models that a graph names, as models.policy.path=DIR.
+
+    It measures what the graph's section `eval` says; KEY=VALUE may change that.
+    """
+    from rlgraph.runtime.run import evaluate
+
+    evaluate(what, overrides, devices, **options)
 
 
 @click.command()

@@ -171,9 +171,7 @@ class Target:
     response_tokens: float | None = None
     calibration: str | None = None  # the file of factors that a run was measured to have
     expert_imbalance: float | None = None  # as ``Workload.imbalance``
-    kept_rows: Mapping[str, float] = field(
-        default_factory=dict
-    )  # filter -> the share it keeps; "": of others
+    kept_rows: Mapping[str, float] = field(default_factory=dict)  # filter -> share kept; "": of others
     turns: float | None = None  # the mean of a conversation
     tool_seconds: float | None = None  # of a turn
     margin: float | None = None  # the share of a device's memory that stays free; None: as the cluster says
@@ -220,6 +218,7 @@ class Plan:
     away: Mapping[str, tuple[str, ...]]  # "policy.train" -> its parts that are off the device between steps
     eval_steps: tuple[Step, ...]
     eval_every: int
+    eval_before: bool  # whether an evaluation comes before the first iteration
     report: Mapping[str, str]
     domains: Mapping[str, Mapping[str, GraphDomain]]  # phase -> what columns have one row per
     columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column

@@ -20,7 +20,12 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 
 
 def make_plan(
-    graph: Graph, evaluation: Graph | None, eval_every: int, digest: str, device: str = "cpu"
+    graph: Graph,
+    evaluation: Graph | None,
+    eval_every: int,
+    eval_before: bool,
+    digest: str,
+    device: str = "cpu",
 ) -> Plan:
     """Return the plan of a graph's iteration, and of an evaluation."""
     phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
@@ -39,6 +44,7 @@ def make_plan(
         away={},
         eval_steps=steps.get("eval", ()),
         eval_every=eval_every,
+        eval_before=eval_before,
         report=dict(evaluation.report) if evaluation else {},
         domains={phase: dict(g.domains) for phase, g in phases.items()},
         columns={phase: _columns(g) for phase, g in phases.items()},

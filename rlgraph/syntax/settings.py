@@ -101,7 +101,8 @@ class Schedule(Section):
 class Eval(Section):
     """An evaluation: the graph with other attributes, pruned to the columns that are reported.
 
-    Updates never run in it. It runs before the first iteration, every ``every``, and after the last.
+    Updates never run in it. It runs before the first iteration unless told, every ``every``, and after the
+    last.
     """
 
     nodes: dict[str, dict[str, Any]] = option(
@@ -115,6 +116,7 @@ class Eval(Section):
     every: Natural = option(
         0, "iterations from one to the next; 0: only before the first iteration and after the last."
     )
+    before: bool = option(True, "whether one comes before the first iteration.")
 
 
 class GraphFile(Section):
