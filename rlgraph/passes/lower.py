@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from rlgraph.engines.registry import SERVING, no_adapter
+from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter
 from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
@@ -186,9 +186,13 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
-            asks = any(n.model == name and n.called.value("routing") for n in used)
-            if serve and asks and (extra := SERVING[serve.engine].routing):
-                serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
+            calls = [n.called for n in used if n.model == name]
+            if serve and any(call.value("routing") for call in calls):
+                options = {**(serve.options or {}), **(SERVING[serve.engine].routing or {})}
+                serve = serve.model_copy(update={"options": options})
+            if serve and any(call.attributes.get(key) for call in calls for key in GRAMMARS):
+                options = {**(SERVING[serve.engine].grammars or {}), **(serve.options or {})}
+                serve = serve.model_copy(update={"options": options})
             if serve and train and train.lora and not spec.frozen:
                 beside = SERVING[serve.engine].adapters and not no_adapter(serve, train.lora)
                 fits = train.pool != serve.pool and beside

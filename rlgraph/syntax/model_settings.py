@@ -91,6 +91,14 @@ class Serve(Section):
         "there the next sync brings them.",
     )
     start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
+    request_timeout: Positive = option(
+        3600.0, "of servers: seconds that a sample may take; then it is ended, and asked for again."
+    )
+    request_retries: Natural = option(
+        120,
+        "of servers: how often a sample is asked for again that took too long, or whose server was busy; "
+        "then the run ends.",
+    )
     addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = option(
         [],
         "servers that run already, as http://host:30000, in place of any that the run would "
