@@ -1,7 +1,8 @@
-"""``rlgraph run`` and ``rlgraph eval``: compile, check what the graph needs, and train or only evaluate."""
+"""``rlgraph run``: compile, check what the graph needs, and train."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together
-from rlgraph.reports.plan_file import load, plan_given
+from rlgraph.reports.plan_file import plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.log_level import LEVEL
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
-from rlgraph.runtime.rundir.going_back import go_back, whole_checkpoint
+from rlgraph.runtime.rundir.going_back import go_back
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import installed
@@ -32,6 +34,7 @@ from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import show_text
+from rlgraph.variables import referred, with_values
 from rlgraph.warnings.laws import warnings_of
 
 
@@ -51,6 +54,7 @@ def run_graph(
     track: Sequence[str] = (),
     profile: Iterable[int] = (),
     strict: bool = False,
+    log_level: str | None = None,
 ) -> Path:
     """Compile a graph and train; the run directory is returned.
 
@@ -72,6 +76,7 @@ def run_graph(
         track: services that take the metrics too: ``wandb``, ``mlflow``.
         profile: iterations, counted from 1, of which every worker writes a trace.
         strict: take warnings of the graph for errors.
+        log_level: debug, info, warning or error: what the run's processes log, from it on.
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
@@ -81,9 +86,11 @@ def run_graph(
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
     installed(track)
+    if log_level:
+        os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
-    there = _devices(inline, address)
-    plan, tree, warnings = _ready(graph, overrides, devices, target, there, strict)
+    there = devices_there(inline, address)
+    plan, tree, warnings = ready(graph, overrides, devices, target, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
@@ -107,76 +114,12 @@ def run_graph(
         raise
 
 
-def evaluate(
-    what: str,
-    overrides: Sequence[str] = (),
-    devices: int | None = None,
-    *,
-    checkpoint: str | None = None,
-    run_dir: Path | None = None,
-    address: str | None = None,
-    inline: bool = False,
-    target: Target | None = None,
-    track: Sequence[str] = (),
-) -> Path:
-    """Evaluate the model of a run, or those that a graph names, once; train nothing, and change no run.
-
-    Args:
-        what: the directory of a run, which may go on meanwhile, or a graph as of ``run_graph``.
-        checkpoint: of the run, as ``step-000100``; its last one unless given.
-        run_dir: where the metrics, samples and logs are kept; ``runs/<graph>-eval`` unless given.
-        overrides, devices, address, inline, target, track: as of ``run_graph``; of a run those beside
-            its own.
-
-    Returns:
-        the directory with ``metrics.jsonl``, whose only line this is, and ``samples/``.
-
-    Raises:
-        GraphError: the graph is wrong.
-        RunError: there is no such run or checkpoint, no ``eval`` section, or what ``run_graph`` raises.
-    """
-    installed(track)
-    there, folder, saved = _devices(inline, address), RunDir(Path(what)), None
-    origin = load(folder.path / "plan.json").origin if (folder.path / "plan.json").is_file() else None
-    if origin:
-        saved = whole_checkpoint(folder, checkpoint, "--checkpoint").resolve()
-        what, overrides, target = origin.graph, (*origin.overrides, *overrides), target or origin.target
-    elif checkpoint:
-        raise RunError(f"{what} is no run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo")
-    elif (folder.path / "config.json").is_file():
-        law = f"{what} is a model, and a graph says what is measured"
-        raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={what}")
-    plan, tree, warnings = _ready(what, overrides, devices, target, there)
-    notes = [warning.render() for warning in warnings]
-    if saved:
-        changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
-        notes += [f"other than in the run: {change}" for change in changed]
-    if not plan.eval_steps:
-        law = f"{what} has no `eval`, which says what is measured"
-        raise RunError(f"{law}\n  give one, as eval='{{report: {{accuracy: rewards}}}}'")
-    with (
-        RunDir.fresh(run_dir, f"{plan.graph}-eval") as own,
-        Progress(plan, 0, own.path) as progress,
-        StopSignals(partial(progress.say, stays=True)) as signals,
-    ):
-        own.describe(plan, show_text(tree.written()))
-        own.track = track
-        for note in notes:
-            progress.note(note)
-        try:
-            attempt = Attempt(plan, own, progress, 0, address, there, signals)
-            with attempt.training() as run:
-                run.evaluate(saved)
-        except KeyboardInterrupt as stopped:
-            raise RunError("stopped at once: nothing was measured") from stopped
-        return own.path
-
-
-def _devices(inline: bool, address: str | None) -> Devices | None:
+def devices_there(inline: bool, address: str | None) -> Devices | None:
+    """Return the devices of a Ray cluster or of this machine; None: all is to be in this process."""
     return None if inline else of_ray(address) if address else of_machine()
 
 
-def _ready(
+def ready(
     graph: str,
     overrides: Sequence[str],
     devices: int | None,
@@ -264,7 +207,9 @@ class Attempt:
         if self.devices is None:
             return InlineCluster(self.plan.pools)
         plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
-        cluster = RayCluster(plan.pools, gpus, self.address, logs, plan.schedule.timeout, together(plan))
+        env = with_values(plan.schedule.runtime_env, referred(plan))
+        where = plan.pools, gpus, self.address, logs
+        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), env)
         for note in cluster.notes:
             self.progress.note(note)
         return cluster

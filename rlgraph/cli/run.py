@@ -73,6 +73,11 @@ TRACK = click.option(
     metavar="N[,N]",
     help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="What processes of the run write into logs/, from this level on.",
+)
 @STRICT
 @target_options
 def run(
@@ -102,7 +107,7 @@ def evaluate(what: str, overrides: Sequence[str], devices: int | None, **options
 
     It measures what the graph's section `eval` says; KEY=VALUE may change that.
     """
-    from rlgraph.runtime.run import evaluate
+    from rlgraph.runtime.evaluate import evaluate
 
     evaluate(what, overrides, devices, **options)
 

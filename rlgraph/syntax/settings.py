@@ -96,6 +96,11 @@ class Schedule(Section):
         "the run's `dumps/`.",
     )
     timeout: Positive = option(3600.0, "seconds that one step may take.")
+    runtime_env: dict[str, Any] = option(
+        {},
+        "what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ..., "
+        "pip: [...]}; nothing of it reaches a run --inline.",
+    )
 
 
 class Eval(Section):

@@ -30,6 +30,7 @@ from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.errors import AwayError, portable
+from rlgraph.runtime.messages.log_level import log_as_told
 from rlgraph.runtime.messages.report import Report, Scope
 from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Place, Task, TaskCounter
 from rlgraph.runtime.worker.engine_host import EngineHost
@@ -65,6 +66,7 @@ class Worker(Process):
         """
         if log:
             redirect(log)
+            log_as_told()
         if threads:
             torch.set_num_threads(threads)
         self.beside = beside

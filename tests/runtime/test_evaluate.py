@@ -14,7 +14,8 @@ from ran import metrics
 from rlgraph.cli.main import main
 from rlgraph.errors import RunError
 from rlgraph.reports.report import make_report, report_text
-from rlgraph.runtime.run import evaluate, run_graph
+from rlgraph.runtime.evaluate import evaluate
+from rlgraph.runtime.run import run_graph
 
 ONE = str(Path(__file__).parent / "ones.yaml")
 SCHEDULE = "schedule={iterations: 3, save_every: 1, keep: 3}"
