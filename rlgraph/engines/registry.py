@@ -127,7 +127,10 @@ SERVING = {
         preflight=f"{RUNTIME}.openai.preflight:problems",
     ),
 }
-PASSES = ("micro_tokens", "dtype", "head_dtype", "recompute", "lora", "compile", "packing")
+PASSES = (
+    *("micro_tokens", "score_tokens", "reshard", "packing"),
+    *("dtype", "head_dtype", "recompute", "lora", "compile"),
+)
 OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine leaves to its host
 BALANCED = ("router_aux_loss_coef", "router_bias_update_rate")  # what balances the experts of a mixture
 TRAINING = {

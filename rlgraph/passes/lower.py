@@ -211,7 +211,9 @@ def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
 def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
     """Return an optimizer's settings; a schedule without an end ends with the run."""
     last = graph.schedule.iterations
-    if spec is None or spec.schedule == "constant" or spec.total_steps or last is None:
+    if spec is None or spec.total_steps or last is None:
+        return spec
+    if spec.schedule == "constant" and not isinstance(spec.warmup_steps, float):
         return spec
     updates = [node for node in graph.nodes if node.updates and node.model == model]
     steps = sum(node.optimizer_steps * count(node.when, last) for node in updates)

@@ -42,7 +42,11 @@ class Optimizer(Section):
     schedule: Literal["constant", "cosine", "linear"] = option(
         "constant", "how the learning rate goes on after the warm-up."
     )
-    warmup_steps: Natural = option(0, "optimizer steps in which the learning rate rises from 0.")
+    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = option(
+        0, "optimizer steps in which the learning rate rises from 0; below 1, a share of total_steps."
+    )
+    min_lr_ratio: Share = option(0.0, "of cosine and linear: the share of lr that it falls to.")
+    cycles: Positive = option(0.5, "of cosine: the waves that it makes; 0.5 falls once.")
     total_steps: Natural = option(
         0, "optimizer steps until a cosine or linear schedule ends; 0: those of the run."
     )
@@ -140,6 +144,14 @@ class Train(Section):
     micro_tokens: Count = option(
         16384, "padded tokens of one micro-batch, on one device or on those that share it."
     )
+    score_tokens: Count | None = option(
+        None, "the same of a pass that scores or values rows, and keeps no activations; null: micro_tokens."
+    )
+    reshard: bool | None = option(
+        None,
+        "free each decoder layer's gathered weights after use, and gather them again in the backward pass; "
+        "false: gather all once per mini-batch, which takes their memory. null: as the model's size says.",
+    )
     dtype: Dtype = option(
         "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."
     )
@@ -193,6 +205,10 @@ class Train(Section):
         "of a mixture whose routers choose by a bias (GLM 4.5, DeepSeek V3): by how much an optimizer step "
         "moves it, up for experts with less load than the mean, else down (arXiv 2408.15664); 0: not at all.",
     )
+
+    def pass_tokens(self, updates: bool) -> int:
+        """Return the most padded tokens of a micro-batch, of an update or of a pass that scores."""
+        return self.micro_tokens if updates else self.score_tokens or self.micro_tokens
 
 
 class ModelSection(Section):
