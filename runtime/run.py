@@ -12,13 +12,15 @@ from pathlib import Path
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
+from rlgraph.costs.model_size import COPIES
 from rlgraph.errors import Problem, RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together
-from rlgraph.reports.plan_file import plan_given
+from rlgraph.reports.plan_file import is_plan, plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
@@ -127,7 +129,14 @@ def ready(
     there: Devices | None,
     strict: bool = False,
 ) -> tuple[Plan, Tree, Sequence[Problem]]:
-    """Return a plan whose files have been looked at, its composed graph, and the warnings."""
+    """Return a plan whose files have been looked at, its composed graph, and the warnings.
+
+    Models at URLs are copied here first: their configurations say how large they are.
+    """
+    if not is_plan(graph):
+        models = (compose(graph, overrides).get("models") or Tree({}, None)).items.values()
+        paths = [str(path.value) for model in models if (path := model.get("path"))]
+        COPIES.update({path: local_path(with_values(path)) for path in paths if "://" in path})
     plan = _planned(graph, overrides, devices, target, there)
     assert plan.origin
     tree = compose(plan.origin.graph, plan.origin.overrides)

@@ -215,7 +215,9 @@ class ModelSection(Section):
     """A set of weights by name."""
 
     path: str = Field(
-        min_length=1, description="a folder with the model, or its name on the Hugging Face hub."
+        min_length=1,
+        description="a folder with the model, its name on the Hugging Face hub, or a URL of one that fsspec "
+        "knows, as s3://bucket/model: each host copies it to its cache once.",
     )
     head: Literal["lm", "value"] = option(
         "lm", "what it puts out: lm, a distribution of the next token; value, one number per token."

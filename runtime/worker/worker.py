@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rlgraph.errors import RunError
 from rlgraph.files import damaged, read_sums, sha256, sync
 from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
@@ -113,7 +114,9 @@ class Worker(Process):
             RunError: not all workers came.
         """
         start = time.time()
-        self.plan, self.at = plan, (pool, device)
+        copies = {name: replace(m, path=local_path(m.path)) for name, m in plan.models.items()}
+        self.plan = plan = replace(plan, models=copies)
+        self.at = pool, device
         if self.logs:
             self.task_counter = TaskCounter(self.logs, pool, device)
             self.task_counter.begin()
@@ -125,7 +128,8 @@ class Worker(Process):
         """Return the tokenizer that lies with a model's weights."""
         if model not in self.tokenizers:
             held = self.plan.models[model]
-            self.tokenizers[model] = ModelFiles(held.path, held.config, held.trust_remote_code).tokenizer()
+            files = ModelFiles(local_path(held.path), held.config, held.trust_remote_code)
+            self.tokenizers[model] = files.tokenizer()
         return self.tokenizers[model]
 
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:

@@ -7,14 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner
-from ran import metrics
+from ran import metrics, same_weights
 
 from rlgraph.cli.main import main
+from rlgraph.costs.model_size import size_of
 from rlgraph.errors import RunError
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.evaluate import evaluate
+from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
 
 ONE = str(Path(__file__).parent / "ones.yaml")
@@ -118,3 +121,22 @@ def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.Monkey
     with pytest.raises(RunError, match="stopped at once: nothing was measured"):
         evaluate("a", (), 1, inline=True)
     assert not Path("runs/ones-eval/metrics.jsonl").exists()
+
+
+def test_models_at_urls_are_copied_once_and_used_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/model"
+    for file in Path(os.environ["RLGRAPH_TEST_FILES"], "model").iterdir():
+        memory.pipe(f"{url}/{file.name}", file.read_bytes())
+    train("a", f"models.policy.path={url}", steps=1)
+    train("b", steps=1)
+    assert metrics("a") == metrics("b") and same_weights("a", "b")
+    assert url in Path("a/plan.json").read_text()
+    assert len([*(tmp_path / "cache").rglob("config.json")]) == 1
+    memory.rm(url, recursive=True)  # it is not asked again
+    export(Path("a"), Path("out"), checkpoint="step-000001")
+    assert size_of(url).parameters == size_of("out").parameters
+    with pytest.raises(RunError, match="memory://nowhere: there is no such file"):
+        train("c", "models.policy.path=memory://nowhere")
