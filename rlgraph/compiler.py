@@ -24,7 +24,7 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
-from rlgraph.planning.device_groups import aligned
+from rlgraph.planning.device_groups import aligned, on_whole_hosts
 from rlgraph.planning.model_limits import suit_models
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
@@ -111,7 +111,7 @@ def compile_graph(
     origin = Origin(
         graph, tuple(overrides), sum(plan.pools.values()), VERSION, tree.written().plain(), target
     )
-    return replace(plan, origin=origin)
+    return on_whole_hosts(replace(plan, origin=origin), scenario.cluster if scenario else None)
 
 
 def _as_asked(plan: Plan, tree: Tree, devices: int) -> None:

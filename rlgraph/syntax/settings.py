@@ -46,6 +46,9 @@ class Pool(Section):
     """A named set of devices."""
 
     devices: Count | Literal["auto"] = option("auto", "how many; auto: those that there are.")
+    hosts: Count | None = option(
+        None, "hosts that it takes whole, with as many of its devices each; null: wherever there is room."
+    )
 
 
 class Stop(Section):
