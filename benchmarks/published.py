@@ -124,7 +124,7 @@ def _in_flight(
     graph: str, given: tuple[str, ...], cluster: Cluster, devices: int, prompt: float, response: float
 ) -> int:
     plan = plan_tree(compose(graph, given), devices, cluster.device)
-    footprint, _ = laid_out(plan, Scenario(cluster, prompt, response))
+    footprint, _ = laid_out(plan, Scenario(cluster, {"prompt_tokens": prompt, "response_tokens": response}))
     (step,) = (step for step in footprint.plan.steps if step.node == "rollout")
     return in_flight(footprint, step)[0]
 

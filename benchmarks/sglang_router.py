@@ -1,6 +1,6 @@
 """What does it bring to send a request to the server with the least to do, rather than to each in turn?
 
-    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
+    PYTHONPATH=tests/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
 
 Two SGLang servers on this host, each pinned to a core of its own, generate samples whose lengths nobody knows
 beforehand, so many in flight on each at a time. Once each server takes every second request, whatever it has
@@ -10,7 +10,7 @@ batch       samples of prompts, all of one prompt after one another, as an itera
             a prompt are about as long, and some prompts take eight times as long as others. In turn, each
             server gets half of every prompt, so there is little to gain: what decides is a long sample that
             begins late.
-by turns    one sample a prompt of two data sets by turns, one with long answers, one with short ones, as an
+by turns    one sample per prompt of two data sets by turns, one with long answers, one with short ones, as an
             evaluation asks for them. In turn, one server gets all that are long.
 
 Then the same conversations of several turns, once by their key and once without one: how much of the prompts

@@ -90,6 +90,7 @@ OPS: dict[str, str] = {
 LOSSES: dict[str, str] = {
     "ppo_clip": "rlgraph.nodes.loss.policy:ppo_clip",
     "decoupled_ppo": "rlgraph.nodes.loss.policy:decoupled_ppo",
+    "decoupled_ppo_approx": "rlgraph.nodes.loss.policy:decoupled_ppo_approx",
     "sft": "rlgraph.nodes.loss.policy:sft",
     "reinforce": "rlgraph.nodes.loss.policy:reinforce",
     "fipo": "rlgraph.nodes.loss.policy:fipo",

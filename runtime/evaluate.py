@@ -15,7 +15,7 @@ from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.going_back import whole_checkpoint
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
-from rlgraph.runtime.rundir.trackers import installed
+from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.syntax.yaml_text import show_text
 
@@ -48,7 +48,7 @@ def evaluate(
         GraphError: the graph is wrong.
         RunError: there is no such run or checkpoint, no ``eval`` section, or what ``run_graph`` raises.
     """
-    installed(track)
+    make_of(track)
     there, folder, saved = devices_there(inline, address), RunDir(Path(what)), None
     origin = load(folder.path / "plan.json").origin if (folder.path / "plan.json").is_file() else None
     if origin:
@@ -73,7 +73,7 @@ def evaluate(
         StopSignals(partial(progress.say, stays=True)) as signals,
     ):
         own.describe(plan, show_text(tree.written()))
-        own.track = track
+        own.trackers = Trackers(own.path, plan.graph, track)
         for note in notes:
             progress.note(note)
         try:

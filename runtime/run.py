@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -28,10 +28,11 @@ from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.log_level import LEVEL
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
+from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
 from rlgraph.runtime.rundir.going_back import go_back
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
-from rlgraph.runtime.rundir.trackers import installed
+from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.source import Tree
@@ -54,6 +55,7 @@ def run_graph(
     inline: bool = False,
     target: Target | None = None,
     track: Sequence[str] = (),
+    metrics_port: str | None = None,
     profile: Iterable[int] = (),
     strict: bool = False,
     log_level: str | None = None,
@@ -75,7 +77,8 @@ def run_graph(
         inline: everything in this process, each pool on one device, without Ray.
         target: a cluster to plan for, so that engines leave their devices where all would not fit. On GPUs it
             is by default the cluster of those that there are.
-        track: services that take the metrics too: ``wandb``, ``mlflow``.
+        track: what takes metrics and samples too: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
+        metrics_port: where Prometheus can ask for the newest metrics, ``PORT`` or ``HOST:PORT``.
         profile: iterations, counted from 1, of which every worker writes a trace.
         strict: take warnings of the graph for errors.
         log_level: debug, info, warning or error: what the run's processes log, from it on.
@@ -87,7 +90,7 @@ def run_graph(
             workers were lost more often than ``schedule.restarts`` allows.
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
-    installed(track)
+    make_of(track)
     if log_level:
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
@@ -99,12 +102,20 @@ def run_graph(
             path = folder.path
             notes = _go_on(folder, plan, resume_from) if resume else []
             folder.describe(plan, show_text(tree.written()))
-            folder.track, folder.profile = track, frozenset(profile)
             total = plan.iterations if steps is None else steps
             with (
+                ExitStack() as open_here,
                 Progress(plan, total, folder.path) as progress,
                 StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
+                endpoint = [MetricsEndpoint(metrics_port, plan.graph)] if metrics_port else []
+                for served in endpoint:
+                    open_here.callback(served.close)
+                    notes.append(f"metrics for Prometheus: {served.url}")
+                folder.trackers, folder.profile = (
+                    Trackers(path, plan.graph, track, endpoint),
+                    frozenset(profile),
+                )
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)

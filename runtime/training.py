@@ -33,6 +33,7 @@ from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import STATE, RunDir
+from rlgraph.runtime.rundir.watchdog import Watchdog, told
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
 
@@ -57,7 +58,9 @@ class TrainingRun:
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, dict[str, str], bool] | None = None  # a checkpoint being written
+        self.standing = 0.0  # seconds that checkpoints have held the run up since the last line of metrics
         self.skipped, self.early = SkippedSteps(plan), EarlyStop(plan.schedule.stop)
+        self.watchdog = Watchdog(plan)
 
     def run(self, resume: bool) -> None:
         """Train from the start, or the last checkpoint, to the last iteration; then export the models.
@@ -113,6 +116,8 @@ class TrainingRun:
         since, end = time.time(), self._boundary()
         for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
             values, since = self._measured(execution, since), time.time()
+            values |= {"time/save": self.standing} if self.standing else {}
+            self.standing = 0.0
             if self.state.iteration == 1 and (law := self.early.missing(values)):
                 self.progress.note(law)
             self._watch(values, end)
@@ -123,6 +128,9 @@ class TrainingRun:
             self.folder.metrics(values)
             self.skipped.add(values)
             self.progress.iteration(values)
+            for alarm in self.watchdog.add(values):
+                self.folder.alarm(alarm)
+                self.progress.note(told(alarm))
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._begin_save()
@@ -187,8 +195,9 @@ class TrainingRun:
         """Return the metrics line of an iteration; its timeline and samples are written on the way."""
         ran = execution.ran
         self._note(report for item in ran for report in item.reports.values())
-        self.folder.timeline(ran, self.state.iteration)
-        if self._is_due(self.plan.schedule.save_every, self.state.iteration):
+        sampled = self._is_due(self.plan.schedule.save_every, self.state.iteration)
+        self.folder.timeline(ran, self.state.iteration, sampled)
+        if sampled:
             self._samples(execution)
         if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
             self._record(execution)
@@ -217,7 +226,7 @@ class TrainingRun:
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.submit((execution, step) for step in self.plan.eval_steps)
         self.driver.finish(execution)
-        self.folder.timeline(execution.ran, self.state.iteration)
+        self.folder.timeline(execution.ran, self.state.iteration, spans=True)
         values = {}
         for metric, column in self.plan.report.items():
             parts = [ref.location for ref in execution.refs[column] if ref]
@@ -238,7 +247,10 @@ class TrainingRun:
                 self.cluster.call(place, "select", rows, part, returns=2)[1]
                 for place, part, rows in chain(*sources)
             ]
-            self.calls.one((sources[0][0].place[0], 0), "write_samples", path, columns, *parts)
+            rows = self.calls.one((sources[0][0].place[0], 0), "write_samples", path, columns, *parts)
+            if rows:
+                self.folder.trackers.samples(execution.phase, rows, self.state.iteration)
+                self.progress.samples(execution.phase, rows)
 
     def _record(self, execution: Execution) -> None:
         """Write the columns of an iteration; they count once all of them are on disk."""
@@ -253,6 +265,7 @@ class TrainingRun:
 
     def _begin_save(self) -> None:
         """Copy a checkpoint to host memory; it is written while the next iteration runs."""
+        start = time.time()
         self.progress.say("saving a checkpoint")
         self.calls.when = after(self.state.iteration)
         folder = self.folder.begin("checkpoints")
@@ -268,15 +281,17 @@ class TrainingRun:
             sums[file] = self.calls.one(place, "write_held", node, str(folder / file))
         lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
         self.saving = folder, replace(self.state), sums, lasting
+        self.standing += time.time() - start
 
     def _finish_save(self) -> None:
         """Commit a checkpoint, which counts once all of it is on disk."""
         if self.saving:
-            (folder, state, sums, lasting), self.saving = self.saving, None
+            (folder, state, sums, lasting), self.saving, start = self.saving, None, time.time()
             self.calls.when = after(state.iteration)
             for digests in self.calls.all("finish_save", engines=True):
                 sums |= digests
             self.folder.commit_checkpoint(folder, state, sums, self.plan.schedule.keep, lasting)
+            self.standing += time.time() - start
 
     def _restore(self) -> None:
         folder = self._last_whole()
@@ -288,6 +303,7 @@ class TrainingRun:
                 self.state.waiting[name] = Waiting(**buffers)
             for values in self.folder.earlier():
                 self.skipped.add(values)
+                self.watchdog.add(values)  # which has spoken of them
                 self._watch(values, self.state.iteration)
             self.progress.resumed(self.state.iteration)
 

@@ -98,7 +98,7 @@ def parsed() -> argparse.Namespace:
 
 
 def config(options: argparse.Namespace) -> GRPOConfig:
-    """GRPO with one optimizer step an iteration, nothing logged or saved, in float32 on the CPU.
+    """GRPO with one optimizer step per iteration, nothing logged or saved, in float32 on the CPU.
 
     What TRL keeps on by default and makes it slower (recomputed activations, bf16, logging) is off.
     """

@@ -15,9 +15,11 @@ the * are attributes.
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.nodes.agent.parsers import ToolCall
@@ -27,6 +29,7 @@ from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.ops import Request
 
+Span = tuple[str, float, float]  # generation or tools, and from when to when: seconds since the epoch
 MARK = "..."  # replaces the part of an answer that was cut
 
 
@@ -83,6 +86,7 @@ class Chat:
     calls: int = 0
     response: str = ""  # text of the newest turn
     truncated: bool = False
+    spans: list[Span] = field(default_factory=list)  # what it waited for
 
     async def turn(self) -> Turn:
         """Let the policy write a turn.
@@ -96,7 +100,7 @@ class Chat:
         limit = min(room, self.limits.max_turn_tokens or room)
         request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
         asked, self.turns = (self.number, self.turns), self.turns + 1
-        generation = await self.engine.generate(asked, request)
+        generation = await self._timed("generation", self.engine.generate(asked, request))
         self._join(generation.tokens, generation.logprobs, asked[1] + 1)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
@@ -119,7 +123,7 @@ class Chat:
             raise LimitReached
         left = max(self.limits.max_calls - self.calls, 0)
         refused = f"error: no more than {self.limits.max_calls} calls are allowed"
-        answers = await asyncio.gather(*map(self.tools.run, calls[:left]))
+        answers = await self._timed("tools", asyncio.gather(*map(self.tools.run, calls[:left])))
         answers = [*answers, *[refused] * (len(calls) - left)]
         self.calls += min(len(calls), left)
         known = self.tools.offers
@@ -133,6 +137,13 @@ class Chat:
             LimitReached: there is no room for it.
         """
         self._read([(role, "")], [text])
+
+    async def _timed(self, what: str, waiting: Awaitable[Any]) -> Any:
+        start = time.time()
+        try:
+            return await waiting
+        finally:
+            self.spans.append((what, start, time.time()))
 
     @property
     def seen(self) -> list[int]:

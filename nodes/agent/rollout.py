@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,17 +11,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from rlgraph.errors import shortened, visible
 from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
 from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Penalty, Repetition, StopText, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Penalty, Repetition, StopText, repeats, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
 from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
+log = logging.getLogger(__name__)
+TRACED = 32  # conversations on a device whose times a timeline has
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -91,9 +95,10 @@ def agent(
     ``tool_rewards`` is the sum of what the ``reward`` methods of the sample's tools return. Random numbers
     as of ``rollout``, those of turn t of a sample from its seed + t. Tools that are not async run in
     threads, and a late one goes on to its end. Records ``rollout/length`` (tokens that the policy wrote),
-    ``rollout/prompt_length``, ``rollout/truncated``, ``rollout/turns``, ``rollout/called`` (the fraction of
-    samples that call a tool), ``rollout/tool_calls`` (calls per sample), ``rollout/tool_errors`` (the
-    fraction of calls that fail) and ``tokens/generated`` (a total). ReAct: arXiv 2210.03629.
+    ``rollout/prompt_length``, ``rollout/truncated``, ``rollout/repetitive`` (of last turns),
+    ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool), ``rollout/tool_calls``
+    (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail), ``tokens/generated`` (a
+    total), and how many seconds a conversation waited for the policy and for tools. ReAct: arXiv 2210.03629.
 
     Attributes:
         n: conversations per prompt, at least 1.
@@ -162,16 +167,25 @@ def agent(
         for number, row in enumerate(rows)
     ]
     try:
-        rewards = asyncio.run(_all(chats, loop))
+        rewards = asyncio.run(_all(chats, rows, n, loop))
     finally:
         engine.close()
         threads.shutdown(wait=False, cancel_futures=True)
-    _record(ctx, chats)
+    _record(ctx, chats, rows)
     return _columns(chats, [row // n for row in rows], rewards)
 
 
-async def _all(chats: Sequence[Chat], loop: Loop | None) -> list[float]:
-    return await asyncio.gather(*(_lead(chat, loop) for chat in chats))
+async def _all(chats: Sequence[Chat], rows: Sequence[int], n: int, loop: Loop | None) -> list[float]:
+    return await asyncio.gather(*(_named(chat, row, n, loop) for chat, row in zip(chats, rows, strict=True)))
+
+
+async def _named(chat: Chat, row: int, n: int, loop: Loop | None) -> float:
+    """Hold one conversation; what it raises says which it was."""
+    try:
+        return await _lead(chat, loop)
+    except Exception as error:
+        error.add_note(f"it was in sample {row}, which is of prompt {row // n}, in turn {chat.turns}")
+        raise
 
 
 async def _lead(chat: Chat, loop: Loop | None) -> float:
@@ -207,7 +221,7 @@ def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[floa
     )
 
 
-def _record(ctx: Context, chats: Sequence[Chat]) -> None:
+def _record(ctx: Context, chats: Sequence[Chat], rows: Sequence[int]) -> None:
     metrics: Mapping[str, list[float]] = {
         "length": [sum(chat.written) for chat in chats],
         "prompt_length": [len(chat.prompt) for chat in chats],
@@ -216,9 +230,19 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     }
     for name, values in metrics.items():
         ctx.record(f"rollout/{name}", values)
-    ctx.record("rollout/length_", metrics["length"], kind=("min", "max"))
+    ctx.record("rollout/length_", metrics["length"], kind=("std", "min", "max"))
+    ctx.record("rollout/turns_", metrics["turns"], kind=("min", "max"))
+    ctx.record("rollout/repetitive", [repeats(chat.response) for chat in chats], kind="share")
+    for what in ("generation", "tools"):
+        waited = [sum(end - start for name, start, end in chat.spans if name == what) for chat in chats]
+        ctx.record(f"perf/{what}_seconds/", waited, kind=("mean", "max"))
+    ctx.spans = [(f"sample {rows[chat.number]}", *span) for chat in chats[:TRACED] for span in chat.spans]
     ctx.record("rollout/truncated", [chat.truncated for chat in chats], kind="share")
     ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
+    broken = [(chat, why) for chat in chats for why in chat.tools.broken]
+    for chat, why in broken[:1]:
+        first = f"the first, of sample {rows[chat.number]}: {visible(shortened(why))}"
+        log.warning(f"{len(broken)} calls of tools raised or were late; {first}")
     errors, calls = sum(chat.tools.errors for chat in chats), sum(chat.calls for chat in chats)
     ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")
     generated = [sum(chat.written) for chat in chats]

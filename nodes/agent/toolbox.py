@@ -81,6 +81,7 @@ class Toolbox:
         self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout
         self.instances: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
         self.errors = 0
+        self.broken: list[str] = []  # why calls failed that the policy may not be to blame for
 
     async def run(self, call: ToolCall) -> str:
         """Return the answer to a call, or the reason why the call fails."""
@@ -88,12 +89,14 @@ class Toolbox:
             return _text(await asyncio.wait_for(self._run(call), self.timeout))
         except TimeoutError:
             reason = f"{call.name} took over {self.timeout:g} s"
+            self.broken.append(reason)
         except Refusal as refusal:
             reason = str(refusal)
         except RunError:
             raise  # the run is not set up as the graph says, which is not the policy's fault
         except Exception as error:  # the policy reads any other error of a tool
             reason = f"{type(error).__name__}: {error}"
+            self.broken.append(f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}")
         self.errors += 1
         return f"error: {reason}"
 

@@ -82,6 +82,39 @@ def decoupled_ppo(
     return logprobs.like(weight * losses.values)
 
 
+@op(assumes=("sampling_logprobs",))
+def decoupled_ppo_approx(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    staleness: PositiveFloat = 1.0,
+    clip: PositiveFloat = 0.2,
+    clip_high: PositiveFloat | None = None,
+    cap: PositiveFloat | None = None,
+) -> float32[samples, tokens]:
+    """The loss of decoupled_ppo without a forward pass for the proximal policy (A-3PO, arXiv 2512.06547).
+
+    The log-probs of the weights that an update starts from lie between those of the weights that sampled,
+    ``staleness`` updates older, and those that it makes, one newer: p = old_logprobs + a (sg(logprobs) -
+    old_logprobs), a = ``staleness`` / (``staleness`` + 1), sg the stop of gradients. The loss is that of
+    decoupled_ppo with p for ``old_logprobs``, and ``old_logprobs`` for ``rollout_logprobs``.
+
+    Attributes:
+        staleness: by how many updates the weights that sampled are older than those that an update starts
+            from, above 0: the graph's schedule.staleness.
+        clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
+        clip_high: how far above 1 the ratio may count, above 0.
+        cap: the most that a token's weight may be, above 0; null for no cap.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo_approx, staleness: 1}}
+    """
+    part = staleness / (staleness + 1)
+    between = logprobs.like(torch.lerp(old_logprobs.values, logprobs.values.detach(), part))
+    return decoupled_ppo(logprobs, between, old_logprobs, advantages, clip=clip, clip_high=clip_high, cap=cap)
+
+
 def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:
     """Supervised fine-tuning: the negative log-likelihood -logprobs of each token in the loss mask.
 

@@ -134,16 +134,23 @@ def orpo_weights(
 
 @op(rows="all")
 def mismatched(tokens: int64[samples, other_tokens], loss_mask: boolean[samples, other_tokens]) -> Mismatched:
-    """Put the response of the next row behind each prompt: what KTO measures the drift of a policy on.
+    """Put a response to another prompt behind each prompt: what KTO measures the drift of a policy on.
 
-    A row's prompt is what is outside its loss mask; the last row gets the first one's response (arXiv
-    2402.01306, section 4). Score both columns with the policy and with the reference.
+    A row's prompt is what is outside its loss mask. It gets the response of the next row that has another
+    prompt, after the last row the first one's (arXiv 2402.01306, section 4); where all rows have the same
+    prompt, of the next row. Score both columns with the policy and with the reference.
 
     Example:
         mismatched: {op: preference.mismatched}
     """
     prompts = tokens.take_where(~loss_mask.values)
-    answers = tokens.take_where(loss_mask.values).take(torch.arange(len(tokens)).roll(-1))
+    asked = [prompts[row].numpy().tobytes() for row in range(len(prompts))]
+    after = [*range(1, len(asked)), 0] if asked else []
+    rows = [*reversed(range(len(asked)))] * 2  # twice, as the last rows look at the first ones
+    for row in rows if len({*asked}) > 1 else []:
+        if asked[after[row]] == asked[row]:
+            after[row] = after[after[row]]
+    answers = tokens.take_where(loss_mask.values).take(torch.tensor(after, dtype=torch.int64))
     offsets = offsets_of(prompts.lengths + answers.lengths)
     mask = Ragged(torch.zeros(int(offsets[-1]), dtype=torch.bool), offsets)
     learnt = mask.place_of >= mask.spread(prompts.lengths).values
@@ -221,7 +228,7 @@ def preference(
 
     w is the column of a ``preference`` op, from the weights before the update, and says which of them it is.
     With ``aggregate: seq-mean-token-sum``, and no other, the gradient is that of the paper's mean. It is so
-    for one optimizer step an iteration, and more are refused: w would not fall as the margin grows, and the
+    for one optimizer step per iteration, and more are refused: w would not fall as the margin grows, and the
     loss have no minimum. The value is not the paper's loss, which the op records.
 
     Example:

@@ -112,9 +112,10 @@ def judge(
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
     judgements = [[_judgement(model.tokenizer, g) for g in many] for many in generations]
     scores = [[s for j in many if (s := scored(j, score or SCORE)) is not None] for many in judgements]
-    missing = zip(scores, judgements, question, responses, strict=True)
-    failures = [(_why(many[0]), {"question": q, "response": r}) for s, many, q, r in missing if not s]
-    complain(failures, on_error)
+    missing = [row for row, own in enumerate(scores) if not own]
+    read = [{"question": question[row], "response": responses[row]} for row in missing]
+    told = [(row, _why(judgements[row][0]), what) for row, what in zip(missing, read, strict=True)]
+    complain(ctx, told, on_error)
     lengths = [len(g.tokens) for many in generations for g in many]
     ctx.record("reward/judge_length", lengths, over="judgements")
     rewards = torch.tensor([_mean(s, *scale) for s in scores], dtype=torch.float32)

@@ -84,8 +84,8 @@ def each(
         RewardError: one failed, and ``on_error`` is ``fail``.
     """
     outcomes = asyncio.run(_all(score, rows, timeout, parallel)) if rows else []
-    outcomes_of = zip(outcomes, rows, strict=True)
-    complain([(outcome, row) for outcome, row in outcomes_of if isinstance(outcome, str)], on_error)
+    told = [(row, why, rows[row]) for row, why in enumerate(outcomes) if isinstance(why, str)]
+    complain(ctx, told, on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
     rewards = torch.tensor([0.0 if isinstance(outcome, str) else outcome for outcome in outcomes])
     return settled(ctx, rewards.float(), failed)
@@ -98,14 +98,15 @@ def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
     return Judged(rewards.masked_fill(failed, 0.0), failed)
 
 
-def complain(failures: Sequence[tuple[object, object]], on_error: OnError) -> None:
-    """Log how many samples failed, and why and on what the first did; a failure is (why, what).
+def complain(ctx: Context, failures: Sequence[tuple[int, object, object]], on_error: OnError) -> None:
+    """Log how many samples failed, and why and on what the first did; a failure is (row, why, what).
 
     Raises:
         RewardError: something failed, and ``on_error`` is ``fail``.
     """
-    for why, what in failures[:1]:
-        law = f"{len(failures)} requests for rewards failed; the first: {shown(why)}; it was of {shown(what)}"
+    for row, why, what in failures[:1]:
+        first = f"the first, of sample {ctx.number(row)}: {shown(why)}; it was of {shown(what)}"
+        law = f"{len(failures)} requests for rewards failed; {first}"
         if on_error == "fail":
             raise RewardError(f"{law}; mend it, or go on without by on_error: zero or drop")
         log.warning(law)
@@ -123,7 +124,8 @@ def record_some(
     ctx.record(metric, those, kind="share")
     rows = [row for row, holds in enumerate(those) if holds]
     for first in rows[:1]:
-        log.warning(f"{len(rows)} of {len(those)} responses {law}; the first: {told(first)}")
+        of = f"the first, of sample {ctx.number(first)}: {told(first)}"
+        log.warning(f"{len(rows)} of {len(those)} responses {law}; {of}")
 
 
 def shown(what: object) -> str:

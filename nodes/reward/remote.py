@@ -162,7 +162,11 @@ def remote(
     service = Service(url, timeout, retries, backoff)
     outcomes = asyncio.run(_all(service, batches, parallel))
     answers = list(zip(outcomes, batches, strict=True))
-    complain([(error, batch[0]) for error, batch in answers if isinstance(error, RemoteError)], on_error)
+    firsts = range(0, len(rows), batch)
+    failures = [
+        (n, e, of[0]) for n, (e, of) in zip(firsts, answers, strict=True) if isinstance(e, RemoteError)
+    ]
+    complain(ctx, failures, on_error)
     filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
     rewards = torch.tensor([reward for batch in filled for reward in batch], dtype=torch.float32)
     return settled(ctx, rewards, rewards.isnan())

@@ -202,8 +202,8 @@ def _written(
     """Return the columns of whole groups: (prompt ids, the prompt's number, samples)."""
     each = [(ids, number, sample) for ids, number, members in groups for sample in members]
     pairs = [(ids, s if s.is_whole else replace(s, finish="length")) for ids, _, s in each]
-    record_lengths(ctx, pairs)
     columns = assemble(model.tokenizer, pairs, [int(number) for _, number, _ in each])
+    record_lengths(ctx, pairs, columns.responses)
     versions = Ragged.of([[-1] * len(ids) + [*s.versions] for ids, _, s in each], torch.int64)
     shared = {name: getattr(columns, name) for name in PartialRollout._fields if name in columns._fields}
     return PartialRollout(**shared, token_versions=versions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -44,6 +45,7 @@ SAMPLING: dict[Role, str] = {
     "nucleus": "top_p",
 }
 CUT = dict.fromkeys(("top_p", "top_k", "min_p"), "temperature")  # the most likely token is left by any cut
+REPEATED, REPETITION = 10_000, 10  # characters at the end that are looked at, and how much shorter they get
 StopText = Annotated[str, Field(min_length=1)]
 Repetition = Annotated[float, Field(gt=0, le=2)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -86,10 +88,9 @@ def rollout(
     top_k, top_p and min_p cut, but with penalties, ``min_new_tokens`` and grammars, of which log-probs that a
     train engine computes know nothing; 0 on the prompt. ``routing``, of a mixture of experts, are those that
     each token was routed to in each layer that has them, by their numbers; -1 where a token was not routed,
-    as the last.
-    Records ``rollout/length`` (response tokens),
-    ``rollout/prompt_length`` (prompt tokens), ``rollout/truncated`` (a fraction) and ``tokens/generated`` (a
-    total). Nucleus sampling: arXiv 1904.09751.
+    as the last. Records ``rollout/length`` (response tokens), ``rollout/prompt_length`` (prompt tokens),
+    ``rollout/truncated`` and ``rollout/repetitive`` (fractions) and ``tokens/generated`` (a total).
+    Nucleus sampling: arXiv 1904.09751.
 
     Attributes:
         n: responses per prompt, at least 1.
@@ -126,9 +127,10 @@ def rollout(
     answers = model.generate(requests, sampling)
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
-    record_lengths(ctx, pairs)
     ctx.record("tokens/generated", [len(g.tokens) for _, g in pairs], kind="sum", over="tokens")
-    return assemble(model.tokenizer, pairs, [row // n for row in rows])
+    columns = assemble(model.tokenizer, pairs, [row // n for row in rows])
+    record_lengths(ctx, pairs, columns.responses)
+    return columns
 
 
 def seed(run: int, iteration: int, node: str, row: int) -> int:
@@ -161,10 +163,24 @@ def _routing(pairs: Sequence[tuple[Sequence[int], Generation]]) -> Ragged | None
     return Ragged(torch.cat(told), offsets_of(lengths))
 
 
-def record_lengths(ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]]) -> None:
-    """Record how long responses and prompts are, and the fraction of responses that are cut off."""
+def record_lengths(
+    ctx: Context, pairs: Sequence[tuple[Sequence[int], Generation]], responses: Sequence[str]
+) -> None:
+    """Record how long responses and prompts are, and which fractions are cut off or repeat themselves."""
     lengths = [len(generation.tokens) for _, generation in pairs]
     ctx.record("rollout/length", lengths)
-    ctx.record("rollout/length_", lengths, kind=("min", "max"))
+    ctx.record("rollout/length_", lengths, kind=("std", "min", "max"))
     ctx.record("rollout/prompt_length", [len(ids) for ids, _ in pairs])
     ctx.record("rollout/truncated", [g.finish == "length" for _, g in pairs], kind="share")
+    ctx.record("rollout/repetitive", [*map(repeats, responses)], kind="share")
+
+
+def repeats(text: str) -> bool:
+    """Return whether a text repeats itself: zlib makes a tenth of its end or less. Prose comes to a half.
+
+    Example:
+        >>> repeats("It is 4. " * 80), repeats("It is 4."), repeats("".join(map(str, range(999))))
+        (True, False, False)
+    """
+    end = text[-REPEATED:].encode(errors="replace")
+    return len(end) >= REPETITION * len(zlib.compress(end))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from itertools import accumulate
+from typing import Annotated
+
+from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -33,7 +36,7 @@ def steps(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
     *,
-    end: str = "\n\n",
+    end: Annotated[str, Field(min_length=1)] = "\n\n",
 ) -> boolean[samples, tokens]:
     """Where the steps of a response end: at tokens that complete the text ``end``, and at the last.
 

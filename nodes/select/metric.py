@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rlgraph.errors import RunError
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import Context, float32, int64, op, samples, text
+from rlgraph.ops import Context, anything, float32, int64, op, samples, text
 
 
 @op(rows="group")
@@ -56,17 +56,21 @@ def pass_at_k(
 
 
 @op(rows="each")
-def mean_at_k(ctx: Context, rewards: float32[samples], source: text[samples] | None) -> float32[samples]:
-    """The rewards themselves; with ``n: k`` their mean is mean@k.
+def mean_at_k(ctx: Context, rewards: anything[samples], source: text[samples] | None) -> float32[samples]:
+    """The rewards themselves, or other numbers or truth values; with ``n: k`` their mean is mean@k.
 
     Records ``NODE/SOURCE``, the mean over the samples of each source; an evaluation that reports this column
-    reports them too.
+    reports them too: of ``in: {rewards: truncated}`` the share of each source that is cut off.
 
     Example:
         average: {op: metric.mean_at_k}
     """
-    _record(ctx, rewards, source)
-    return rewards
+    if isinstance(rewards, list):
+        raise RunError(
+            f"{ctx.node}: a mean is of numbers or truth values; map `rewards` to another column by `in`"
+        )
+    _record(ctx, rewards.float(), source)
+    return rewards.float()
 
 
 @cache

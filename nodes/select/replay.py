@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.nodes.support.ragged import joined, taken
 from rlgraph.nodes.support.splitmix import WEYL, mix, shift, signed
 from rlgraph.ops import Context, float32, int64, op, samples
 
@@ -83,13 +83,13 @@ def replay(
         keys = _uniform(ctx, rows[NUMBER][places]).log() / weight
         places = places[keys.topk(batch).indices.sort().values]
     places = places[-(batch or len(places)) :] if len(places) else places
-    ctx.held = {name: _take(column, stay) for name, column in rows.items()}
+    ctx.held = {name: taken(column, stay) for name, column in rows.items()}
     ctx.record("held", len(stay), over="iterations")
     if len(places):
         ctx.record("age", age[places])
         ctx.record("age_max", age[places], kind="max")
     given = {
-        name: _take(column, places) for name, column in rows.items() if name not in (CAME, NUMBER, PRIORITY)
+        name: taken(column, places) for name, column in rows.items() if name not in (CAME, NUMBER, PRIORITY)
     }
     return SimpleNamespace(age=age[places], **given)
 
@@ -106,25 +106,10 @@ def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]
         NUMBER: known + torch.arange(count),
         PRIORITY: torch.ones(count) if priority is None else priority,
     }
-    return {name: _joined(ctx.held[name], column) for name, column in new.items()} if ctx.held else new
+    return {name: joined([ctx.held[name], column]) for name, column in new.items()} if ctx.held else new
 
 
 def _uniform(ctx: Context, number: torch.Tensor) -> torch.Tensor:
     """Return float64 in (0, 1) for the number of each row."""
     start = mix(torch.tensor([signed(ctx.seed * 2**32 + ctx.iteration)]))
     return (shift(mix(start + (number + 1) * WEYL), 12).double() + 0.5) / 2**52
-
-
-def _joined(before: Any, now: Any) -> Any:
-    if isinstance(before, list):
-        return before + now
-    if isinstance(before, Ragged):
-        lengths = torch.cat([before.lengths, now.lengths])
-        return Ragged(torch.cat([before.values, now.values]), offsets_of(lengths))
-    return torch.cat([before, now])
-
-
-def _take(column: Any, rows: torch.Tensor) -> Any:
-    if isinstance(column, list):
-        return [column[row] for row in rows.tolist()]
-    return column.take(rows) if isinstance(column, Ragged) else column[rows]

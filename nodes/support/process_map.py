@@ -51,9 +51,12 @@ def process_map(
     with ThreadPoolExecutor(processes) as threads, ExitStack() as ends:
         waiting: deque[Future[Result]] = deque()
         ends.callback(lambda: [future.cancel() for future in waiting])
-        for _ in range(processes):
-            free.put(process := _started(function))
+        started = [_started() for _ in range(processes)]  # they import side by side, before one is written to
+        for process in started:
             ends.callback(_end, process)  # a thread that waits for it then goes on
+        for process in started:
+            _send(process, function)
+            free.put(process)
         for item in items:
             waiting.append(threads.submit(ask, item))
             if len(waiting) > 2 * processes:
@@ -62,11 +65,9 @@ def process_map(
             yield waiting.popleft().result()
 
 
-def _started(function: Callable[..., Any]) -> ChildProcess:
+def _started() -> ChildProcess:
     command, pipe = [sys.executable, "-m", "rlgraph.nodes.support.process_map"], subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **ALONE})
-    _send(process, function)
-    return process
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **ALONE})
 
 
 def _end(process: ChildProcess) -> None:
@@ -97,6 +98,14 @@ def _answer(process: ChildProcess, item: Any) -> Any:
     return result
 
 
+def _picklable(error: Exception) -> Exception:
+    """Return an error as it is if it survives pickling, and else one of its name and words."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        return RunError(f"{type(error).__name__}: {error}")
+
+
 def main() -> None:
     """Answer one pickled item after the other, by the function that comes first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends this process
@@ -110,7 +119,7 @@ def main() -> None:
             try:
                 answer = pickle.dumps((function(item), None))
             except Exception as error:
-                answer = pickle.dumps((None, error))
+                answer = pickle.dumps((None, _picklable(error)))
             answers.write(answer)
             answers.flush()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlgraph.nodes.support.lazy import torch
 
@@ -127,6 +128,32 @@ class Ragged:
 def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     """Return int64 ``[rows + 1]`` from lengths ``[rows]``."""
     return torch.cat([torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)])
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if isinstance(parts[0], Ragged):
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(torch.cat([part.values for part in parts]), offsets_of(lengths))
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return [row for part in parts for row in part]
+
+
+def taken(column: Any, rows: torch.Tensor) -> Any:
+    """Return the rows with these indices ``[k]`` of a ``Ragged``, a tensor ``[rows, ...]`` or a list."""
+    if isinstance(column, Ragged):
+        return column.take(rows)
+    return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
+
+
+def same(one: Ragged | None, other: Ragged | None) -> bool:
+    """Return whether two columns are on one device and hold the same, or neither is there."""
+    if one is None or other is None:
+        return one is other
+    near = one.values.device == other.values.device
+    return near and one.offsets.equal(other.offsets) and one.values.equal(other.values)
 
 
 def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:

@@ -11,12 +11,20 @@ from rlgraph.nodes.loss import policy as losses
 from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
 from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged, same
 from rlgraph.ops import Batch, Context, Loss, Metric, Objective, Totals, TrainEngine, op
 from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.declare import Role
 
 Metrics = dict[str, Metric | tuple[Any, Any]]  # scalars on the micro-batch's device
+NO_ADVANTAGE = 1e-6  # what is less is rounding
+SPREAD = (
+    "advantage",
+    "ratio",
+    "return",
+    "value",
+    "rollout_gap",
+)  # deviation, least and most are measured too
 PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 
 
@@ -58,11 +66,12 @@ def policy(
     which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. With
     ``routing`` of its own rollout a mixture routes each token to the experts that generated with it: routers
     weigh those, and learn by that (R3, arXiv 2510.11370). Records
-    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats a
-    token) and ``clip_fraction`` (tokens whose ratio is outside the clip). Between ``rollout_logprobs`` and
-    ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``,
-    ``rollout_gap_std`` and ``rollout_gap_max``, the mean, standard deviation and maximum of
-    |p_rollout - p_old| a token, and ``rollout_kl``, KL(rollout, old) by k3.
+    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats per
+    token), ``ratio``, ``clip_fraction`` (tokens whose ratio is outside the clip), ``advantage`` and
+    ``no_advantage`` (tokens whose advantage is 0, which have no gradient). Between ``rollout_logprobs`` and
+    ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``, |p_rollout -
+    p_old| per token, and ``rollout_kl``, KL(rollout, old) by k3. Of ``advantage``, ``ratio`` and
+    ``rollout_gap`` there are ``_std``, ``_min`` and ``_max`` beside the mean.
 
     Attributes:
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
@@ -85,7 +94,7 @@ def policy(
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
     """
-    if rollout_logprobs is not None and _same(rollout_logprobs, loss.columns.get("old_logprobs")):
+    if rollout_logprobs is not None and same(rollout_logprobs, loss.columns.get("old_logprobs")):
         rollout_logprobs = None  # there is nothing to compare: the ratio is to the sampling policy
     extra = {
         "ref_logprobs": ref_logprobs,
@@ -121,9 +130,9 @@ def critic(
 
     L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the value now, V the value before the
     update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``, ``grad_norm``,
-    ``lr``, ``value`` (mean per token), ``clip_fraction`` (tokens where the clamped term is the larger) and
-    ``explained_variance``, 1 - Var(R - V) / Var(R) over tokens: 1 of a critic that foretells returns, 0 of
-    one that gives all the same value.
+    ``lr``, ``value`` and ``return`` (per token: means, and ``_std``, ``_min``, ``_max``), ``clip_fraction``
+    (tokens where the clamped term is the larger) and ``explained_variance``, 1 - Var(R - V) / Var(R) over
+    tokens: 1 of a critic that foretells returns, 0 of one that gives all the same value.
 
     Attributes:
         clip: how far a value may move in one iteration, in units of the reward, above 0.
@@ -185,7 +194,7 @@ def policy_objective(
             total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
         if entropy_coef:
             total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how, norm)
-        return total, _masked_sums(measured, loss_mask) | _rollout_gap(batch)
+        return total, _metrics(measured | _rollout_gap(batch), loss_mask)
 
     return objective
 
@@ -198,9 +207,9 @@ def critic_objective(clip: float, how: Aggregation) -> Objective:
         free = (now - target).square()
         clamped = (torch.clamp(now, before - clip, before + clip) - target).square()
         error = batch["returns"].like(torch.maximum(free, clamped) / 2)
-        measured = {"value": now, "clip_fraction": clamped > free}
+        measured = {"value": now, "return": target, "clip_fraction": clamped > free}
         total = losses.aggregate(error, batch["loss_mask"], totals, how)
-        metrics = _masked_sums(measured, batch["loss_mask"])
+        metrics = _metrics(measured, batch["loss_mask"])
         return total, metrics | {"explained_variance": _explained(batch)}
 
     return objective
@@ -211,40 +220,43 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     measured = {}
     if "entropy" in batch:
         measured["entropy"] = batch["entropy"].values
+    if "advantages" in batch:
+        measured["advantage"] = batch["advantages"].values
+        measured["no_advantage"] = batch["advantages"].values.abs() < NO_ADVANTAGE
     if "old_logprobs" in batch:
         now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
         measured["kl_old"] = losses.kl(old, now, "k3")
+        measured["ratio"] = rho = losses.ratio(now, old)
+        if loss.body is gspo:
+            measured["ratio"] = rho = sequence_ratio(now, batch["old_logprobs"], batch["loss_mask"])
         if clip := loss.attributes.get("clip"):
             high = loss.attributes.get("clip_high") or clip
-            rho = losses.ratio(now, old)
-            if loss.body is gspo:
-                rho = sequence_ratio(now, batch["old_logprobs"], batch["loss_mask"])
             measured["clip_fraction"] = (rho < 1 - clip) | (rho > 1 + high)
     return measured
 
 
-def _masked_sums(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
-    """Return sum and count over the loss mask of each measure, on its device, without waiting for it."""
-    mask, count = loss_mask.values, loss_mask.values.sum()
-    masked = {name: torch.where(mask, values.detach(), 0) for name, values in measured.items()}
-    return {name: (values.double().sum(), count) for name, values in masked.items()}
+def _metrics(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
+    """Return metrics over the loss mask of each measure, on its device, without waiting for it."""
+    mask, metrics = loss_mask.values, Metrics()
+    for name, values in measured.items():
+        moments = _moments(values, loss_mask)
+        metrics[name] = Metric("mean", "tokens", {part: moments[part] for part in ("count", "total")})
+        if name in SPREAD:
+            least, most = (torch.where(mask, values.detach(), far) for far in (math.inf, -math.inf))
+            metrics[f"{name}_std"] = Metric("std", "tokens", moments)
+            metrics[f"{name}_min"] = Metric("min", "tokens", {"least": least.amin()})
+            metrics[f"{name}_max"] = Metric("max", "tokens", {"most": most.amax()})
+    return metrics
 
 
-def _rollout_gap(batch: Batch) -> Metrics:
-    """Return how far the sampling engine is from the training one, over the loss mask."""
+def _rollout_gap(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return how far the sampling engine is from the training one, per token ``[all tokens]``."""
     if "rollout_logprobs" not in batch:
         return {}
-    mask = batch["loss_mask"]
     rollout, train = batch["rollout_logprobs"].values, batch.get("old_logprobs", batch["logprobs"]).values
     rollout, train = rollout.double(), train.detach().double()
     gap = (rollout.exp() - train.exp()).abs()
-    measured = {"rollout_gap": gap, "rollout_kl": losses.kl(rollout, train, "k3")}
-    largest = torch.where(mask.values, gap, -math.inf).amax()
-    return {
-        **_masked_sums(measured, mask),
-        "rollout_gap_std": Metric("std", "tokens", _moments(gap, mask)),
-        "rollout_gap_max": Metric("max", "tokens", {"most": largest}),
-    }
+    return {"rollout_gap": gap, "rollout_kl": losses.kl(rollout, train, "k3")}
 
 
 def _explained(batch: Batch) -> Metric:
@@ -259,12 +271,6 @@ def _moments(values: torch.Tensor, loss_mask: Ragged) -> dict[str, torch.Tensor]
     """Return count, sum and sum of squares over the loss mask, on its device, without waiting for it."""
     masked = torch.where(loss_mask.values, values.detach().double(), 0)
     return {"count": loss_mask.values.sum(), "total": masked.sum(), "squares": masked.square().sum()}
-
-
-def _same(column: Ragged, other: Ragged | None) -> bool:
-    if other is None or column.values.device != other.values.device:  # one of each engine
-        return False
-    return column.values.equal(other.values)
 
 
 def rows_of(ctx: Context) -> tuple[torch.Tensor, int]:

@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from rlgraph.cli.options import (
-    DEVICES,
-    GRAPH,
-    NO_CODE,
-    OUTPUT,
-    OVERRIDES,
-    STRICT,
-    TOO_MANY,
-    form_option,
-    is_saved,
-    say,
-    target_options,
-)
+from rlgraph.cli import options
 
 if TYPE_CHECKING:
     from rlgraph.check import Look
@@ -30,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
-@DEVICES
-@form_option("text", "json")
+@options.GRAPH
+@options.OVERRIDES
+@options.DEVICES
+@options.form_option("text", "json")
 @click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
-@target_options
-@STRICT
-@NO_CODE
+@options.target_options
+@options.STRICT
+@options.NO_CODE
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -60,7 +48,7 @@ def check(
     from rlgraph.syntax.source import Tree
 
     if devices and target:
-        raise click.UsageError(TOO_MANY)
+        raise click.UsageError(options.TOO_MANY)
     look: Look | None = None
     lengths: list[int | None] = []
     if files:
@@ -75,14 +63,14 @@ def check(
         ctx.exit(0 if report["ok"] else 1)
     plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
     for name in plan.open_values:
-        say(f"still open: {name} (give it as {name}=...)")
+        options.say(f"still open: {name} (give it as {name}=...)")
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
     where = f" on {on}" * (max(plan.pools.values()) > 2)
     count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
     length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
-    say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
+    options.say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
     for warning in warnings:
-        say(f"\n{warning.render()}")
+        options.say(f"\n{warning.render()}")
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -98,9 +86,9 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
-@DEVICES
+@options.GRAPH
+@options.OVERRIDES
+@options.DEVICES
 @click.option(
     "--format",
     "form",
@@ -115,7 +103,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     metavar="PLAN",
     help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
 )
-@target_options
+@options.target_options
 @click.option(
     "--autoplace",
     is_flag=True,
@@ -134,8 +122,8 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     callback=_print_schema,
     help="Show the JSON Schema of a plan and exit.",
 )
-@NO_CODE
-@OUTPUT
+@options.NO_CODE
+@options.OUTPUT
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -171,10 +159,10 @@ def plan(
         shown = _asked(graph, overrides, devices, old, target)
     if old:
         text = against_text(old, shown)
-        say(text, file=output, nl=False)
+        options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        say(_brief(shown, form), file=output)
+        options.say(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
         drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
@@ -183,10 +171,10 @@ def plan(
     elif form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
         click.echo(terminal_text(shown), nl=False)
     else:
-        planned = Planned(shown, compiled=not is_saved(graph, (), None))
+        planned = Planned(shown, compiled=not options.is_saved(graph, (), None))
         click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
-    for warning in () if is_saved(graph, (), None) else warnings_of(shown):
-        say(f"\n{warning.render()}", err=True)
+    for warning in () if options.is_saved(graph, (), None) else warnings_of(shown):
+        options.say(f"\n{warning.render()}", err=True)
 
 
 def _brief(plan: Plan, form: str) -> str:
@@ -206,10 +194,10 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     from rlgraph.reports.layout_search import autoplace
     from rlgraph.reports.layout_text import contest_text
 
-    if target is None or devices is not None or is_saved(graph, (), None):
+    if target is None or devices is not None or options.is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    say(contest_text(candidates), err=True)
+    options.say(contest_text(candidates), err=True)
     return best
 
 
@@ -225,8 +213,8 @@ def _asked(
     from rlgraph.reports.plan_file import load
 
     if devices is not None and target:
-        raise click.UsageError(TOO_MANY)
-    if is_saved(graph, overrides, devices):
+        raise click.UsageError(options.TOO_MANY)
+    if options.is_saved(graph, overrides, devices):
         saved = load(Path(graph))
         if target is None or saved.origin is None:
             return saved
@@ -239,13 +227,13 @@ def _asked(
 
 
 @click.command()
-@GRAPH
-@OVERRIDES
+@options.GRAPH
+@options.OVERRIDES
 @click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
 @click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
 @click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
-@DEVICES
-@NO_CODE
+@options.DEVICES
+@options.NO_CODE
 def show(
     graph: str, overrides: Sequence[str], origin: bool, column: str | None, tree: bool, devices: int | None
 ) -> None:
@@ -262,14 +250,14 @@ def show(
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
-    say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+    options.say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@form_option("text", "yaml")
-@NO_CODE
+@options.form_option("text", "yaml")
+@options.NO_CODE
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show what turns graph A into graph B, as edits.
@@ -280,5 +268,5 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     from rlgraph.frontend.graph_diff import diff_yaml
 
     difference = rlgraph.api.diff(a, b)
-    say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
+    options.say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
     ctx.exit(1 if difference else 0)

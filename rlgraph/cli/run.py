@@ -40,9 +40,10 @@ INLINE = click.option(
 )
 TRACK = click.option(
     "--track",
-    type=click.Choice(["wandb", "mlflow"]),
+    metavar="NAME",
     multiple=True,
-    help="Send metrics to this service too; it is set up by its own environment variables.",
+    help="Send metrics and samples to wandb or mlflow too, which their own environment variables set up, or "
+    "to a tracker of yours: my_tracker.py:Name.",
 )
 
 
@@ -67,6 +68,11 @@ TRACK = click.option(
 @ADDRESS
 @INLINE
 @TRACK
+@click.option(
+    "--metrics-port",
+    metavar="[HOST:]PORT",
+    help="Let Prometheus ask here for the newest metrics, at /metrics; without HOST on this machine alone.",
+)
 @click.option(
     "--profile",
     callback=lambda ctx, option, text: _iterations(text),

@@ -21,7 +21,7 @@ from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, say
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
 @click.option("--address", help="Join a Ray cluster, on which several runs find room: its address, or auto.")
 @click.option("--inline", is_flag=True, help="Each run in one process, without Ray.")
-@click.option("--track", type=click.Choice(["wandb", "mlflow"]), multiple=True, help="As of `rlgraph run`.")
+@click.option("--track", metavar="NAME", multiple=True, help="As of `rlgraph run`.")
 @click.pass_context
 def sweep(
     ctx: click.Context,

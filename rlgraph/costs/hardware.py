@@ -27,31 +27,22 @@ class Cluster(BaseModel):
     memory_bandwidth: Positive = Field(description="bytes per second between a device and its memory.")
     intra_link: Positive = Field(description="bytes per second between two devices of a host.")
     inter_link: Positive = Field(description="bytes per second of one network adapter to another host.")
-    adapters: Count | None = Field(
-        default=None, description="network adapters of one host; null: one per device."
-    )
-    linked: Count | None = Field(
-        default=None, description="devices that `intra_link` joins, of several hosts; null: those of one."
-    )
+    adapters: Count | None = None
+    """network adapters of one host; null: one per device."""
+    linked: Count | None = None
+    """devices that `intra_link` joins, of several hosts; null: those of one."""
     host_link: Positive = Field(default=32e9, description="bytes per second between device and host memory.")
-    host_step: Positive | None = Field(
-        default=None,
-        description="numbers per second that a worker's optimizer steps on its host; null: a range.",
-    )
-    host_memory: Positive | None = Field(
-        default=None, description="bytes of a host that offloaded states may take; null: enough."
-    )
-    kind: Literal["cuda", "cpu"] | None = Field(
-        default=None, description="what a device is; null: cuda where bfloat16 is faster than float32."
-    )
-    disk: Positive | None = Field(
-        default=None,
-        description="bytes per second that all hosts together write checkpoints with; null: not known.",
-    )
+    host_step: Positive | None = None
+    """numbers per second that a worker's optimizer steps on its host; null: a range."""
+    host_memory: Positive | None = None
+    """bytes of a host that offloaded states may take; null: enough."""
+    kind: Literal["cuda", "cpu"] | None = None
+    """what a device is; null: cuda where bfloat16 is faster than float32."""
+    disk: Positive | None = None
+    """bytes per second that all hosts together write checkpoints with; null: not known."""
     reserve: float = Field(ge=0, description="bytes of a device that no model gets: context, buffers, slack.")
-    margin: float = Field(
-        default=0.05, ge=0, lt=1, description="the share of a device's memory that plans leave free."
-    )
+    margin: float = Field(default=0.05, ge=0, lt=1)
+    """the share of a device's memory that plans leave free."""
 
     @property
     def total(self) -> int:

@@ -71,9 +71,8 @@ class Workload:
     responses: Lengths
     assumed: tuple[str, ...]
     imbalance: float = 1.0  # tokens of the busiest of the devices that divide experts, over their mean
-    kept: Mapping[str, float] = field(
-        default_factory=dict
-    )  # domain -> the share that its filter keeps, below 1
+    # domain -> the share that its filter keeps, below 1
+    kept: Mapping[str, float] = field(default_factory=dict)
     turns: float | None = None  # of a conversation; None: half of what its rollout allows
     tool_seconds: float = 0.0  # in which each turn but the last is answered
 

@@ -16,19 +16,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
-from rlgraph.frontend.domains import (
-    NAMED_REMEDY,
-    as_many,
-    line,
-    made_by,
-    no_filter,
-    reduced,
-    start,
-    two_writers,
-    unrelated,
-    without_rows,
-    wrong_type,
-)
+from rlgraph.frontend import domains
 from rlgraph.frontend.parts import ColumnParts
 from rlgraph.frontend.ports import HeldRows, declared, wanted, with_held, written
 from rlgraph.frontend.shipped import writer_of
@@ -82,7 +70,9 @@ class Inference:
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
         for node in self.graph.nodes:
-            self.problems += (no_filter(node, name, self.filters) for name in {*node.rows} - self.makers)
+            self.problems += (
+                domains.no_filter(node, name, self.filters) for name in {*node.rows} - self.makers
+            )
 
     def walk(self) -> Inference:
         """Bind every node, writers before readers."""
@@ -107,7 +97,7 @@ class Inference:
     def _claim(self, column: str, node: Node, output: str) -> None:
         writers = self.writers.setdefault(column, [])
         if node in writers:
-            self.problems.append(two_writers(column, node, node, output))
+            self.problems.append(domains.two_writers(column, node, node, output))
         writers.append(node)
         self.outputs.setdefault(column, output)
 
@@ -168,7 +158,7 @@ class Inference:
         for column in missing:
             self._missing(node, column)
         domain = None if missing or self.broken & {*read} else self._domain(node, ports)
-        if domain and (problem := without_rows(node, domain)):
+        if domain and (problem := domains.without_rows(node, domain)):
             self.problems.append(problem)
         if domain is None or problem:
             self.broken.update(self.outs[node.name].values())
@@ -179,7 +169,7 @@ class Inference:
             if (at := self.parts.at(column, domain.name))
         }
         written_to = self._written_to(node, domain)
-        rows, wrong = reduced(self.domains, node, written_to, self.leaving)
+        rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving)
         outs = {port: self._part(column, rows) for port, column in self.outs[node.name].items()}
         asked = [read for read in reads.values() if not _by_chance(node, read[0])]
         makers = {made.maker for made in ancestors(self.domains, domain.name)}
@@ -200,7 +190,7 @@ class Inference:
             if same := self.parts.add(name, Column(column, port.type.over(of.kind), of.name, node.name)):
                 self.broken.add(name)
             if same and same.writer != node.name:
-                self.problems.append(two_writers(name, self.graph.node(same.writer), node, port.name))
+                self.problems.append(domains.two_writers(name, self.graph.node(same.writer), node, port.name))
         if node.name in self.filters:
             self.parts.kept[node.name] = part = f"{written_to.name}/{node.name}"
             self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)
@@ -229,7 +219,7 @@ class Inference:
         if taken := self.graph.removed.get(column):
             law += f": node `{column}` is removed here"
         ports = [port for port, read in self.ports[node.name].values() if read == column]
-        remedy += NAMED_REMEDY.format(column) * any(port.type.dtype == "anything" for port in ports)
+        remedy += domains.NAMED_REMEDY.format(column) * any(port.type.dtype == "anything" for port in ports)
         if attribute := next(filter(None, [node.op.declared.when.get(port.name) for port in ports]), None):
             remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
         self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
@@ -243,27 +233,27 @@ class Inference:
         def last(read: tuple[Port, str]) -> tuple[bool, bool, bool]:
             # a column read by chance decides nothing, nor does one of as many rows as a domain above it has
             parts = self.parts.of[read[1]]
-            return _by_chance(node, read[0]), len(parts) > 1, bool(as_many(self.domains, parts[0]))
+            return _by_chance(node, read[0]), len(parts) > 1, bool(domains.as_many(self.domains, parts[0]))
 
         for port, name in sorted(ports.values(), key=last):
             column = self.parts.met(name, finest)
             if column is None and not _by_chance(node, port) and self.parts.is_unread(node, name, finest):
                 return None
             column = column or self.parts.of[name][0]
-            finer = finest is None or finest.name in line(self.domains, column.domain)
+            finer = finest is None or finest.name in domains.line(self.domains, column.domain)
             meets = finer
-            if finest and start(self.domains, column, finest.name):
+            if finest and domains.start(self.domains, column, finest.name):
                 meets, finer = True, finer and is_made_of(self.domains[column.domain].kind, finest.kind)
             if not meets and _by_chance(node, port):
                 continue
-            if wrong := wrong_type(node, port, column, self.domains[column.domain].kind):
+            if wrong := domains.wrong_type(node, port, column, self.domains[column.domain].kind):
                 self.problems.append(wrong)
                 return None
             if finest and not meets:
                 reads = [(port, self.parts.of[name][0]) for port, name in ports.values()]
                 asked = [column for port, column in reads if not _by_chance(node, port)]
                 maker = self.graph.node(self.domains[column.domain].maker)
-                self.problems.append(unrelated(self.domains, node, column, finest, asked, maker))
+                self.problems.append(domains.unrelated(self.domains, node, column, finest, asked, maker))
                 return None
             finest = self.domains[column.domain] if finer else finest
         finest = finest or GraphDomain("", "", node.name)
@@ -282,7 +272,7 @@ class Inference:
         """Return the domain of what a node writes: its own new one where the op makes one."""
         if node.op.declared.makes is None:
             return domain
-        made = made_by(node, self.domains, domain.name or None)
+        made = domains.made_by(node, self.domains, domain.name or None)
         self.parts.kept[node.name] = made.name
         return self.domains.setdefault(made.name, made)
 

@@ -16,16 +16,7 @@ from rlgraph.importing.table import table_of
 
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
 OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
-TEXT_PROMPTS = "TRL takes a text as it is: set prompts.template: plain; messages go through the template"
-PAIRS = "rows have a prompt; where responses begin with it set pairs.question: null (docs/data.md)"
-DROPPED = "rows over max_length, 1,024 in TRL, are dropped here (data/overlong says how many), and cut in TRL"
-EXAMPLES = "rows have prompt and completion; of messages: examples.question: messages, examples.answer: null"
-TARGETS = "the graph has q_proj and v_proj, peft's own for most models: set models.policy.train.lora.targets"
-PROCESSES = "accelerate says how many there are, here one: give num_processes=8, which multiplies the batch"
-ANSWERS = 'a reward function gets it as text, as "72" for 72: give the field another name where that matters'
 KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
-NO_REWARD = "the graph has reward.math; name a function in reward_funcs, or another op"
-TOO_MANY = "reward.sum adds four: the first are in the graph; add the others by a second one"
 
 
 def import_trl(
@@ -126,9 +117,8 @@ def _loss(draft: Draft, options: Options) -> None:
     losses, kind = options.table.facts["losses"], options["loss_type"]
     spec = losses.get(kind, losses["dapo"])
     low, high = options["epsilon"], options["epsilon_high"] or options["epsilon"]
-    keys = {name: key for name, key in spec.items() if name not in ("kind", "aggregate")}
     values = {"epsilon": low, "epsilon_high": high}
-    loss = {"kind": spec["kind"], **{n: values.get(k, options[k]) for n, k in keys.items()}}
+    loss = {"kind": spec["kind"], **{n: values.get(k, options[k]) for n, k in spec["with"].items()}}
     mean = spec["aggregate"]
     if options["importance_sampling_level"] == "sequence":
         loss, mean = {"kind": "gspo", "clip": low, "clip_high": high}, "seq-mean-token-mean"
@@ -157,21 +147,20 @@ def _correction(draft: Draft, options: Options) -> None:
 
 def told(options: Options, functions: Sequence[RewardFunction]) -> Iterator[KeyOutcome]:
     """Yield what the user has to see to that stands behind no key that is given."""
-    kind, columns = options.table.kind, [column for function in functions for column in function.columns]
-    peft = options.is_on("use_peft") and options["lora_target_modules"] is None
-    notes = [
-        ("the prompts", TEXT_PROMPTS, kind in ("grpo", "rloo")),
-        ("the reward", NO_REWARD, kind in ("grpo", "rloo") and not functions),
-        ("the column answer", ANSWERS, "answer" in columns),
-        ("reward_funcs", TOO_MANY, len(functions) > len(PORTS)),
-        ("the columns of the data", PAIRS, kind == "dpo"),
-        ("the columns of the data", EXAMPLES, kind == "sft"),
-        ("long rows", DROPPED, kind in ("dpo", "sft")),
-        ("lora_target_modules", TARGETS, peft),
-        ("num_processes", PROCESSES, "num_processes" not in options.values),
-        *((f"the reward {f.name}", f.remedy or KWARGS, f.remedy or f.takes_more) for f in functions),
-    ]
-    yield from (KeyOutcome(key, UNKNOWN, "hand", text) for key, text, holds in notes if holds)
+    kind, facts = options.table.kind, options.table.facts
+    holds = {
+        "no function": not functions,
+        "an answer": any("answer" in function.columns for function in functions),
+        "more functions": len(functions) > len(PORTS),
+        "adapters": options.is_on("use_peft") and options["lora_target_modules"] is None,
+        "one process": "num_processes" not in options.values,
+    }
+    for row in facts["told"]:
+        if kind in row.get("of", [kind]) and holds.get(row.get("where"), True):
+            yield KeyOutcome(row["about"], UNKNOWN, "hand", row["text"])
+    for function in functions:
+        if text := function.remedy or KWARGS * function.takes_more:
+            yield KeyOutcome(f"the reward {function.name}", UNKNOWN, "hand", text)
 
 
 def lora(value: bool, options: Options) -> Mapping[str, Any] | None:

@@ -19,10 +19,6 @@ FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
 TRUTH = "reward_model.ground_truth"
 NO_LIMIT = 1000  # rounds of a refill that is to have no limit
-SCORERS = "verl's own scorers go by data_source; the graph has reward.math, which compares numbers. For "
-SCORERS += "verl's write verl_reward.py with `from verl.utils.reward_score import default_compute_score as "
-SCORERS += "compute_score`, and give reward.custom_reward_function.path=verl_reward.py"
-HALF = "; verl's scorers of DAPO give -1 and 1, reward.math 0 and 1: halve overlong.penalty with it"
 
 
 def import_verl(file: Path | None, overrides: Sequence[str], folder: Path = Path()) -> Imported:
@@ -35,7 +31,8 @@ def import_verl(file: Path | None, overrides: Sequence[str], folder: Path = Path
     draft = draft_of(options)
     outcomes = list(outcomes_of(options, draft, BY))
     if not options[f"{REWARD}.path"]:
-        text = SCORERS + HALF * options.is_on(f"{OVERLONG}.enable")
+        told = options.table.facts["told"]
+        text = told["scorers"] + told["overlong"] * options.is_on(f"{OVERLONG}.enable")
         outcomes.insert(0, KeyOutcome("the reward", UNKNOWN, "hand", text))
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
@@ -69,8 +66,7 @@ def draft_of(options: Options) -> Draft:
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update verl's loss, whatever the parent's is: verl clips ratios with every estimator."""
     spec = _spec(options) or options.table.facts["losses"]["vanilla"]
-    keys = {name: key for name, key in spec.items() if name not in ("kind", "aggregate")}
-    given = {name: _of_actor(options, key) for name, key in keys.items()}
+    given = {name: _of_actor(options, key) for name, key in spec["with"].items()}
     if not draft.has("old_logprobs"):
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
     draft.edit("replace", **{"update_policy.loss": {"kind": spec["kind"], **given}})

@@ -171,7 +171,8 @@ class Target:
     response_tokens: float | None = None
     calibration: str | None = None  # the file of factors that a run was measured to have
     expert_imbalance: float | None = None  # as ``Workload.imbalance``
-    kept_rows: Mapping[str, float] = field(default_factory=dict)  # filter -> share kept; "": of others
+    # filter -> the share it keeps; "": of others
+    kept_rows: Mapping[str, float] = field(default_factory=dict)
     turns: float | None = None  # the mean of a conversation
     tool_seconds: float | None = None  # of a turn
     margin: float | None = None  # the share of a device's memory that stays free; None: as the cluster says

@@ -55,9 +55,8 @@ class Headline:
     iteration: Figure  # seconds, in the steady state
     run: Figure | None  # seconds of all iterations, evaluations and checkpoints; None: nobody says how many
     device_hours: Figure | None  # of the run, on all devices
-    tokens: (
-        Figure  # per second per device: prompts and responses of the samples made, or of the rows trained on
-    )
+    # per second per device: prompts and responses of the samples made, or of the rows trained on
+    tokens: Figure
     utilisation: Mapping[str, Figure]  # update -> model FLOPs over those that its devices could do (MFU)
     evaluation: Figure | None  # seconds of one
     checkpoint: Figure | None  # seconds of the one at the end; others are written while iterations run

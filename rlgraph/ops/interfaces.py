@@ -227,17 +227,20 @@ class Context:
     total_samples: int = 0
     over: str = "rows"  # what a row of its metrics is, as a rule: one of what the op writes, or reads
     metrics: dict[str, Metric] = field(default_factory=dict)
-    state: dict[str, Any] = field(
-        default_factory=dict
-    )  # of JSON, from iteration to iteration: ``@op(state=)``
-    given: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of ``@op(holds=True)``: columns of rows that came
+    # of JSON, from iteration to iteration: ``@op(state=)``
+    state: dict[str, Any] = field(default_factory=dict)
+    # of ``@op(holds=True)``: columns of rows that came
+    given: Mapping[str, Any] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)  # likewise: columns, from iteration to iteration
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()
     whole: Any = None
+    spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch
+
+    def number(self, row: int) -> int:
+        """Return the number in the whole batch of one of the rows."""
+        return int(self.rows[row]) if len(self.rows) else row
 
     def leave(self, whole: Any, *columns: Any) -> None:
         """Leave rows unfinished: they come again, first, with these columns in ``begun``.

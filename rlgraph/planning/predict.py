@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
@@ -27,19 +28,14 @@ from rlgraph.units import size_text
 
 @dataclass(frozen=True)
 class Scenario:
-    """The setting of a prediction: a cluster, mean lengths, and factors on the seconds, measured in a run.
+    """The setting of a prediction: a cluster, what is said of the work, and factors measured in a run.
 
-    A length that is None is as the plan's attributes suggest.
+    ``assumptions`` are arguments of ``workload``; what they leave out is as the plan's attributes suggest.
     """
 
     cluster: Cluster
-    prompt_tokens: float | None = None
-    response_tokens: float | None = None
+    assumptions: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
-    expert_imbalance: float | None = None
-    kept_rows: Mapping[str, float] = field(default_factory=dict)
-    turns: float | None = None
-    tool_seconds: float | None = None
 
     @staticmethod
     def of(target: Target, here: Here | None = None) -> Scenario:
@@ -50,11 +46,11 @@ class Scenario:
         """
         factors = load_calibration(target.calibration) if target.calibration else None
         cluster = load_cluster(target.cluster, here, target.margin)
-        return Scenario(cluster, calibration=factors, **target.assumptions)
+        return Scenario(cluster, target.assumptions, factors)
 
     def work(self, plan: Plan) -> Workload:
-        """Return the work of a plan, with these lengths."""
-        return workload(plan, **{k: v for k, v in vars(self).items() if k not in ("cluster", "calibration")})
+        """Return the work of a plan, with these assumptions."""
+        return workload(plan, **self.assumptions)
 
 
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:

@@ -16,90 +16,35 @@ from collections.abc import Mapping
 from rlgraph.frontend.bind_call import joins
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.declare import Op, Port
+from rlgraph.reference import schema_parts as parts
 from rlgraph.reference.describe import OpEntry, attribute_schemas, entry_of, find
-from rlgraph.reference.schema_parts import (
-    ADAPTIVE,
-    COURSE,
-    NAME,
-    OPEN,
-    Schema,
-    changing,
-    edit_schema,
-    marked_down,
-    named,
-    opened,
-    ref,
-    said,
-    told,
-)
+from rlgraph.reference.schema_parts import OPEN, PARTS, Schema, ref
 from rlgraph.syntax.settings import GraphFile, Refill
 
 FUNCTION = r"\.py:\w+$"
-MODEL = r"^[A-Za-z_][A-Za-z0-9_]*(@next)?$"
-COLUMN = {"type": "string", "pattern": f"{NAME}|{OPEN}"}
 LATER = " NAME@next is the version after its update."
-VALUE = {"type": ["string", "integer", "boolean"]}
-ROWS = {
-    "type": ["string", "array", "object"],
-    "description": "The filter, or the node that makes rows, whose rows alone are read; several, whose rows "
-    "are read together; or rows by a column's value.",
-    "items": {"type": "string"},
-    "minItems": 1,
-    "properties": {
-        "by": {**COLUMN, "description": "The column whose values choose the rows."},
-        "is": {
-            "anyOf": [VALUE, {"type": "array", "items": VALUE, "minItems": 1}],
-            "description": "Its value, or a list of them; without, those that no other route takes.",
-        },
-    },
-    "required": ["by"],
-    "additionalProperties": False,
-}
-STATE = {"type": "string", "description": "The node, by its name, whose state is read."}
-JOINS = {
-    "type": "string",
-    "description": "The update, by its name, to whose optimizer steps this one's loss is added.",
-}
-INS = "Which column each parameter reads, where names differ."
-OUTS = "Other names for the columns that it writes."
-
-
-def _model(text: str) -> Schema:
-    return {"type": "string", "pattern": f"{MODEL}|{OPEN}", "description": text}
-
-
-OF = _model(f"The model whose weights are copied.{LATER}")
-REFILL = {
-    **ref("refill"),
-    "description": "Of a filter: repeat what is before it with the next prompts until enough rows stay.",
-}
-EVERY = "Iterations from one in which it runs to the next; without `from` those that it divides."
-FROM = "The first iteration in which it runs, counted from 1; by default `every`."
-ITERATION = opened({"type": "integer", "minimum": 1})
-# for any node
-CADENCE = {"every": {**ITERATION, "description": EVERY}, "from": {**ITERATION, "description": FROM}}
+KEYS, COLUMN, MODEL = PARTS["keys"], PARTS["column"], PARTS["model"]
 DEFAULTS_OR_MAP = {"type": ["object", "boolean", "string"], "pattern": OPEN}  # true: all defaults
 FRAGMENT = {"not": {"anyOf": [{"required": [name]} for name in ("graph", "extends", "use")]}}
-POOL = {"type": "string", "description": "The pool that it runs on; by default where most that it reads is."}
 
 
 def graph_schema() -> Schema:
     """Return the schema of a graph file; ``???`` and ``${...}`` stand for any value."""
     root = GraphFile.model_json_schema()
-    definitions = {name: told(part) for name, part in root.pop("$defs").items()}
-    definitions["Eval"]["properties"]["nodes"] = named(
+    definitions = {name: parts.told(part) for name, part in root.pop("$defs").items()}
+    definitions["Eval"]["properties"]["nodes"] = parts.named(
         ref("changed"), definitions["Eval"]["properties"]["nodes"]
     )
-    properties = told(root)["properties"]
+    properties = parts.told(root)["properties"]
     for name in ("models", "nodes", "pools"):
         inner = ref("node") if name == "nodes" else properties[name]["additionalProperties"]
-        properties[name] = named(inner, properties[name])
+        properties[name] = parts.named(inner, properties[name])
     properties["edits"]["items"] = ref("edit")
     for name in {*properties} - {"seed"}:
         properties[name].pop("default", None)
         del properties[name]["markdownDescription"]  # the description is of that default
     rate = definitions["Optimizer"]["properties"]
-    rate["lr"] = changing(rate["lr"])
+    rate["lr"] = parts.changing(rate["lr"])
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A graph of rlgraph",
@@ -113,21 +58,17 @@ def graph_schema() -> Schema:
             "anyOf": [{"required": ["graph", "extends"]}, {"required": ["edits"], **FRAGMENT}],
         },
         "else": {"required": ["graph", "nodes", "schedule"], "not": {"required": ["edits"]}},
-        "$defs": definitions | _node_definitions() | {"edit": edit_schema(properties, definitions)},
+        "$defs": definitions | _node_definitions() | {"edit": parts.edit_schema(properties, definitions)},
     }
-    return {**marked_down(schema)}
+    return {**parts.marked_down(schema)}
 
 
 def _node_definitions() -> dict[str, Schema]:
     definitions = {
-        "open": {"type": "string", "pattern": OPEN, "description": "`???`: to be given; or `${...}`."},
-        "course": COURSE,
-        "adaptive": ADAPTIVE,
+        **PARTS["definitions"],
         "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
         "node": _by_name("op", [*OPS], "op.", "custom", "op"),
-        "changed": _changed(),
-        "custom": _custom(),
-        "refill": told(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
+        "refill": parts.told(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
     }
     for word, known in HOOKS.items():
         definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
@@ -160,10 +101,10 @@ def _attributes(op: Op, entry: OpEntry) -> dict[str, Schema]:
     schemas, attributes = attribute_schemas(op), {}
     for name, kind, default, text in entry.attributes:
         adapts = not op.kind and name in op.declared.measures
-        schema = _hooks(op, name) if name in op.hooks else changing(opened(schemas[name]), adapts)
+        schema = _hooks(op, name) if name in op.hooks else parts.changing(parts.opened(schemas[name]), adapts)
         if name in op.structural:
-            schema = opened(schemas[name])
-        attributes[name] = {**schema, **said(text, kind, default)}
+            schema = parts.opened(schemas[name])
+        attributes[name] = {**schema, **parts.said(text, kind, default)}
     return attributes
 
 
@@ -181,73 +122,37 @@ def _model_keys(op: Op) -> dict[str, Schema]:
     if op.engine:
         head = "" if op.copies else f"; it needs head {op.declared.head}"
         later = LATER * (not op.declared.updates)
-        keys["model"] = _model(f"The model, by its name in `models`{head}.{later}")
-    keys |= {"of": OF} if op.copies else {}
+        keys["model"] = {**MODEL, "description": f"The model, by its name in `models`{head}.{later}"}
     if op.declared.recorded:
-        keys["model"] = _model("The model that sampled the rows, by its name in `models`.")
-    if "tokenizer" in op.handles.values():
-        text = "The model whose tokenizer is used; by default that of the one trained language model."
-        keys["tokenizer"] = {"type": "string", "description": text}
-    return keys
+        keys["model"] = {**MODEL, "description": "The model that sampled the rows, by its name in `models`."}
+    return keys | _chosen(of=op.copies, tokenizer="tokenizer" in op.handles.values())
 
 
 def _edges(op: Op) -> dict[str, Schema]:
-    """Return the schema of ``in`` and ``out``, with the op's names of its columns."""
+    """Return the schema of ``in`` and ``out``, with the op's names of its columns, and of what else a node of
+    it may have."""
     edges = {}
     ports = {port.name: port for port in op.inputs}
     for kind in op.hooks.values():
         shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
         ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
     if ports:
-        edges["in"] = _columns(ports, INS, bool(op.hooks or op.more))
+        edges["in"] = _columns(ports, "in", bool(op.hooks or op.more))
     if op.outputs:
         outs = {port.name: port for port in op.outputs if port.name}
-        edges["out"] = _columns(outs, OUTS, not outs)
-    edges |= {} if op.source else {"rows": ROWS}
-    edges |= {"state": STATE} if op.declared.state == "reads" else {}
-    edges |= {"joins": JOINS} if joins(op) else {}
-    edges |= {"refill": REFILL} if op.declared.filters else {}
-    edges |= CADENCE
-    return edges if op.engine else {**edges, "pool": POOL}
+        edges["out"] = _columns(outs, "out", not outs)
+    edges |= _chosen(rows=not op.source, state=op.declared.state == "reads", joins=joins(op))
+    return edges | _chosen(refill=op.declared.filters, every=True, **{"from": True}, pool=not op.engine)
 
 
-def _columns(ports: Mapping[str, Port], text: str, more: bool) -> Schema:
+def _chosen(**keys: bool) -> dict[str, Schema]:
+    return {key: KEYS[key] for key, applies in keys.items() if applies}
+
+
+def _columns(ports: Mapping[str, Port], key: str, more: bool) -> Schema:
     properties = {n: {**COLUMN, "description": f"A column of {port.type}."} for n, port in ports.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": COLUMN if more else False}
-    return {**opened(schema), "description": text}
-
-
-def _custom() -> Schema:
-    """Return the schema of a node that runs a function in a user's file."""
-    columns = {"type": "object", "additionalProperties": COLUMN}
-    return {
-        "description": "A node that runs a function in a file beside the graph.",
-        "properties": {
-            "op": {},
-            "model": _model("The model that it reads."),
-            "tokenizer": {"type": "string", "description": "The model whose tokenizer is used."},
-            "in": {**columns, "description": INS},
-            "out": {**columns, "description": OUTS},
-            "rows": ROWS,
-            "refill": REFILL,
-            "pool": POOL,
-            **CADENCE,
-            "of": OF,
-            "state": STATE,
-            "joins": JOINS,
-        },
-    }
-
-
-def _changed() -> Schema:
-    """Return the schema of a node under ``eval``: a new one, or other attributes of the graph's."""
-    return {
-        "type": ["object", "string"],
-        "pattern": OPEN,
-        "properties": {"op": ref("op")},
-        "if": {"type": "object", "required": ["op"]},
-        "then": ref("node"),
-    }
+    return {**parts.opened(schema), **PARTS[key]}
 
 
 def _choice(known: Mapping[str, str], what: str, one: str) -> Schema:

@@ -67,7 +67,7 @@ def section_markdown(title: str, section: type[Section]) -> str:
     schema = section.model_json_schema()
     required = schema.get("required", ())
     rows = [
-        (name, in_words(value), default_of(value, name in required), value["description"])
+        (name, in_words(value), default_of(value, name in required), " ".join(value["description"].split()))
         for name, value in schema["properties"].items()
     ]
     table = _table(("attribute", "type", "default", ""), rows)

@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rlgraph.reference.words import default_of, in_words
 
 Schema = dict[str, Any]
 
+PARTS: Schema = yaml.safe_load((Path(__file__).parent / "schema.yaml").read_text(encoding="utf-8"))
+OPEN: str = PARTS["open"]
+EDITS: dict[str, str] = PARTS["edits"]
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-OPEN = r"^\?\?\?$|\$\{"  # a value that only the user can give, and one that is taken from elsewhere
-ITERATIONS = {"type": ["integer", "string"], "minimum": 1, "pattern": OPEN}
-NUMBER = {"type": ["number", "string"], "pattern": OPEN}
-ENDS = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
-COURSE: Schema = {
-    "type": "object",
-    "description": "A number that changes over the iterations, which count from 1.",
-    "properties": {
-        "linear": {**ENDS, "description": "From the first number to the second, evenly."},
-        "cosine": {**ENDS, "description": "From the first number to the second, along half a cosine wave."},
-        "steps": {"type": "object", "description": "The iteration from which on: the number."},
-        "over": {**ITERATIONS, "description": "In how many iterations it gets there."},
-        "from": {**ITERATIONS, "description": "The iteration in which it begins to; 1 unless given."},
-    },
-    "additionalProperties": False,
-    "oneOf": [{"required": [name]} for name in ("linear", "cosine", "steps")],
-}
-ABOVE = {"type": NUMBER["type"], "exclusiveMinimum": 0, "pattern": OPEN}
-ADAPTIVE: Schema = {
-    "type": "object",
-    "description": "A number that follows the KL that its node measures (arXiv 1909.08593, section 2.2).",
-    "properties": {
-        "adaptive": {**ABOVE, "description": "What it begins with."},
-        "target": {**ABOVE, "description": "The KL that is aimed at, in the units of the metric."},
-        "horizon": {**ABOVE, "description": "In how many samples it changes by a fifth at most."},
-    },
-    "additionalProperties": False,
-    "required": ["adaptive", "target", "horizon"],
-}
 FIXED = ("type", "enum", "const", "pattern")
 ITEMS = ("items", "additionalProperties")
 NODE_PATH = r"^(nodes\.)?(?!(%s)$)[A-Za-z_][A-Za-z0-9_]*$"
-EDITS = {
-    "add": "What is new: nodes by name, or `models.NAME` and other sections. It must not be there yet.",
-    "remove": "Names of nodes, or paths such as `models.critic` and `rollout.top_k`. They must be there.",
-    "replace": "Nodes by name, or paths: what is there is taken out, and this put in its place.",
-    "set": "Values by path, as `rollout.n: 8` or `models.policy.optimizer.lr: 1e-5`.",
-    "insert": "Nodes by name, each `on` a column: whoever read that now reads what the node writes.",
-    "rename": "Old name: new name, of a node, `models.NAME` or a column; whoever named it follows.",
-}
 
 
 def opened(schema: Schema) -> Schema:
@@ -99,7 +68,7 @@ def _types(schema: Schema) -> list[str]:
 
 def said(text: str, kind: str, default: str) -> Schema:
     """Return a description, and as Markdown with the type and the default."""
-    text = text.replace("``", "`")
+    text = " ".join(text.replace("``", "`").split())
     ending = default if default == "required" else f"default `{default}`"
     return {"description": text, "markdownDescription": f"{text}\n\n*{kind}; {ending}*"}
 

@@ -24,7 +24,7 @@ from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
-LAST = ("time/step", "time/eval")  # phases of the iteration, and after it
+LAST = ("time/step", "time/eval", "time/save")  # phases of the iteration, and after it
 TOLD = 3  # changes that are printed
 SHORT = 0.01  # share of the critical path; shorter steps are left out
 

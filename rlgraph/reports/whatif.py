@@ -106,7 +106,7 @@ def _planned(
     if origin.target is None:
         plan = fixed(plan)  # a run without a cluster would have this plan again
     said = measured_work(origin.target, lines, priced.prompt_tokens)
-    planned = predict(plan, Scenario(priced.cluster, calibration=factors, **said), must_fit=False)
+    planned = predict(plan, Scenario(priced.cluster, said, factors), must_fit=False)
     assert planned.peak and planned.predicted
     if not all(pool.fits for pool in planned.peak.values()):
         raise fail("does-not-fit", f"{plan.graph} does not fit on {priced.cluster.cluster}", None)

@@ -23,23 +23,7 @@ REWARD = "reward/mean"  # what is compared where nothing is evaluated
 SEED = "seed"  # runs that differ in it alone are one row
 WIDTH, HEIGHT = 640, 240  # pixels of a chart
 COLOURS = 6  # lines of one colour differ in their dashes
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --faint: #5d6b7c; --line: #d9e0e8; --paper: #fff; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4eaf2; --faint: #94a3b5; --line: #2c3745; --paper: #10151c; }
-}
-body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 24px; }
-table { border-collapse: collapse; }
-th, td { text-align: right; padding: 2px 12px; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 0; max-width: 640px; }
-figcaption span { margin-right: 12px; white-space: nowrap; }
-svg { width: 100%; height: auto; }
-svg text { fill: var(--faint); font-size: 11px; }
-polyline { fill: none; stroke: currentColor; stroke-width: 1.6; }
-.c0 { color: #2b6fe0; } .c1 { color: #c2571c; } .c2 { color: #1c8a4c; }
-.c3 { color: #8a63c9; } .c4 { color: #9a6f08; } .c5 { color: #b23a6f; }
-"""
+STYLE = Path(__file__).with_name("page.css")
 
 Curve = Sequence[tuple[int, float]]  # iterations done, value
 
@@ -139,7 +123,7 @@ class Results:
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{STYLE}</style></head>\n"
+            f"<style>\n{STYLE.read_text(encoding='utf-8')}</style></head>\n"
             f"<body><h1>{title}</h1>\n<table>\n{table}</table>\n{charts}</body></html>\n"
         )
 

@@ -20,36 +20,27 @@ else:
 class Optimizer(Section):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or Muon, and the learning-rate schedule."""
 
-    kind: Literal["adamw", "muon"] = option(
-        "adamw",
-        "adamw; or muon, which orthogonalises the averaged gradient of each matrix in the decoder layers "
-        "(arXiv 2502.16982), scaled so that AdamW's lr and weight_decay fit; AdamW steps the other weights.",
-    )
-    lr: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="the learning rate at its highest: about how far a step moves each weight, 1 at most."
-    )
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = option(
-        [0.9, 0.999], "decay an optimizer step of the averages of the gradient and of its square."
-    )
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon, which orthogonalises the averaged gradient of each matrix in the decoder layers (arXiv
+    2502.16982), scaled so that AdamW's lr and weight_decay fit; AdamW steps the other weights."""
+    lr: Annotated[float, Field(gt=0, le=1)]
+    """the learning rate at its highest: about how far a step moves each weight, 1 at most."""
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(default=[0.9, 0.999])
+    """decay an optimizer step of the averages of the gradient and of its square."""
     eps: Positive = option(1e-8, "what is added to the root of the averaged square.")
     momentum: Share = option(0.95, "of muon: decay an optimizer step of the average of a matrix's gradient.")
-    weight_decay: Annotated[float, Field(ge=0)] = option(
-        0.0, "how much a weight shrinks an optimizer step, times the learning rate."
-    )
-    max_grad_norm: Annotated[float, Field(ge=0)] = option(
-        1.0, "gradients with a larger norm are scaled down to it; 0 is off."
-    )
-    schedule: Literal["constant", "cosine", "linear"] = option(
-        "constant", "how the learning rate goes on after the warm-up."
-    )
-    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = option(
-        0, "optimizer steps in which the learning rate rises from 0; below 1, a share of total_steps."
-    )
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """how much a weight shrinks an optimizer step, times the learning rate."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """gradients with a larger norm are scaled down to it; 0 is off."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """how the learning rate goes on after the warm-up."""
+    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = 0
+    """optimizer steps in which the learning rate rises from 0; below 1, a share of total_steps."""
     min_lr_ratio: Share = option(0.0, "of cosine and linear: the share of lr that it falls to.")
     cycles: Positive = option(0.5, "of cosine: the waves that it makes; 0.5 falls once.")
-    total_steps: Natural = option(
-        0, "optimizer steps until a cosine or linear schedule ends; 0: those of the run."
-    )
+    total_steps: Natural = 0
+    """optimizer steps until a cosine or linear schedule ends; 0: those of the run."""
 
 
 class Serve(Section):
@@ -64,55 +55,39 @@ class Serve(Section):
     pool: str | None = option(None, "where it is; null: the planner chooses.")
     dtype: Dtype = option("auto", "of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs.")
     max_rows: Count = option(1024, "samples that one engine generates at a time.")
-    cache_tokens: Count | Literal["auto"] = option(
-        "auto",
-        "tokens whose keys and values one engine holds; auto: as many as the plan leaves room "
-        "for while it generates, and where memory is not planned 524,288, of sglang 65,536.",
-    )
-    sync_folder: str | None = option(
-        None,
-        "a folder that both sides see, through which weights reach an engine on another pool, or "
-        "servers at addresses; null: they are broadcast.",
-    )
+    cache_tokens: Count | Literal["auto"] = "auto"
+    """tokens whose keys and values one engine holds; auto: as many as the plan leaves room for while it
+    generates, and where memory is not planned 524,288, of sglang 65,536."""
+    sync_folder: str | None = None
+    """a folder that both sides see, through which weights reach an engine on another pool, or servers at
+    addresses; null: they are broadcast."""
     tensor_parallel: Count = option(1, "devices that one engine spans, of `hosts` hosts; transformers: 1.")
     hosts: Count = option(1, "of sglang: hosts that one engine spans, whole ones.")
     expert_parallel: Count = option(1, "of sglang: devices of an engine that experts are dealt out to.")
     attention_replicas: Count = option(1, "of sglang: copies of attention in an engine, with rows each.")
-    quantization: Literal["fp8"] | None = option(
-        None, "of sglang on Hopper GPUs: fp8 serves linear layers in 8 bits, by blocks; null: in dtype."
-    )
-    lora: Literal["merged", "adapter"] | None = option(
-        None,
-        "how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an "
-        "adapter beside weights that it reads from the model's files. null: an adapter where it is on "
-        "another pool and its engine computes with both (sglang), else merged. The embedded engine merges an "
-        "adapter itself, and holds what it changes twice.",
-    )
-    restarts: Natural = option(
-        3,
-        "of sglang: how often in a run a server that is lost is started anew and asked again. "
-        "Above 0, a copy of its weights stays in its host's memory, but for a GPU that trains them too: "
-        "there the next sync brings them.",
-    )
+    quantization: Literal["fp8"] | None = None
+    """of sglang on Hopper GPUs: fp8 serves linear layers in 8 bits, by blocks; null: in dtype."""
+    lora: Literal["merged", "adapter"] | None = None
+    """how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an
+    adapter beside weights that it reads from the model's files. null: an adapter where it is on another pool
+    and its engine computes with both (sglang), else merged. The embedded engine merges an adapter itself,
+    and holds what it changes twice."""
+    restarts: Natural = 3
+    """of sglang: how often in a run a server that is lost is started anew and asked again. Above 0, a copy
+    of its weights stays in its host's memory, but for a GPU that trains them too: there the next sync brings
+    them."""
     start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
-    request_timeout: Positive = option(
-        3600.0, "of servers: seconds that a sample may take; then it is ended, and asked for again."
-    )
-    request_retries: Natural = option(
-        120,
-        "of servers: how often a sample is asked for again that took too long, or whose server was busy; "
-        "then the run ends.",
-    )
-    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = option(
-        [],
-        "servers that run already, as http://host:30000, in place of any that the run would "
-        "start. Their API key is taken from a variable where the workers start, such as SGLANG_API_KEY.",
-    )
-    options: dict[str, str | bool | int | float] = option(
-        {},
-        "settings of the engine's own, of sglang by the names of its ServerArgs, such as "
-        "{attention_backend: fa3}; those that the run decides are refused.",
-    )
+    request_timeout: Positive = 3600.0
+    """of servers: seconds that a sample may take; then it is ended, and asked for again."""
+    request_retries: Natural = 120
+    """of servers: how often a sample is asked for again that took too long, or whose server was busy; then
+    the run ends."""
+    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default=[])
+    """servers that run already, as http://host:30000, in place of any that the run would start. Their API
+    key is taken from a variable where the workers start, such as SGLANG_API_KEY."""
+    options: dict[str, str | bool | int | float] = Field(default={})
+    """settings of the engine's own, of sglang by the names of its ServerArgs, such as {attention_backend:
+    fa3}; those that the run decides are refused."""
 
 
 EXPERTS = "experts."  # with this begin the weights of experts among the targets of adapters
@@ -123,12 +98,10 @@ class Lora(Section):
 
     rank: Count = option(16, "of the two matrices whose product is added to a weight.")
     alpha: Positive = option(32.0, "the product is scaled by alpha / rank.")
-    targets: Literal["all-linear"] | list[str] = option(
-        "all-linear",
-        "the last names of the decoder's linear layers that get one, such as q_proj, or "
-        "all-linear; in a mixture of experts attention's alone. Experts get one each by the names "
-        "experts.gate_up_proj and experts.down_proj.",
-    )
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """the last names of the decoder's linear layers that get one, such as q_proj, or all-linear; in a
+    mixture of experts attention's alone. Experts get one each by the names experts.gate_up_proj and
+    experts.down_proj."""
 
 
 class Train(Section):
@@ -136,75 +109,49 @@ class Train(Section):
 
     engine: TrainingName = option(next(iter(TRAINING)), "which engine it is.")
     pool: str | None = option(None, "where it is; null: the planner chooses.")
-    shard: Count | None = option(
-        None,
-        "devices over which one copy of the model is sharded; the pool holds as many copies (replicas) as it "
-        "has such groups of consecutive devices. null: all devices of the pool, in one copy.",
-    )
-    micro_tokens: Count = option(
-        16384, "padded tokens of one micro-batch, on one device or on those that share it."
-    )
-    score_tokens: Count | None = option(
-        None, "the same of a pass that scores or values rows, and keeps no activations; null: micro_tokens."
-    )
-    reshard: bool | None = option(
-        None,
-        "free each decoder layer's gathered weights after use, and gather them again in the backward pass; "
-        "false: gather all once per mini-batch, which takes their memory. null: as the model's size says.",
-    )
-    dtype: Dtype = option(
-        "auto", "of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."
-    )
-    head_dtype: Literal["float32"] | None = option(
-        None,
-        "of the language-model head: float32 computes logits in it, from a float32 copy of the weights that "
-        "dtype has (arXiv 2506.13585); null: dtype.",
-    )
-    recompute: bool | Literal["auto"] = option(
-        "auto",
-        "compute activations again in the backward pass: less memory, a third more work. auto: "
-        "where memory is planned and would not suffice otherwise.",
-    )
+    shard: Count | None = None
+    """devices over which one copy of the model is sharded; the pool holds as many copies (replicas) as it
+    has such groups of consecutive devices. null: all devices of the pool, in one copy."""
+    micro_tokens: Count = 16384
+    """padded tokens of one micro-batch, on one device or on those that share it."""
+    score_tokens: Count | None = None
+    """the same of a pass that scores or values rows, and keeps no activations; null: micro_tokens."""
+    reshard: bool | None = None
+    """free each decoder layer's gathered weights after use, and gather them again in the backward pass;
+    false: gather all once per mini-batch, which takes their memory. null: as the model's size says."""
+    dtype: Dtype = "auto"
+    """of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."""
+    head_dtype: Literal["float32"] | None = None
+    """of the language-model head: float32 computes logits in it, from a float32 copy of the weights that
+    dtype has (arXiv 2506.13585); null: dtype."""
+    recompute: bool | Literal["auto"] = "auto"
+    """compute activations again in the backward pass: less memory, a third more work. auto: where memory is
+    planned and would not suffice otherwise."""
     lora: Lora | None = option(None, "train adapters in place of the weights; null: the weights themselves.")
     compile: bool = option(False, "compile the decoder layers by torch.compile, for any batch and length.")
-    packing: bool = option(
-        True, "lay rows end to end and read a prompt that they share once, where that is less work."
-    )
-    sequence_parallel: Count = option(
-        1,
-        "consecutive devices that share the tokens of each row, for rows whose activations no device "
-        "holds; it divides the devices of the pool.",
-    )
-    tensor_parallel: Count = option(
-        1,
-        "consecutive devices that each have a part of every decoder layer, for layers that are too large or "
-        "too slow to gather; it divides the devices of the pool, the model's heads and its MLP's width.",
-    )
-    expert_parallel: Count = option(
-        1,
-        "consecutive devices that each have some experts of a mixture, to which tokens travel, rather than "
-        "gather all of them; it divides the devices of a copy and the model's experts.",
-    )
-    optimizer_offload: bool = option(
-        False,
-        "keep float32 weights and the optimizer's averages in host memory and step there, so that a device "
-        "holds weights as it computes with them, and gradients; not with lora.",
-    )
-    activation_offload: bool = option(
-        False,
-        "keep in host memory what recompute keeps of each layer, its input, from the forward to the backward "
-        "pass; with it recompute: auto is true.",
-    )
-    router_aux_loss_coef: Annotated[float, Field(ge=0)] = option(
-        0.0,
-        "of a mixture of experts: weight of the auxiliary loss that balances the load of experts (Switch "
-        "Transformer, arXiv 2101.03961), which is added to the loss of updates; 0: none.",
-    )
-    router_bias_update_rate: Annotated[float, Field(ge=0)] = option(
-        0.0,
-        "of a mixture whose routers choose by a bias (GLM 4.5, DeepSeek V3): by how much an optimizer step "
-        "moves it, up for experts with less load than the mean, else down (arXiv 2408.15664); 0: not at all.",
-    )
+    packing: bool = True
+    """lay rows end to end and read a prompt that they share once, where that is less work."""
+    sequence_parallel: Count = 1
+    """consecutive devices that share the tokens of each row, for rows whose activations no device holds; it
+    divides the devices of the pool."""
+    tensor_parallel: Count = 1
+    """consecutive devices that each have a part of every decoder layer, for layers that are too large or too
+    slow to gather; it divides the devices of the pool, the model's heads and its MLP's width."""
+    expert_parallel: Count = 1
+    """consecutive devices that each have some experts of a mixture, to which tokens travel, rather than
+    gather all of them; it divides the devices of a copy and the model's experts."""
+    optimizer_offload: bool = False
+    """keep float32 weights and the optimizer's averages in host memory and step there, so that a device
+    holds weights as it computes with them, and gradients; not with lora."""
+    activation_offload: bool = False
+    """keep in host memory what recompute keeps of each layer, its input, from the forward to the backward
+    pass; with it recompute: auto is true."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """of a mixture of experts: weight of the auxiliary loss that balances the load of experts (Switch
+    Transformer, arXiv 2101.03961), which is added to the loss of updates; 0: none."""
+    router_bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
+    """of a mixture whose routers choose by a bias (GLM 4.5, DeepSeek V3): by how much an optimizer step
+    moves it, up for experts with less load than the mean, else down (arXiv 2408.15664); 0: not at all."""
 
     def pass_tokens(self, updates: bool) -> int:
         """Return the most padded tokens of a micro-batch, of an update or of a pass that scores."""
@@ -214,28 +161,20 @@ class Train(Section):
 class ModelSection(Section):
     """A set of weights by name."""
 
-    path: str = Field(
-        min_length=1,
-        description="a folder with the model, its name on the Hugging Face hub, or a URL of one that fsspec "
-        "knows, as s3://bucket/model: each host copies it to its cache once.",
-    )
-    head: Literal["lm", "value"] = option(
-        "lm", "what it puts out: lm, a distribution of the next token; value, one number per token."
-    )
+    path: str = Field(min_length=1)
+    """a folder with the model, its name on the Hugging Face hub, or a URL of one that fsspec knows, as
+    s3://bucket/model: each host copies it to its cache once."""
+    head: Literal["lm", "value"] = "lm"
+    """what it puts out: lm, a distribution of the next token; value, one number per token."""
     frozen: bool = option(False, "whether it is only read; any other model needs an optimizer.")
     optimizer: Optimizer | None = option(None, "how its updates step; null where it is frozen.")
-    config: dict[str, Any] = option(
-        {},
-        "fields of its config.json that are others in this run, such as rope_parameters or "
-        "max_position_embeddings; none that changes the shapes of weights.",
-    )
-    trust_remote_code: bool = option(
-        False, "run the Python files that come with the model, with all that you may do; else it is refused."
-    )
-    vocabulary: str | None = option(
-        None,
-        "a name for its vocabulary: models of which it is the same read each other's tokens; null: as their "
-        "files tokenizer.json say, or else their names on the hub.",
-    )
+    config: dict[str, Any] = Field(default={})
+    """fields of its config.json that are others in this run, such as rope_parameters or
+    max_position_embeddings; none that changes the shapes of weights."""
+    trust_remote_code: bool = False
+    """run the Python files that come with the model, with all that you may do; else it is refused."""
+    vocabulary: str | None = None
+    """a name for its vocabulary: models of which it is the same read each other's tokens; null: as their
+    files tokenizer.json say, or else their names on the hub."""
     serve: Serve = option(Serve(), "the engine that generates with it.")
     train: Train = option(Train(), "the engine that trains it, and scores with it.")

@@ -23,4 +23,6 @@ def option(default: Default, about: str) -> Default:
 class Section(Referring):
     """A strict record: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )

@@ -18,45 +18,35 @@ class Refill(Section):
     ``refill: true`` is all of the defaults (dynamic sampling, DAPO, arXiv 2503.14476).
     """
 
-    rows: Count | None = option(
-        None, "rows that an iteration has behind it, exactly; null: what one batch makes."
-    )
+    rows: Count | None = None
+    """rows that an iteration has behind it, exactly; null: what one batch makes."""
     rounds: Count = option(10, "how often what is before it runs in an iteration; then the run ends.")
-    expected: Annotated[float, Field(gt=0, le=1)] = option(
-        1.0,
-        "the share of rows that stays: the first round asks by it, and predictions assume it; "
-        "later rounds go by what was measured in the iteration.",
-    )
-    over_sample: Annotated[float, Field(ge=1)] = option(
-        1.0, "how much more than needed, by what was measured, later rounds ask for."
-    )
-    keep: Natural = option(
-        0,
-        "iterations that a row may wait which stays and is not needed; it comes before new ones, "
-        "and is off-policy by as many versions. 0: it is dropped.",
-    )
-    policy: str | None = option(
-        None,
-        "a function in a file, as my_buffer.py:name: which of the groups that wait come now, in "
-        "which order; the others wait on. null: all, the oldest first.",
-    )
+    expected: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """the share of rows that stays: the first round asks by it, and predictions assume it; later rounds go
+    by what was measured in the iteration."""
+    over_sample: Annotated[float, Field(ge=1)] = 1.0
+    """how much more than needed, by what was measured, later rounds ask for."""
+    keep: Natural = 0
+    """iterations that a row may wait which stays and is not needed; it comes before new ones, and is
+    off-policy by as many versions. 0: it is dropped."""
+    policy: str | None = None
+    """a function in a file, as my_buffer.py:name: which of the groups that wait come now, in which order;
+    the others wait on. null: all, the oldest first."""
 
 
 class Pool(Section):
     """A named set of devices."""
 
     devices: Count | Literal["auto"] = option("auto", "how many; auto: those that there are.")
-    hosts: Count | None = option(
-        None, "hosts that it takes whole, with as many of its devices each; null: wherever there is room."
-    )
+    hosts: Count | None = None
+    """hosts that it takes whole, with as many of its devices each; null: wherever there is room."""
 
 
 class Stop(Section):
     """The metric that ends a run before its last iteration; then it evaluates, saves and exports as ever."""
 
-    metric: str = Field(
-        min_length=1, description="its name in metrics.jsonl, as eval/accuracy or reward/mean."
-    )
+    metric: str = Field(min_length=1)
+    """its name in metrics.jsonl, as eval/accuracy or reward/mean."""
     at_least: float | None = option(None, "the run ends once it is so high; or else `at_most`.")
     at_most: float | None = option(None, "the run ends once it is so low.")
     times: Count = option(1, "how often in a row it has to be measured so.")
@@ -66,44 +56,31 @@ class Schedule(Section):
     """Length of a run, and what is kept on the way."""
 
     iterations: Natural | None = option(None, "passes through the graph; or else `epochs`.")
-    epochs: Positive | dict[str, Positive] | None = option(
-        None,
-        "passes through the rows of the data, in place of `iterations`; of several sources those of one, as "
-        "{prompts: 3}. A run counts the iterations before it starts, as `check --files` does.",
-    )
-    staleness: Natural = option(
-        0,
-        "how many iterations generation may run ahead of training, on a pool of its own: as many "
-        "iterations old are its weights. 0: both take turns.",
-    )
+    epochs: Positive | dict[str, Positive] | None = None
+    """passes through the rows of the data, in place of `iterations`; of several sources those of one, as
+    {prompts: 3}. A run counts the iterations before it starts, as `check --files` does."""
+    staleness: Natural = 0
+    """how many iterations generation may run ahead of training, on a pool of its own: as many iterations old
+    are its weights. 0: both take turns."""
     stop: Stop | None = option(None, "the metric that ends the run early; null: none does.")
     save_every: Natural = option(0, "iterations between checkpoints; 0: only at the end.")
     keep: Count = option(2, "checkpoints that stay on disk.")
-    record_every: Natural = option(
-        0,
-        "iterations from one whose columns are kept on disk to the next, from the first on, for "
-        "data.recorded and `rlgraph replay`; 0: none.",
-    )
-    restarts: Natural = option(
-        0,
-        "how often a run whose worker or host is lost starts its workers anew and resumes. Above "
-        "0, a checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and "
-        "replaced by the next; those of `save_every` stay.",
-    )
-    on_nan: Literal["skip", "stop", "dump"] | None = option(
-        None,
-        "what happens where a number is not finite. null: a column that an op writes ends the run, "
-        "naming the op; an update whose gradient is not finite leaves out that optimizer step and counts it "
-        "in the metric `skipped`. skip: a column goes on as well. stop: an update ends the run too, and so "
-        "does one whose loss is not finite. dump: as stop, and the rows of the micro-batch are written to "
-        "the run's `dumps/`.",
-    )
+    record_every: Natural = 0
+    """iterations from one whose columns are kept on disk to the next, from the first on, for data.recorded
+    and `rlgraph replay`; 0: none."""
+    restarts: Natural = 0
+    """how often a run whose worker or host is lost starts its workers anew and resumes. Above 0, a
+    checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and replaced by
+    the next; those of `save_every` stay."""
+    on_nan: Literal["skip", "stop", "dump"] | None = None
+    """what happens where a number is not finite. null: a column that an op writes ends the run, naming the
+    op; an update whose gradient is not finite leaves out that optimizer step and counts it in the metric
+    `skipped`. skip: a column goes on as well. stop: an update ends the run too, and so does one whose loss
+    is not finite. dump: as stop, and the rows of the micro-batch are written to the run's `dumps/`."""
     timeout: Positive = option(3600.0, "seconds that one step may take.")
-    runtime_env: dict[str, Any] = option(
-        {},
-        "what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ..., "
-        "pip: [...]}; nothing of it reaches a run --inline.",
-    )
+    runtime_env: dict[str, Any] = Field(default={})
+    """what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ...,
+    pip: [...]}; nothing of it reaches a run --inline."""
 
 
 class Eval(Section):
@@ -113,17 +90,13 @@ class Eval(Section):
     last.
     """
 
-    nodes: dict[str, dict[str, Any]] = option(
-        {},
-        "other attributes for the graph's nodes, and new nodes (those with an ``op``), which "
-        "take the place of any that write the same columns.",
-    )
-    report: Annotated[dict[str, str], Field(min_length=1)] = Field(
-        description="metric: the column whose mean it is."
-    )
-    every: Natural = option(
-        0, "iterations from one to the next; 0: only before the first iteration and after the last."
-    )
+    nodes: dict[str, dict[str, Any]] = Field(default={})
+    """other attributes for the graph's nodes, and new nodes (those with an ``op``), which take the place of
+    any that write the same columns."""
+    report: Annotated[dict[str, str], Field(min_length=1)]
+    """metric: the column whose mean it is."""
+    every: Natural = 0
+    """iterations from one to the next; 0: only before the first iteration and after the last."""
     before: bool = option(True, "whether one comes before the first iteration.")
 
 
@@ -133,9 +106,8 @@ class GraphFile(Section):
     graph: str = Field(default="", pattern=GRAPH_NAME, description="the graph's name: one word.")
     about: str = option("", "what it is, in a sentence.")
     extends: str = option("", "the parent: a shipped graph by name, or a file beside this one.")
-    use: list[str] = option(
-        [], "fragments: files beside this one, whose `edits` are applied in order, before `edits`."
-    )
+    use: list[str] = Field(default=[])
+    """fragments: files beside this one, whose `edits` are applied in order, before `edits`."""
     edits: list[dict[str, Any]] = option([], "what is changed in the parent, applied in order.")
     seed: Natural = option(0, "what every random number depends on.")
     models: dict[str, ModelSection] = option({}, "sets of weights, by name.")

@@ -146,9 +146,8 @@ def read(path: Path) -> Tree:
     return tree
 
 
-@lru_cache(
-    maxsize=64
-)  # checking reads a graph again to look for warnings, and parents are read by each child
+# checking reads a graph again to look for warnings, and parents are read by each child
+@lru_cache(maxsize=64)
 def parse(source: Source, start: int = 0) -> Tree:
     """Parse text into a tree; text before ``start`` is passed over. The same text gives the same tree.
 

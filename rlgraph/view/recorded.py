@@ -35,7 +35,7 @@ class Measured:
 
 def read_timeline(run_dir: Path) -> list[Measured]:
     """Read the steps of a run as they were measured, by start; none where it has no timeline yet."""
-    events = _objects(run_dir / "timeline.json")
+    events = [event for event in _objects(run_dir / "timeline.json") if "part" not in event["args"]]
     first = min((event["ts"] for event in events), default=0)
     bars = [
         Measured(
@@ -79,6 +79,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
         "environment": _plain(json.loads(versions or "null")),
+        "alarms": _objects(run_dir / "alarms.jsonl"),
         "restarts": _objects(run_dir / "restarts.jsonl"),
     }
 

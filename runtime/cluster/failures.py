@@ -81,7 +81,7 @@ def reason(error: Exception) -> str:
     """
     origin = cause(error)
     if isinstance(origin, RlgraphError):
-        return shortened(str(origin))
+        return "\n  ".join([shortened(str(origin)), *getattr(origin, "__notes__", ())])
     if is_gone(error):
         law = f"its worker is gone: {shortened(str(error).strip())}"
         return f"{law}\n  the run directory's logs/ has its last lines"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -111,6 +111,10 @@ def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, fl
     generating = sum(_seconds(plan, item) for item in ran if item.reports and _uses(plan, item.step, "serve"))
     if "tokens/generated" in values and generating:
         rates["perf/generated_per_second"] = values["tokens/generated"] / generating
+    passed = Counter[str]()  # node -> tokens that its train engine went through
+    for item in ran:
+        passed[item.step.node] += sum(one.used.tokens for one in item.reports.values() if not item.step.joins)
+    rates |= {f"perf/tokens_per_second/{n}": t / values[f"time/{n}"] for n, t in passed.items() if t}
     return {**rates, **_utilisations(plan, ran), **_memory(ran)}
 
 
@@ -169,7 +173,7 @@ def _used(plan: Plan, ran: Sequence[FinishedStep], item: FinishedStep) -> Iterat
 def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -> float | None:
     """Return FLOPs that the model needs over those that the devices could have done: MFU (arXiv 2204.02311).
 
-    2 N FLOPs a token and causal attention in a forward pass, three times that with backward, each epoch;
+    2 N FLOPs per token and causal attention in a forward pass, three times that with backward, each epoch;
     what is computed again is not counted. None of a model whose size is not known.
     """
     (name,) = step.models

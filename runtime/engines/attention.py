@@ -32,9 +32,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlgraph.costs.limits import needs_mask
 
-GRAPHS = (
-    64  # most compiled graphs of one function, where torch would give up after 8 and run the rest as it is
-)
+# most compiled graphs of one function, where torch would give up after 8 and run the rest as it is
+GRAPHS = 64
 REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
 OVER = "_over_"  # in a name, before the group of ranks that share the tokens: sequence/attention.py
 VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch

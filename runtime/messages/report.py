@@ -39,6 +39,11 @@ class Scope:
     total_samples: int = 0
     begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
+    def __str__(self) -> str:
+        if self.phase == "eval":
+            return f"the evaluation after iteration {self.iteration}"
+        return f"iteration {self.iteration + 1}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -54,4 +59,5 @@ class Report:
     whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
     state: str = ""  # JSON, of an op that keeps one
     beside: bool = False  # whether it ran beside the device
+    spans: Sequence[tuple[str, str, float, float]] = ()  # as of ``Context``
     notes: Sequence[str] = ()  # what a user may want to change: a setup's is other than the plan counts

@@ -33,4 +33,9 @@ def _traced(line: str) -> float:
         return -2 if line == "[" else float("inf")
 
 
-HISTORY = {"metrics.jsonl": _step, "timeline.json": _traced}  # files of lines, and the iteration of a line
+ALARMS = "alarms.jsonl"
+HISTORY = {
+    "metrics.jsonl": _step,
+    ALARMS: _step,
+    "timeline.json": _traced,
+}  # files of lines, and the iteration of a line

@@ -9,9 +9,10 @@ eval       accuracy 0.326 -> 0.610
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rlgraph.variables import hidden
 
 QUIET_S = 10  # seconds between lines where there is no terminal
 LABEL, BAR = 16, 24  # most characters before a line, and of the bar
+SHOWN = 80  # characters of a prompt, and of a response
 EVALUATED = 6  # metrics of evaluations that the table shows
 
 
@@ -112,6 +114,11 @@ class Progress:
         text = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         self._print(f"after {iteration} iterations: {text}")
 
+    def samples(self, phase: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print the first and the last of some samples, in short."""
+        for number in sorted({1, len(rows)}):
+            self._print(f"  {phase} sample {number} of {len(rows)}: {sample_text(rows[number - 1])}")
+
     def farewell(self) -> None:
         """Print where the results are, and how to look at them."""
         self._print(f"\n{self.plan.graph} is done after {self.done} iterations")
@@ -179,10 +186,29 @@ def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def sample_text(row: Mapping[str, Any]) -> str:
+    """Return a sample as one line: its reward, the end of its prompt, and the ends of its response.
+
+    Example:
+        >>> sample_text({"tokens": "1+2=3", "responses": "3", "rewards": 1.0})
+        'reward 1  "1+2=" -> "3"'
+    """
+    response = str(row.get("responses", ""))
+    before, is_there, after = row["tokens"].rpartition(response or "\0")  # its special tokens may be left out
+    prompt = before if is_there else after
+    prompt = prompt if len(prompt) <= SHOWN else f"...{prompt[-SHOWN:]}"
+    half = SHOWN // 2
+    response = response if len(response) <= SHOWN else f"{response[:half]} ... {response[-half:]}"
+    reward = row.get("rewards")
+    told = f"reward {reward:.4g}  " if isinstance(reward, int | float) else ""
+    return f"{told}{json.dumps(prompt, ensure_ascii=False)} -> {json.dumps(response, ensure_ascii=False)}"
+
+
 LOOK = {
     "metrics.jsonl": "reward, loss, times: one line per iteration",
     "samples/*": "what the model wrote",
     "plan.txt": "what ran, step by step",
+    "alarms.jsonl": "what went wrong, and what to try",
     "timeline.json": "when it ran: open it at ui.perfetto.dev",
     "tensorboard/*": "the metrics as charts: tensorboard --logdir runs",
     "profile/*": "what the workers computed: open it at ui.perfetto.dev",

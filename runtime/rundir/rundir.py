@@ -4,10 +4,11 @@ runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
   lock                                   held by the process whose run this is
   environment.json                       by which versions, on which devices
-  metrics.jsonl                          one object an iteration, and one for step 0
+  metrics.jsonl                          one object per iteration, and one for step 0
   timeline.json                          Chrome trace events: open it at ui.perfetto.dev
+  alarms.jsonl                           what the watchdog has said
   tensorboard/                           the same metrics: tensorboard --logdir runs
-  wandb/  mlflow.db                      the same, of services that `--track` names, while they are offline
+  wandb/  mlflow.db  mlflow/             the same, of services that `--track` names, while they are offline
   profile/step-000003/main-0.json.gz     what a worker computed, of iterations that `--profile` names
   samples/step-000100.jsonl              what the model wrote
   checkpoints/step-000100/               all that a resumed run needs
@@ -45,9 +46,9 @@ from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
-from rlgraph.runtime.rundir.history import HISTORY, truncate
+from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
 from rlgraph.runtime.rundir.lock import Lock
-from rlgraph.runtime.rundir.trackers import Tracker, open_trackers
+from rlgraph.runtime.rundir.trackers import Trackers
 from rlgraph.units import size_text
 
 STATE = "state.json"  # a checkpoint's file: where the run was
@@ -62,10 +63,8 @@ class RunDir:
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
         """Open the directory of a run; who writes there holds its ``lock``."""
         self.path, self.lock = path, lock
-        self.graph = ""
-        self.track: Sequence[str] = ()  # services that take the metrics too
+        self.trackers = Trackers(path, "")  # they take the metrics too
         self.profile: frozenset[int] = frozenset()  # iterations, counted from 1, that workers trace
-        self.trackers: list[Tracker] = []  # opened with the first metrics
 
     def __enter__(self) -> RunDir:
         return self
@@ -76,10 +75,7 @@ class RunDir:
 
     def close(self) -> None:
         """Close open files, and drop those left half-written."""
-        failed = sys.exc_info()[0] is not None  # closing on the way out of an error
-        for tracker in self.trackers:
-            tracker.close(failed)
-        self.trackers = []
+        self.trackers.close(failed=sys.exc_info()[0] is not None)  # closing on the way out of an error
         for inside in ("checkpoints", FOLDER, ""):
             for half in (self.path / inside / WRITING, *(self.path / inside).glob(f"*{DROPPED}")):
                 shutil.rmtree(half, ignore_errors=True)
@@ -126,7 +122,6 @@ class RunDir:
 
     def describe(self, plan: Plan, graph: str) -> None:
         """Write the graph and the plan that will run; with the plan, which is last, there is a run."""
-        self.graph = plan.graph
         for name, text in zip(DESCRIBES, (graph, plan_text(plan), plan.json()), strict=True):
             write(self.path / name, text)
 
@@ -154,6 +149,10 @@ class RunDir:
             law = f"{self.path}: a checkpoint takes {size_text(checkpoint)}, and {size_text(free)} are free"
             raise RunError(f"{law}\n  make room, or name another --run-dir")
 
+    def alarm(self, alarm: Mapping[str, Any]) -> None:
+        """Note what the watchdog says."""
+        self._append(ALARMS, alarm)
+
     def resumed(self, changes: Sequence[ChangedSetting]) -> None:
         """Note that the run goes on, after which iteration, and what was changed."""
         changed = {change.name: [None if v is ABSENT else v for v in change[1:]] for change in changes}
@@ -163,39 +162,38 @@ class RunDir:
         """Append one line, and give the same to the trackers."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(as_json(values), allow_nan=False) + "\n")
-        step = values["step"]
-        if not self.trackers:
-            self.trackers = open_trackers(self.track, self.path, self.graph, step)
         numbers = finite({name: value for name, value in values.items() if name != "step"})
-        for tracker in self.trackers:
-            tracker.log(numbers, step)
+        self.trackers.log(numbers, values["step"])
 
     def earlier(self) -> list[dict[str, Any]]:
         """Return the metrics of the iterations before, where the run goes on."""
         return read_metrics(self.path) if (self.path / "metrics.jsonl").is_file() else []
 
-    def timeline(self, ran: Sequence[FinishedStep], iteration: int) -> None:
+    def timeline(self, ran: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
 
-        What ran beside a device has a thread of its own.
+        What ran beside a device has a thread of its own, and so have, with ``spans``, parts that ops tell of.
         """
         path = self.path / "timeline.json"
         with path.open("a", encoding="utf-8") as file:
             if not file.tell():
                 file.write("[\n")  # the format allows the closing bracket to be missing
             for item in ran:
+                args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
                 for (pool, device), report in item.reports.items():
-                    event = {
-                        "name": item.step.node,
-                        "cat": item.step.kind,
-                        "ph": "X",
-                        "ts": round(report.start * 1e6),
-                        "dur": round((report.end - report.start) * 1e6),
-                        "pid": pool,
-                        "tid": f"{device} beside" if report.beside else device,
-                        "args": {"step": item.step.id, "iteration": iteration, "phase": item.step.phase},
-                    }
-                    file.write(json.dumps(event) + ",\n")
+                    thread = f"{device} beside" if report.beside else device
+                    told = report.spans if spans else ()
+                    parts = [
+                        (f"{thread} {lane}", name, *times, {**args, "part": lane})
+                        for lane, name, *times in told
+                    ]
+                    for tid, name, start, end, of in (
+                        (thread, item.step.node, report.start, report.end, args),
+                        *parts,
+                    ):
+                        event = {"name": name, "cat": item.step.kind, "ph": "X", "ts": round(start * 1e6)}
+                        event |= {"dur": round((end - start) * 1e6), "pid": pool, "tid": tid, "args": of}
+                        file.write(json.dumps(event) + ",\n")
 
     def samples(self, iteration: int, phase: str) -> str:
         """Return the file for samples of an iteration, as an absolute path: a worker writes it."""

@@ -1,4 +1,4 @@
-"""Sends metrics to TensorBoard's files, Weights & Biases and MLflow, beside metrics.jsonl."""
+"""Sends metrics and samples to TensorBoard's files, Weights & Biases, MLflow and trackers of your own."""
 
 from __future__ import annotations
 
@@ -9,45 +9,111 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json, write
+from rlgraph.ops.registry import load_function
 
 Values = Mapping[str, float]
+SampleRow = Mapping[str, Any]  # column -> a text, a number, a truth value, or None
 QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
 IDS = "tracked.json"  # a file of a run directory: the id by which each service knows the run
 
 
 class Tracker(Protocol):
-    """Takes the metrics of one iteration after the other."""
+    """Takes what a run measures and writes, one iteration after the other.
+
+    One of your own, ``--track my_tracker.py:Name``, is a class or a function that is called with the run
+    directory and the graph's name.
+    """
 
     def log(self, values: Values, step: int) -> None:
         """Record numbers by name, of the state after ``step`` iterations."""
+
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Show the first rows that were written in an iteration, ``train``, or in an evaluation, ``eval``."""
 
     def close(self, failed: bool) -> None:
         """Write what is left, and say how the run ended."""
 
 
-def installed(names: Sequence[str]) -> None:
-    """Check that these services can be tracked to.
+def make_of(names: Sequence[str]) -> list[Callable[[Path, str], Tracker]]:
+    """Return what makes the trackers of these names: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
 
     Raises:
-        RunError: a package is missing.
+        RunError: there is none, or a package is missing.
     """
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise RunError(f"--track {name}: that is not installed\n  pip install {name}")
+    return [_maker(name) for name in names]
 
 
-def open_trackers(names: Sequence[str], folder: Path, graph: str, step: int) -> list[Tracker]:
-    """Open TensorBoard, and those of ``wandb`` and ``mlflow`` that are named, anew or to go on.
+def _maker(name: str) -> Callable[[Path, str], Tracker]:
+    file, _, own = name.rpartition(":")
+    if file.endswith(".py"):
+        if not Path(file).is_file():
+            raise RunError(f"--track {name}: there is no file {Path(file).resolve()}")
+        try:
+            maker: Callable[[Path, str], Tracker] = load_function(f"{Path(file).resolve()}:{own}")
+        except AttributeError:
+            raise RunError(f"--track {name}: {file} has no `{own}`") from None
+        return maker
+    if name not in TRACKERS:
+        law = f"--track {name}: there are {', '.join(TRACKERS)}, and my_tracker.py:Name"
+        raise RunError("\n  ".join(filter(None, [law, nearest(name, TRACKERS)])))
+    if importlib.util.find_spec(name) is None:
+        raise RunError(f"--track {name}: that is not installed\n  pip install {name}")
+    return TRACKERS[name]
+
+
+class Trackers:
+    """All trackers of a run, opened with its first metrics and again after a restart.
 
     What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
-    graph's name. Charts of a run that goes on are cut at ``step``, that of the first metrics to come.
+    graph's name.
     """
-    return [TensorBoard(folder, step), *(TRACKERS[name](folder, graph) for name in names)]
+
+    def __init__(self, folder: Path, graph: str, names: Sequence[str] = (), lasting: Sequence[Tracker] = ()):
+        """``lasting`` ones are there already, and go on where the run is begun anew."""
+        self.folder, self.graph, self.makers, self.lasting = folder, graph, make_of(names), lasting
+        self.opened: list[Tracker] = []
+
+    def open(self, step: int) -> list[Tracker]:
+        """Return all; charts of a run that goes on are cut at ``step``, that of the first metrics to come."""
+        if not self.opened:
+            self.opened = [TensorBoard(self.folder, step)]
+            self.opened += [make(self.folder, self.graph) for make in self.makers]
+        return [*self.opened, *self.lasting]
+
+    def log(self, values: Values, step: int) -> None:
+        """Give numbers to all."""
+        for tracker in self.open(step):
+            tracker.log(values, step)
+
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Give rows to all."""
+        for tracker in self.open(step):
+            tracker.samples(name, rows, step)
+
+    def close(self, failed: bool) -> None:
+        """Close those that do not last."""
+        for tracker in self.opened:
+            tracker.close(failed)
+        self.opened = []
+
+
+def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
+    """Return rows as columns."""
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
+
+
+def numbers_of(rows: Sequence[SampleRow]) -> dict[str, list[float]]:
+    """Return the columns of numbers and truth values, without what is missing."""
+    columns = {n: [v for v in values if v is not None] for n, values in columns_of(rows).items()}
+    return {
+        n: [*map(float, c)] for n, c in columns.items() if c and all(isinstance(v, int | float) for v in c)
+    }
 
 
 class TensorBoard:
@@ -64,6 +130,17 @@ class TensorBoard:
         for name, value in values.items():
             if self._writes():
                 self.board.add_scalar(name, value, step)
+
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Write a table of the rows, and a histogram of each column of numbers."""
+        columns = columns_of(rows)
+        lines = [columns, ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+        cells = [[_cell(value) for value in line] for line in lines]
+        if self._writes():
+            table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+            self.board.add_text(f"samples/{name}", table, step)
+            for column, values in numbers_of(rows).items():
+                self.board.add_histogram(f"samples/{name}/{column}", values, step)
 
     def close(self, failed: bool) -> None:
         """Write what is left."""
@@ -101,6 +178,16 @@ class Wandb:
         """Record numbers by name."""
         self.run.log(dict(values), step=step)
 
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Show a table of the rows, and a histogram of each column of numbers."""
+        from wandb import Histogram, Table
+
+        columns = columns_of(rows)
+        cells = [*map(list, zip(*columns.values(), strict=True))]
+        table = Table(columns=[*columns], data=cells, allow_mixed_types=True)  # what comes of JSON may be any
+        plots = {f"samples/{name}/{n}": Histogram(values) for n, values in numbers_of(rows).items()}
+        self.run.log({f"samples/{name}": table, **plots}, step=step)
+
     def close(self, failed: bool) -> None:
         """Wait until all is written."""
         self.run.finish(exit_code=int(failed))
@@ -113,13 +200,15 @@ class Mlflow:
         from mlflow import MlflowClient
 
         here = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
-        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
+        there = os.environ.get("MLFLOW_TRACKING_URI")
+        self.client = MlflowClient(there or here)
+        self.artifacts = None if there else (folder.resolve() / "mlflow").as_uri()
         self.run = _id(folder, "mlflow", lambda: self._created(graph, folder))
         self.client.update_run(self.run, status="RUNNING")
 
     def _created(self, graph: str, folder: Path) -> str:
         known = self.client.get_experiment_by_name(graph)
-        experiment = known.experiment_id if known else self.client.create_experiment(graph)
+        experiment = known.experiment_id if known else self.client.create_experiment(graph, self.artifacts)
         return str(self.client.create_run(experiment, run_name=folder.name).info.run_id)
 
     def log(self, values: Values, step: int) -> None:
@@ -132,12 +221,22 @@ class Mlflow:
         ]
         self.client.log_batch(self.run, metrics=numbers)
 
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Write a table of the rows; MLflow draws no histograms."""
+        self.client.log_table(self.run, columns_of(rows), f"samples/{name}-{step:06d}.json")
+
     def close(self, failed: bool) -> None:
         """Say how the run ended."""
         self.client.set_terminated(self.run, "FAILED" if failed else "FINISHED")
 
 
 TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+
+
+def _cell(value: Any) -> str:
+    """Return a cell of a table in markdown: one line in which nothing but text has a meaning."""
+    text = str(value if not isinstance(value, float) else f"{value:.4g}")
+    return re.sub(r"([\\`*_{}\[\]#|])", r"\\\1", escape(text, quote=False)).replace("\n", "<br>")
 
 
 def _id(folder: Path, service: str, make: Callable[[], str]) -> str:

@@ -181,7 +181,8 @@ class OpCall:
             below = takewhile(lambda d: d.name != own.domain, self._line(above[0]))
             rows = len(read[above[0]]) // prod(made.times for made in below)
         finite = self.plan.schedule.on_nan != "skip"
-        return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite)
+        numbers = context.rows if rows == len(context.rows) else ()
+        return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite, numbers)
 
 
 def made(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:

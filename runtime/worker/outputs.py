@@ -35,6 +35,7 @@ class Wanted:
         rows: how many it has on this worker; None: any number.
         lengths: int64 ``[rows]``, the tokens of each; None: any number.
         finite: whether floats that are not finite are an error.
+        numbers: of its rows in the whole batch, where they are known.
     """
 
     op: str
@@ -43,6 +44,7 @@ class Wanted:
     rows: int | None
     lengths: Any
     finite: bool
+    numbers: Sequence[int] = ()
 
     def __str__(self) -> str:
         rows = "rows" if self.rows is None else f"{self.rows} rows"
@@ -80,7 +82,8 @@ class Wanted:
         places = (~finite).nonzero()[:, 0].tolist()
         first = places[0] if part.offsets is None else np.searchsorted(part.offsets, places[0], "right") - 1
         number = values[~finite][0].item()
-        law = f"{self.op}: column `{self.column}` holds {number} in row {first}"
+        row = self.numbers[first] if len(self.numbers) else first
+        law = f"{self.op}: column `{self.column}` holds {number} in row {row}"
         raise ColumnError(f"{law}; {len(places)} of {values.numel()} values are not finite\n  {FINITE}")
 
     def _error(self, came: str) -> ColumnError:

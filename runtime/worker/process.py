@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,18 @@ from typing import Any
 import torch
 
 from rlgraph.errors import RunError
+
+
+class LocatedFormatter(logging.Formatter):
+    """Begins each line with the time and where in the run this process is."""
+
+    at = "before the first step"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{self.formatTime(record)} {record.levelname.lower()} ({self.at}) {super().format(record)}"
+
+
+FORMATTER = LocatedFormatter()
 
 
 class Process:
@@ -59,7 +72,7 @@ class Process:
 
 
 def redirect(log: str) -> None:
-    """Send this process's output, of native code too, to a file."""
+    """Send this process's output, of native code too, to a file; log lines say where in the run it is."""
     sys.stdout.flush()
     sys.stderr.flush()
     Path(log).parent.mkdir(parents=True, exist_ok=True)  # this host may be another than the driver's
@@ -67,6 +80,9 @@ def redirect(log: str) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+    handler = logging.StreamHandler()
+    handler.setFormatter(FORMATTER)
+    logging.root.addHandler(handler)
 
 
 def see_own_gpu() -> None:

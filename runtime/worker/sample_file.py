@@ -18,12 +18,19 @@ TOKENS = 2**14  # tokens of rows that are written token by token
 DIGITS = 4
 
 
-def write_samples(path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: Sequence[Part]) -> None:
-    """Write a file of JSON lines from the ``parts`` of the first column, the token ids, then of the next."""
+def write_samples(
+    path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: Sequence[Part]
+) -> list[dict[str, Any]]:
+    """Write a file of JSON lines from the ``parts`` of the first column, the token ids, then of the next.
+
+    Returns:
+        What the lines have that is not per token.
+    """
     picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
     lines = _lines(tokenizer, columns, gathered(picks, counts, parts))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
     write(Path(path), text)
+    return [{name: v for name, v in line.items() if not isinstance(v, list | dict)} for line in lines]
 
 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.engines.memory.saver import SavedMemory
@@ -40,6 +40,25 @@ def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
         return Usage()
     lengths = columns["tokens"].lengths.astype(float)
     return Usage(tokens=float(lengths.sum()), squares=float((lengths**2).sum()))
+
+
+class StepRange(record_function):
+    """Names what is computed inside, in traces of torch and, on a GPU by an NVTX range, of Nsight Systems."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(name)
+        self.nvtx = device == "cuda"
+
+    def __enter__(self) -> StepRange:
+        if self.nvtx:
+            torch.cuda.nvtx.range_push(self.name)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.nvtx:
+            torch.cuda.nvtx.range_pop()
 
 
 def begin_profile(place: str) -> None:

@@ -31,15 +31,14 @@ from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.errors import AwayError, portable
-from rlgraph.runtime.messages.log_level import log_as_told
 from rlgraph.runtime.messages.report import Report, Scope
-from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Place, Task, TaskCounter
+from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Place, Task, TaskCounter, place_text
 from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.op_call import OpCall, rows_made
-from rlgraph.runtime.worker.process import Process, redirect, see_own_gpu
+from rlgraph.runtime.worker.process import FORMATTER, Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
-from rlgraph.runtime.worker.usage import begin, begin_profile, end_profile, held, work
+from rlgraph.runtime.worker.usage import StepRange, begin, begin_profile, end_profile, held, work
 from rlgraph.variables import hide
 
 
@@ -67,7 +66,6 @@ class Worker(Process):
         """
         if log:
             redirect(log)
-            log_as_told()
         if threads:
             torch.set_num_threads(threads)
         self.beside = beside
@@ -128,8 +126,7 @@ class Worker(Process):
         """Return the tokenizer that lies with a model's weights."""
         if model not in self.tokenizers:
             held = self.plan.models[model]
-            files = ModelFiles(local_path(held.path), held.config, held.trust_remote_code)
-            self.tokenizers[model] = files.tokenizer()
+            self.tokenizers[model] = ModelFiles(held.path, held.config, held.trust_remote_code).tokenizer()
         return self.tokenizers[model]
 
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:
@@ -157,7 +154,9 @@ class Worker(Process):
     def _perform(self, task: Task, parts: Sequence[Any]) -> tuple[Report, list[Part | ColumnRef]]:
         """Return a task's report, with the memory that it took, and its values."""
         begin(self.device)
-        result = getattr(self, task.method)(*task.args, *self.store.arguments(task, parts))
+        name = " ".join([task.method, *(arg for arg in task.args if isinstance(arg, str))])
+        with StepRange(name, self.device):
+            result = getattr(self, task.method)(*task.args, *self.store.arguments(task, parts))
         report, *outputs = result if isinstance(result, tuple) else (result,)
         returned = self.store.put(task, outputs)
         return replace(report, used=held(report.used, self.device), notes=self.store.notes()), returned
@@ -165,6 +164,7 @@ class Worker(Process):
     def run(self, node: str, scope: Scope, *parts: Part) -> Any:
         """Run an op on this worker's rows; return its report, then a ``Part`` per column that it writes."""
         start = time.time()
+        FORMATTER.at = f"{node} of {scope} on {place_text(self.at)}"
         # an evaluation uses the schedules of the iteration before it
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
@@ -193,7 +193,8 @@ class Worker(Process):
         if engine == "train":
             self.engines.release()
         rows = {**rows_made(function, outputs), "whole": context.whole, "state": call.state(context)}
-        report = Report(start, time.time(), context.metrics, used=used, beside=self.beside, **rows)
+        rows |= {"spans": context.spans, "beside": self.beside}
+        report = Report(start, time.time(), context.metrics, used=used, **rows)
         return _flat(report, [*outputs, *map(pack, context.left)])
 
     def engine(self, method: str, *args: Any) -> Report:
@@ -252,10 +253,14 @@ class Worker(Process):
         """Return sum and count of a column's values."""
         return sum(float(part.values.sum()) for part in parts), sum(prod(part.values.shape) for part in parts)
 
-    def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> None:
-        """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next."""
+    def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> list[dict[str, Any]]:
+        """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next.
+
+        Returns:
+            The rows, without what is per token.
+        """
         model = next(name for name, model in self.plan.models.items() if model.head == "lm")
-        write_samples(path, self.tokenizer(model), columns, parts)
+        return write_samples(path, self.tokenizer(model), columns, parts)
 
     def write_recorded(
         self, path: str, about: RecordMetadata, picks: Sequence[Any], counts: Sequence[int], *parts: Part

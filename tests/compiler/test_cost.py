@@ -52,7 +52,7 @@ def rates(devices: int = 8, grade: int = BEST, dtype: str = "bfloat16") -> Rates
 
 def on(name: str, graph: str = "grpo", *overrides: str, **tokens: float) -> Plan:
     cluster = load_cluster(name)
-    return predict(compile_graph(graph, overrides, cluster.total), Scenario(cluster, **tokens))
+    return predict(compile_graph(graph, overrides, cluster.total), Scenario(cluster, tokens))
 
 
 def call(*args: str) -> Result:

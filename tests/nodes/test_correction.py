@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recorded import means
-from rlgraph.nodes.loss.policy import decoupled_ppo, ppo_clip
+from rlgraph.nodes.loss.policy import decoupled_ppo, decoupled_ppo_approx, ppo_clip
 from rlgraph.nodes.select.correction import mis, reject, tis
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
@@ -225,6 +225,21 @@ def test_decoupled_ppo_survives_far_ratios() -> None:
     zero, advantages = far.like(torch.zeros(2, dtype=torch.float64)), Ragged.of([[-1.0, 1.0]], torch.float64)
     for given in ((far, zero, zero), (zero, far, zero), (zero, zero, far)):
         assert decoupled_ppo(*given, advantages).values.isfinite().all()
+
+
+@pytest.mark.parametrize("staleness", [1.0, 4.0])
+def test_an_approximate_proximal_policy_lies_between_and_takes_no_gradient(staleness: float) -> None:
+    lp, behaviour, advantages = random_columns(3, seed=4)
+    values = lp.values.clone().requires_grad_()
+    out = decoupled_ppo_approx(lp.like(values), behaviour, advantages, staleness=staleness, cap=2.0)
+    between = [
+        math.log(math.exp(old) ** (1 / (staleness + 1)) * math.exp(now) ** (staleness / (staleness + 1)))
+        for old, now in zip(behaviour.values.tolist(), lp.values.tolist(), strict=True)
+    ]
+    whole = decoupled_ppo(lp.like(values), lp.like(torch.tensor(between)), behaviour, advantages, cap=2.0)
+    torch.testing.assert_close(out.values, whole.values)
+    (got,), (wanted,) = (torch.autograd.grad(each.values.sum(), values) for each in (out, whole))
+    torch.testing.assert_close(got, wanted)
 
 
 # ---- weights in the objective of an update ----

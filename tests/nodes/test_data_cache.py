@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from rlgraph.nodes.support.dataset import load_prompts
 from rlgraph.nodes.support.process_map import process_map
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
+from share import rest_nightly
 
 ROWS = [
     {
@@ -163,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         load_prompts(tokenizer, files=[file], template="plain")
 
 
-@pytest.mark.parametrize("source", [prompts, examples, pairs])
+@pytest.mark.parametrize("source", rest_nightly([prompts, examples, pairs], lambda source: source is prompts))
 def test_several_processes_prepare_the_same_file(
     source: Any, file: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,8 +212,8 @@ def test_a_process_that_is_killed_ends_the_preparation(function: Any, item: int,
 def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     started, start = [], module._started
 
-    def kept(function: Any) -> Any:
-        started.append(start(function))
+    def kept() -> Any:
+        started.append(start())
         return started[-1]
 
     monkeypatch.setattr(module, "_started", kept)
@@ -229,3 +231,17 @@ def test_results_are_in_order_and_errors_are_the_function_s() -> None:
     with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
         next(results)
     assert list(process_map(print, [1], 1)) == [None], "what it prints is no answer"
+
+
+class TwoWords(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}, {second}")
+
+
+def test_an_error_that_cannot_be_pickled_comes_back_as_its_words() -> None:
+    same = ValueError("as it is")
+    assert repr(module._picklable(same)) == repr(same)
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(TwoWords("one", "two")))
+    words = pickle.loads(pickle.dumps(module._picklable(TwoWords("one", "two"))))
+    assert isinstance(words, RunError) and str(words) == "TwoWords: one, two"

@@ -220,6 +220,7 @@ def test_shares_add_up_and_roundings_cancel_out(weights: tuple[Any, ...], span: 
     exact = sum(span * numpy.array(row) / sum(row) for row in now)
     assert abs(quotas.sum(0) - exact).max() < 6
     assert mixture.given(300 * span).tolist() == quotas.sum(0).tolist()
+    assert mixture.given(2500 * span).tolist() == mixture.quotas(range(2500)).sum(0).tolist()
 
 
 def test_weights_with_a_course_are_those_of_the_iteration_in_which_a_row_comes() -> None:

@@ -55,3 +55,12 @@ def test_a_mean_is_of_the_rewards_themselves() -> None:
     assert means(ctx) == {"solved/a": (1.0, 1), "solved/b": (6.0, 2)}
     mean_at_k(ctx, rewards, None)
     assert means(ctx)["solved/a"] == (1.0, 1)
+
+
+def test_a_mean_is_of_truth_values_and_whole_numbers_too_and_of_no_texts() -> None:
+    ctx = context()
+    assert mean_at_k(ctx, torch.tensor([True, False, True]), ["a", "b", "b"]).tolist() == [1.0, 0.0, 1.0]
+    assert means(ctx) == {"solved/a": (1.0, 1), "solved/b": (1.0, 2)}
+    assert mean_at_k(ctx, torch.tensor([3]), None).dtype == torch.float32
+    with pytest.raises(RunError, match="a mean is of numbers or truth values"):
+        mean_at_k(ctx, ["3"], None)

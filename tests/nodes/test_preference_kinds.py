@@ -185,12 +185,22 @@ def test_a_policy_that_has_not_drifted_has_no_kl_below_0() -> None:
     )
 
 
-def test_mismatched_rows_have_the_response_of_the_next() -> None:
+def test_mismatched_rows_have_the_response_of_the_next_other_prompt() -> None:
     tokens = Ragged.of([[1, 2, 3], [4, 5], [6, 7, 8, 9]])
     loss_mask = Ragged.of([[False, True, True], [False, True], [False, False, True, False]], torch.bool)
     out = mismatched(tokens, loss_mask)
     assert out.kl_tokens.tolist() == [[1, 5], [4, 8], [6, 7, 9, 2, 3]]
     assert out.kl_mask.tolist() == [[False, True], [False, True], [False, False, False, True, True]]
+    same = Ragged.of([[1, 2], [1, 3], [4, 5], [6, 7], [6, 8], [1, 9]])
+    behind = Ragged.of([[False, True]] * 6, torch.bool)
+    others = [[1, 5], [1, 5], [4, 7], [6, 9], [6, 9], [1, 5]]  # never a response to the same prompt
+    assert mismatched(same, behind).kl_tokens.tolist() == others
+    alone = Ragged.of([[1, 2], [1, 3], [1, 4]])
+    assert mismatched(alone, Ragged.of([[False, True]] * 3, torch.bool)).kl_tokens.tolist() == [
+        [1, 3],
+        [1, 4],
+        [1, 2],
+    ]
     nothing = mismatched(Ragged.of([], torch.int64), Ragged.of([], torch.bool))
     assert nothing.kl_tokens.tolist() == nothing.kl_mask.tolist() == []
 

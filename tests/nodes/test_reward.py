@@ -118,12 +118,12 @@ def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCa
     ctx = context()
     assert math(ctx, ["no idea", ENDLESS], ["2", "2"], timeout=2.0).tolist() == [0.0, 0.0]
     assert means(ctx)["reward/unparsed"] == (1.0, 2) and means(ctx)["reward/late"] == (1.0, 2)
-    assert f"1 of 2 responses took too long to judge; the first: {ENDLESS}" in caplog.text
+    assert f"1 of 2 responses took too long to judge; the first, of sample 1: {ENDLESS}" in caplog.text
 
 
 def test_what_is_logged_of_a_response_does_not_steer_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
     record_late(context(), [True], ["\x1b]0;mine\x07 \x1b[2J \x9b2J \r \u202e \ud800"])
-    assert r"the first: \x1b]0;mine\x07 \x1b[2J \x9b2J \r \u202e \ud800" in caplog.text
+    assert r"the first, of sample 0: \x1b]0;mine\x07 \x1b[2J \x9b2J \r \u202e \ud800" in caplog.text
     record_late(context(), [True], ["x" * 5000])
     assert "... (5,000 characters in all) ..." in caplog.text and len(caplog.text) < 3000
 

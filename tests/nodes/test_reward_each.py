@@ -49,7 +49,7 @@ def test_what_fails_is_counted_and_told_with_its_sample(
     assert out.rewards.tolist() == pytest.approx([0.0, 0.1, 0.0, 0.0, 0.4, 0.5])
     assert out.failed.tolist() == [False, False, True, True, False, False]
     assert means(ctx) == {"reward/mean": (pytest.approx(1.0), 4), "reward/failed": (2.0, 6)}
-    assert "2 requests for rewards failed; the first: ValueError: two is unlucky" in caplog.text
+    assert "2 requests for rewards failed; the first, of sample 2: ValueError: two is unlucky" in caplog.text
     assert "{'response': '2'}" in caplog.text
 
 

@@ -84,7 +84,7 @@ def test_of_a_dict_the_score_counts_and_other_numbers_are_metrics() -> None:
 
 
 def test_what_fails_in_a_function_of_verl_is_told() -> None:
-    with pytest.raises(RewardError, match="3 requests for rewards failed; the first: TypeError"):
+    with pytest.raises(RewardError, match="3 requests for rewards failed; the first, of sample 0: TypeError"):
         by_verl(context(), "broken")
     assert by_verl(context(), "broken", on_error="zero").failed.tolist() == [True] * 3
 

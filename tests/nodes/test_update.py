@@ -38,7 +38,15 @@ def test_policy_objective_adds_kl_and_subtracts_entropy() -> None:
     loss, metrics = objective(columns, TOTALS)
     # -A lp: 1 + 2 - 3 = 0; kl: 1 + 0 - 2 = -1; entropy: 9
     assert loss.item() == pytest.approx(0 + 0.5 * -1 - 0.1 * 9)
-    assert metrics == {"entropy": (9.0, 3.0), "kl_ref": (-1.0, 3.0)}
+    assert {name: metric.value for name, metric in metrics.items()} == {
+        "entropy": 3.0,
+        "kl_ref": pytest.approx(-1 / 3),
+        "no_advantage": 0.0,
+        "advantage": pytest.approx(1 / 3),
+        "advantage_std": pytest.approx(math.sqrt(8) / 3),
+        "advantage_min": -1.0,
+        "advantage_max": 1.0,
+    }
 
 
 def test_policy_objective_measures_ratios() -> None:
@@ -47,8 +55,10 @@ def test_policy_objective_measures_ratios() -> None:
     total, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
     ratios = [1.0, math.exp(0.5), math.exp(-2)]
     assert total.item() == pytest.approx(-(1.0 + 1.2 + ratios[2]) / 3)
-    assert metrics["clip_fraction"] == (2.0, 3.0)
-    assert metrics["kl_old"][0] == pytest.approx(sum(rho - 1 - math.log(rho) for rho in ratios))
+    assert metrics["clip_fraction"].value == 2 / 3
+    assert [metrics[f"ratio{end}"].value for end in ("_min", "_max")] == pytest.approx([ratios[2], ratios[1]])
+    assert metrics["ratio"].value == pytest.approx(sum(ratios) / 3)
+    assert metrics["kl_old"].value == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 3)
 
 
 def test_policy_objective_measures_the_ratios_of_sequences_where_those_are_clipped() -> None:
@@ -56,7 +66,7 @@ def test_policy_objective_measures_the_ratios_of_sequences_where_those_are_clipp
     loss = Loss(gspo, {"clip": 0.05, "clip_high": 0.05}, {})
     _, metrics = policy_objective(loss, "seq-mean-token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
     # the first sequence's changes, 0.5 and -0.5, cancel; the second's ratio is exp(0.1)
-    assert metrics["clip_fraction"] == (1.0, 3.0)
+    assert metrics["clip_fraction"].value == 1 / 3
 
 
 def test_policy_objective_divides_by_a_constant_norm() -> None:
@@ -86,7 +96,20 @@ def test_critic_objective_by_hand() -> None:
     loss, metrics = critic_objective(0.2, "token-mean")(columns, TOTALS)
     assert loss.item() == pytest.approx((0.64 + 0.25 + 0.01) / 2 / 3)
     explained = metrics.pop("explained_variance").value
-    assert metrics == {"value": (1.5, 3.0), "clip_fraction": (1.0, 3.0)}
+    found = {name: metric.value for name, metric in metrics.items()}
+    assert found == pytest.approx(
+        {
+            "value": 0.5,
+            "value_std": math.sqrt(pvariance([1.0, 0.5, 0.0])),
+            "value_min": 0.0,
+            "value_max": 1,
+            "return": 1.9 / 3,
+            "return_std": math.sqrt(pvariance([1.0, 1.0, -0.1])),
+            "return_min": -0.1,
+            "return_max": 1.0,
+            "clip_fraction": 1 / 3,
+        }
+    )
     returns, errors = [1.0, 1.0, -0.1], [1.0, 0.5, -0.1]
     assert explained == pytest.approx(1 - pvariance(errors) / pvariance(returns))
 
@@ -119,10 +142,10 @@ def test_policy_objective_measures_how_far_the_engines_are_apart() -> None:
     loss = Loss(ppo_clip, {"clip": 0.2}, {})
     _, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
     gap, d = 0.5 - math.exp(-2), math.log(0.5) + 2
-    assert metrics["rollout_gap"] == pytest.approx((gap, 3.0))
+    assert metrics["rollout_gap"].value == pytest.approx(gap / 3)
     assert metrics["rollout_gap_max"].value == pytest.approx(gap)
     assert metrics["rollout_gap_std"].value == pytest.approx(gap * math.sqrt(2) / 3)
-    assert metrics["rollout_kl"] == pytest.approx((math.exp(-d) + d - 1, 3.0))
+    assert metrics["rollout_kl"].value == pytest.approx((math.exp(-d) + d - 1) / 3)
     # without old_logprobs, against those of now
     del columns["old_logprobs"]
     _, metrics = policy_objective(Loss(reinforce, {}, {}), "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)

@@ -140,7 +140,10 @@ def main(rank: int, root: Path, ranks: str) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize(("case", "tied"), [("whole", True), ("layers", False), ("bfloat16", True)])
+@pytest.mark.parametrize(
+    ("case", "tied"),
+    [("whole", True), ("layers", False), pytest.param("bfloat16", True, marks=pytest.mark.nightly)],
+)
 def test_engines_on_one_set_of_weights_do_what_others_do_apart(case: str, tied: bool, tmp_path: Path) -> None:
     compare(write_model(tmp_path / "model", tie_word_embeddings=tied), tmp_path, **CASES[case])
 

@@ -35,6 +35,12 @@ def init(**settings):
         file.write(repr(settings))
     return Run()
 
+class Table:
+    def __init__(self, columns, data, allow_mixed_types): pass
+
+class Histogram:
+    def __init__(self, values): pass
+
 class Run:
     def log(self, values, step): pass
     def finish(self, exit_code): pass

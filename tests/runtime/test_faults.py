@@ -110,6 +110,7 @@ LOST = {
 }
 
 
+@pytest.mark.nightly
 def test_a_worker_that_stops_while_it_starts_is_told_within_seconds() -> None:
     token = uuid.uuid4().hex
     with begun(ONE, "--devices", "1", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token) as run:
@@ -165,7 +166,9 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     assert not Path("a/models").exists()
 
 
-@pytest.mark.parametrize("where", ["Worker.repartition", "EngineHost.finish_save"])
+@pytest.mark.parametrize(
+    "where", [pytest.param("Worker.repartition", marks=pytest.mark.nightly), "EngineHost.finish_save"]
+)
 def test_a_worker_that_stops_is_named_and_replaced(
     run_on_devices: Callable[..., str], workers: str, where: str
 ) -> None:

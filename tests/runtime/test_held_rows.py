@@ -100,6 +100,7 @@ def test_rows_that_are_given_again_join_those_that_come(
         came |= dict.fromkeys(rows("run", number, "rollout"), number)
 
 
+@pytest.mark.nightly
 def test_draws_are_the_same_on_two_devices(run_on_devices: Callable[..., str]) -> None:
     for devices in (1, 2):
         run_on_devices(graph("grpo", *JOINED), "--devices", str(devices), "--run-dir", f"on{devices}")

@@ -77,7 +77,7 @@ def test_a_configuration_of_verl_trains_with_its_reward(estimator: str) -> None:
     assert Path("run/models/policy/config.json").is_file()
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_settings_of_trl_train_with_their_rewards(devices: int) -> None:
     Path("c.yaml").write_text(
         "model_name_or_path: model\nreward_funcs: [t.lengths, t.ends]\nreward_weights: [1.0, 0.5]\n"

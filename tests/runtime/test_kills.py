@@ -110,7 +110,7 @@ def empty() -> str:
         pytest.skip(f"no file system in a file can be mounted: {error}")
 
 
-@pytest.mark.parametrize("part", [None, *NIGHT[::4]])
+@pytest.mark.parametrize("part", [pytest.param(None, marks=pytest.mark.nightly), *NIGHT[::4]])
 def test_a_disk_that_loses_power_at_any_write_has_a_run_that_goes_on(
     part: int | None, empty: str, count: Count
 ) -> None:

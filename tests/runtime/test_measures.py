@@ -30,7 +30,8 @@ edits:
       eval.nodes.rollout: {n: 3, temperature: 1.0}
       eval.nodes.solved: {op: metric.pass_at_k, k: 2, threshold: 0}
       eval.nodes.average: {op: metric.mean_at_k}
-      eval.report: {"pass@2": solved, mean@3: average}
+      eval.nodes.cut_off: {op: metric.mean_at_k, in: {rewards: truncated}}
+      eval.report: {"pass@2": solved, mean@3: average, truncated: cut_off}
       schedule.iterations: 1
 """
 pytestmark = pytest.mark.usefixtures("in_demo")
@@ -45,7 +46,7 @@ def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() ->
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
     for line in lines:
-        for metric in ("pass@2", "mean@3"):
+        for metric in ("pass@2", "mean@3", "truncated"):
             first, second = (line[f"eval/{metric}/{name}"] for name in ("first", "second"))
             assert line[f"eval/{metric}"] == pytest.approx((5 * first + 2 * second) / 7)
     assert lines[0]["eval/pass@2"] > lines[0]["eval/mean@3"] > 0
@@ -54,6 +55,7 @@ def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() ->
     samples = 28
     tokens = samples * (line["rollout/prompt_length"] + line["rollout/length"])
     assert line["perf/tokens_per_second"] == pytest.approx(tokens / line["time/step"])
+    assert line["perf/tokens_per_second/update_policy"] == pytest.approx(tokens / line["time/update_policy"])
     generated = line["tokens/generated"] / line["time/rollout"]
     assert line["perf/generated_per_second"] == pytest.approx(generated)
     assert line["perf/memory/main-0"] > 2**26, "torch alone takes more"
@@ -100,8 +102,9 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
         STEPS["old_logprobs"],
         {("main", d): Report(0.0, 0.5, used=one) for d, one in enumerate(used)},
     )
-    found = performance(plan, [item], {"time/step": 1.0})
+    found = performance(plan, [item], {"time/step": 1.0, "time/old_logprobs": 0.5})
     assert found == {
+        "perf/tokens_per_second/old_logprobs": 320.0,
         "perf/mfu/old_logprobs": once,
         "perf/memory/main-0": 1.0,
         "perf/memory/main-1": 2.0,
@@ -110,10 +113,16 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
 
 
 class Card:
-    """Stands in for ``torch.cuda``'s memory functions: tensors of one process, and a server beside it."""
+    """Stands in for ``torch.cuda``'s memory functions: tensors of one process, and a server beside it.
+
+    It notes NVTX ranges that begin, and "end".
+    """
 
     name, total, server = "NVIDIA H100 80GB HBM3", 80, 7
     held = most = reserved = 0
+
+    def __init__(self) -> None:
+        self.ranges: list[str] = []
 
     def hold(self, size: int) -> None:
         """Tensors take so much more, or less. Torch keeps what they leave."""
@@ -133,6 +142,8 @@ class Card:
         }
         for name, function in said.items():
             monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_push", self.ranges.append)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.ranges.append("end"))
 
 
 class Holder(Worker):
@@ -152,6 +163,7 @@ def test_memory_on_a_gpu_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -
     reports = worker.perform(tasks, ())
     found = [(one.used.memory, one.used.reserved, one.used.device) for one in reports]
     assert found == [(50, 50, 57), (25, 50, 57)], "the second step's most is its own"
+    assert card.ranges == ["peak", "end"] * 2
     items = [
         FinishedStep(STEPS[name], {("main", 0): report})
         for name, report in zip(("update_policy", "old_logprobs"), reports, strict=True)

@@ -204,7 +204,9 @@ def test_pools_of_unlike_sizes_give_the_same_and_keep_the_plans_order(
     for left, right in zip(alone, metrics("apart"), strict=True):
         assert left.keys() == right.keys()
         for name in left:
-            assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
+            # a token at the very edge of the clip may count on either side: one of some 260
+            near = 0.005 if name.endswith("clip_fraction") else 1e-4
+            assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=near), (name, left, right)
     plan = parse(Path("apart/plan.json").read_text())
     planned = [pair for slot in range(-lead(plan), 4) for pair in slot_steps(plan, slot, 0, 4)]
     for place in (("gen", 0), ("train", 0), ("train", 1)):

@@ -10,6 +10,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.printing.plan_text import plan_text
+from share import rest_nightly
 
 HERE = Path(__file__).parent
 GRAPH = f"""
@@ -86,7 +87,7 @@ edits:
 """
 
 
-@pytest.mark.parametrize("graph", SETTINGS)
+@pytest.mark.parametrize("graph", rest_nightly(SETTINGS, lambda graph: graph in ("sdft", "game")))
 def test_a_recipe_trains_alike_on_one_and_two_devices(
     graph: str,
     demo_files: Path,

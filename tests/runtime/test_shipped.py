@@ -104,7 +104,18 @@ def test_without_one_node_it_is_refused_by_check_or_runs(graph: str, node: str) 
 
 # without its update a graph only generates, and says so; but for the two whose `restrained` reads it, for
 # those that generate ahead of it, for those that another loss joins, and for those whose teacher follows it
-NEEDED = ("clip_cov", "kl_cov", "decoupled_ppo", "vespo", "chord", "distill_reward", "echo", "sdft", "sdpo")
+NEEDED = (
+    "clip_cov",
+    "kl_cov",
+    "decoupled_ppo",
+    "proximal_approx",
+    "vespo",
+    "chord",
+    "distill_reward",
+    "echo",
+    "sdft",
+    "sdpo",
+)
 DISPENSABLE = {(graph, "update_policy") for graph in shipped_graphs() if graph not in NEEDED}
 DISPENSABLE |= {("ppo", "update_critic"), ("rm_ppo", "update_critic"), ("reward_model", "update_reward")}
 DISPENSABLE |= {("chord", "imitate"), ("distill_reward", "distill"), ("echo", "predict")}

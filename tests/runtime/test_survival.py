@@ -292,6 +292,7 @@ def test_a_time_limit_before_the_first_iteration_leaves_a_run_to_resume(in_demo:
     assert same_weights("a", "b")
 
 
+@pytest.mark.nightly
 def test_a_signal_while_workers_start_ends_the_run_with_advice(in_demo: None) -> None:
     token = uuid.uuid4().hex
     with begun(ONE, "--devices", "1", "--run-dir", "a", RLGRAPH_TEST_TOKEN=token) as process:

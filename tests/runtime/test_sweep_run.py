@@ -49,6 +49,7 @@ def test_it_trains_goes_on_and_runs_nothing_twice() -> None:
     assert "resumed after iteration 1" in (folder / "seed=1.log").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_files")
 def test_a_run_that_fails_is_named_and_the_others_run() -> None:
     said: list[str] = []

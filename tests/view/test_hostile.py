@@ -55,6 +55,8 @@ def write_run(plan: Plan, folder: Path) -> Path:
     (folder / "environment.json").write_text(json.dumps(ran))
     error = {"restart": 1, "of": 2, "time": 1e9, "after": 3, "reason": f"main[0] is gone\n  {NASTY}"}
     (folder / "restarts.jsonl").write_text(json.dumps(error) + "\n" + '{"restart": 2, "cut sh')
+    alarm = {"step": 3, "rule": NASTY, "law": NASTY, "why": NASTY, "edits": [NASTY]}
+    (folder / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     (folder / "samples" / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -143,6 +145,8 @@ def test_rows_are_filtered_by_their_letters(sampled: Any) -> None:
 def test_errors_are_shown_as_text(sampled: Any) -> None:
     said = sampled.do("return document.querySelector('#restarts').textContent")
     assert NASTY in said and "main[0] is gone" in said
+    alarms = sampled.do("return document.querySelector('#alarms').textContent")
+    assert "what the watchdog says (1)" in alarms and alarms.count(NASTY) == 4
 
 
 def test_what_a_run_ran_on_is_shown_whatever_it_is(sampled: Any) -> None:

@@ -16,7 +16,7 @@ class RunPanel {
     this.element = el(
       "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
       this.run.environment && el("details", { id: "environment" }, el("summary", null, "what it ran on"), ...environment(this.run.environment)),
-      this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      this.alarms(), this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
       el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
     let width = 0;
@@ -34,6 +34,12 @@ class RunPanel {
   draw() {
     this.drawMetrics();
     this.drawLanes();
+  }
+
+  // What the watchdog has said.
+  alarms() {
+    const rows = this.run.alarms.map((line) => [String(line.step), line.rule, `${line.law}: ${line.why}`, el("code", null, line.edits.join(" "))]);
+    return rows.length ? el("details", { id: "alarms", open: true }, el("summary", null, `what the watchdog says (${rows.length})`), table([">after iteration", "rule", "what", "try"], rows)) : null;
   }
 
   restarts() {

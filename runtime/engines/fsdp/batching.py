@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from rlgraph.costs.efficiency import ATTENTION, Kernel
 from rlgraph.costs.limits import BLOCK, MASK
-from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.ragged import Ragged, taken
 from rlgraph.ops.interfaces import Totals
 from rlgraph.runtime.engines.fsdp.cells import (
     alignment,
@@ -113,14 +113,8 @@ def minibatch_rows(rows: torch.Tensor, total_rows: int, minibatches: int) -> lis
 
 
 def cut(columns: Mapping[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """Return the given rows of columns, each a ``Ragged``, a tensor ``[rows, ...]`` or a list."""
-
-    def taken(column: Any) -> Any:
-        if isinstance(column, Ragged):
-            return column.take(rows)
-        return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
-
-    return {name: taken(column) for name, column in columns.items()}
+    """Return the given rows of columns."""
+    return {name: taken(column, rows) for name, column in columns.items()}
 
 
 def micro_batches(

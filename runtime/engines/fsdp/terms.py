@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.ragged import same
 from rlgraph.ops.interfaces import Batch, Objective
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
 
@@ -38,7 +38,7 @@ class Term:
         """Return whether one pass gives both what they need: the same tokens at the same temperature."""
         alike = (self.temperature, self.total_rows) == (other.temperature, other.total_rows)
         pairs = [(self.columns.get(name), other.columns.get(name)) for name in READ]
-        return alike and self.rows.equal(other.rows) and all(_same(one, another) for one, another in pairs)
+        return alike and self.rows.equal(other.rows) and all(same(one, another) for one, another in pairs)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,3 @@ def passes(
         SharedPass(tuple(terms[name] for name in names), tuple(sums[name] for name in names))
         for names in together
     ]
-
-
-def _same(one: Ragged | None, other: Ragged | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    near = one.values.device == other.values.device
-    return near and one.offsets.equal(other.offsets) and one.values.equal(other.values)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from rlgraph.costs.limits import ring_ranks
-from rlgraph.nodes.support.ragged import Ragged, offsets_of
+from rlgraph.nodes.support.ragged import joined
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
 Columns = Mapping[str, Any]
@@ -58,7 +58,7 @@ class RowGroup:
         parts: list[Any] = [None] * self.ranks
         dist.all_gather_object(parts, near, group=self.group)
         ends = [0, *accumulate(len(part["tokens"].values) for part in parts)]
-        together = {name: _joined([part[name] for part in parts]) for name in columns}
+        together = {name: joined([part[name] for part in parts]) for name in columns}
         return together, slice(ends[self.rank], ends[self.rank + 1])
 
 
@@ -170,14 +170,3 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         rank, sizes = ctx.own
         return gradient.split(sizes)[rank], None, None
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
-    parts = [part for part in parts if len(part)] or parts[:1]
-    if isinstance(parts[0], Ragged):
-        lengths = torch.cat([part.lengths for part in parts])
-        return Ragged(torch.cat([part.values for part in parts]), offsets_of(lengths))
-    if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts)
-    return [row for part in parts for row in part]

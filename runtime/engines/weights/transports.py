@@ -16,15 +16,7 @@ from safetensors.torch import load_file, save_file
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, ServePlan, Step
-from rlgraph.runtime.engines.weights.transfer import (
-    Named,
-    Peers,
-    Transport,
-    Weights,
-    check_version,
-    in_buckets,
-    noted,
-)
+from rlgraph.runtime.engines.weights import transfer
 
 INDEX = "model.safetensors.index.json"  # the name that transformers gives it
 
@@ -33,17 +25,17 @@ class Handover:
     """A transport between two engines of one process: the tensors themselves are handed over."""
 
     def __init__(self) -> None:
-        self.weights: Weights | None = None
+        self.weights: transfer.Weights | None = None
 
-    def send(self, weights: Weights) -> None:
+    def send(self, weights: transfer.Weights) -> None:
         """Lay the weights down for ``receive``, which follows before they change."""
         self.weights = weights
 
-    def receive(self, version: int) -> Weights:
+    def receive(self, version: int) -> transfer.Weights:
         """Take the weights that were laid down, once."""
         weights, self.weights = self.weights, None
         assert weights, "nothing was sent"
-        check_version(weights.version, version)
+        transfer.check_version(weights.version, version)
         return weights
 
 
@@ -60,11 +52,11 @@ class Header:
 class Broadcast:
     """A transport from one device to all of its peers, a bucket at a time."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: transfer.Peers) -> None:
         self.peers = peers
 
-    def send(self, weights: Weights) -> None:
-        for bucket in in_buckets(weights.tensors):
+    def send(self, weights: transfer.Weights) -> None:
+        for bucket in transfer.in_buckets(weights.tensors):
             names, tensors = zip(*bucket, strict=True)
             shapes = [tensor.shape for tensor in tensors]
             self.peers.tell(Header(weights.version, list(names), shapes, tensors[0].dtype))
@@ -72,18 +64,18 @@ class Broadcast:
             self.peers.broadcast(flat.view(torch.uint8))
         self.peers.tell(weights.version)  # the last one is over
 
-    def receive(self, version: int) -> Weights:
-        return Weights(version, self._tensors(version))
+    def receive(self, version: int) -> transfer.Weights:
+        return transfer.Weights(version, self._tensors(version))
 
-    def _tensors(self, version: int) -> Iterator[Named]:
+    def _tensors(self, version: int) -> Iterator[transfer.Named]:
         while isinstance(header := self.peers.tell(None), Header):
-            check_version(header.version, version)
+            transfer.check_version(header.version, version)
             sizes = [shape.numel() for shape in header.shapes]
             flat = torch.empty(sum(sizes), dtype=header.dtype, device=self.peers.device)
             self.peers.broadcast(flat.view(torch.uint8))
             for name, shape, part in zip(header.names, header.shapes, flat.split(sizes), strict=True):
                 yield name, part.view(shape)
-        check_version(header, version)
+        transfer.check_version(header, version)
 
 
 class Disk:
@@ -92,17 +84,17 @@ class Disk:
     The peers read them at once; then they are removed.
     """
 
-    def __init__(self, peers: Peers, folder: str) -> None:
+    def __init__(self, peers: transfer.Peers, folder: str) -> None:
         self.peers, self.folder = peers, Path(folder)
 
-    def send(self, weights: Weights) -> None:
+    def send(self, weights: transfer.Weights) -> None:
         """Write every tensor, and wait until all have read them."""
         path = self.folder / f"weights-{os.getpid()}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         try:
             index = {}
-            for number, bucket in enumerate(in_buckets(weights.tensors)):
+            for number, bucket in enumerate(transfer.in_buckets(weights.tensors)):
                 name = f"model-{number:05d}.safetensors"
                 save_file({key: tensor.detach().cpu().contiguous() for key, tensor in bucket}, path / name)
                 index |= {key: name for key, _ in bucket}
@@ -113,14 +105,14 @@ class Disk:
         finally:
             shutil.rmtree(path)
 
-    def receive(self, version: int) -> Weights:
-        return Weights(version, self._tensors(version))
+    def receive(self, version: int) -> transfer.Weights:
+        return transfer.Weights(version, self._tensors(version))
 
-    def _tensors(self, version: int) -> Iterator[Named]:
+    def _tensors(self, version: int) -> Iterator[transfer.Named]:
         path, came = self.peers.tell(None)
-        check_version(came, version)
+        transfer.check_version(came, version)
         index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
-        check_version(index["metadata"]["version"], version)
+        transfer.check_version(index["metadata"]["version"], version)
         for name in dict.fromkeys(index["weight_map"].values()):
             yield from load_file(Path(path, name)).items()
         self.peers.wait()
@@ -129,7 +121,7 @@ class Disk:
 class Sender(Protocol):
     """A worker's way to servers that run already, by which it brings them weights."""
 
-    def bring(self, weights: Weights) -> None:
+    def bring(self, weights: transfer.Weights) -> None:
         """Bring them to all servers."""
 
     def close(self) -> None:
@@ -142,25 +134,25 @@ class RemoteTransport:
     The worker that trains sends to them (``sender``); its peers, who generate with them, only learn names.
     """
 
-    def __init__(self, peers: Peers, sender: Sender | None) -> None:
+    def __init__(self, peers: transfer.Peers, sender: Sender | None) -> None:
         self.peers, self.sender = peers, sender
 
-    def send(self, weights: Weights) -> None:
+    def send(self, weights: transfer.Weights) -> None:
         """Send every tensor to the servers, once all who use them are ready, and tell those."""
         assert self.sender
         names = list[str]()
         self.peers.wait()
-        self.sender.bring(Weights(weights.version, noted(weights.tensors, names)))
+        self.sender.bring(transfer.Weights(weights.version, transfer.noted(weights.tensors, names)))
         self.peers.tell((weights.version, names))
 
-    def receive(self, version: int) -> Weights:
+    def receive(self, version: int) -> transfer.Weights:
         """Return the names of what the servers were sent, each with an empty tensor."""
-        return Weights(version, self._names(version))
+        return transfer.Weights(version, self._names(version))
 
-    def _names(self, version: int) -> Iterator[Named]:
+    def _names(self, version: int) -> Iterator[transfer.Named]:
         self.peers.wait()
         came, names = self.peers.tell(None)
-        check_version(came, version)
+        transfer.check_version(came, version)
         yield from ((name, torch.empty(0)) for name in names)
 
     def close(self) -> None:
@@ -170,7 +162,7 @@ class RemoteTransport:
 
 # an engine that maps what it is given into its server gets it within the process too
 HANDED = ("memory", "ipc")
-TRANSPORTS: dict[str, Callable[[Peers, str], Transport]] = {
+TRANSPORTS: dict[str, Callable[[transfer.Peers, str], transfer.Transport]] = {
     "memory": lambda peers, folder: Handover(),
     "ipc": lambda peers, folder: Handover(),
     "broadcast": lambda peers, folder: Broadcast(peers),

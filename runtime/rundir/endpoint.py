@@ -1,0 +1,89 @@
+"""Serves the newest metrics of a run over HTTP, for Prometheus to scrape (text format 0.0.4).
+
+# TYPE rlgraph_reward_mean gauge
+rlgraph_reward_mean{graph="grpo",name="reward/mean"} 0.53
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from rlgraph.errors import RunError
+from rlgraph.runtime.rundir.trackers import SampleRow, Values
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsEndpoint:
+    """A tracker that answers ``GET /metrics`` while the run goes on."""
+
+    def __init__(self, address: str, graph: str) -> None:
+        """Listen at ``[HOST:]PORT``: by default of this machine alone; port 0 is any that is free.
+
+        Raises:
+            RunError: nothing can listen there.
+        """
+        self.graph, self.text = graph, ""
+        host, _, port = address.rpartition(":")
+        try:
+            self.server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), self._handler())
+        except (OSError, ValueError, OverflowError) as error:
+            law = f"--metrics-port {address}: nothing can listen there: {error}"
+            raise RunError(f"{law}\n  name another: 9464, or 0.0.0.0:9464 for other hosts to ask") from None
+        self.url = f"http://{self.server.server_address[0]!s}:{self.server.server_address[1]}/metrics"
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        endpoint = self
+
+        class MetricsHandler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_there = self.path.partition("?")[0] == "/metrics"
+                body = endpoint.text.encode() if is_there else b"not found\n"
+                self.send_response(200 if is_there else 404)
+                self.send_header("Content-Type", TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Log nothing: the terminal is the run's."""
+
+        return MetricsHandler
+
+    def log(self, values: Values, step: int) -> None:
+        """Serve these numbers from now on, with the iteration and the time at which they came."""
+        self.text = exposition({"step": step, "timestamp_seconds": time.time(), **values}, self.graph)
+
+    def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
+        """Serve nothing of what the model wrote."""
+
+    def close(self, failed: bool = False) -> None:
+        """Answer no longer."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def exposition(values: Values, graph: str) -> str:
+    """Return gauges in Prometheus's text format; ``name`` has a metric's own name.
+
+    Example:
+        >>> print(exposition({"eval/pass@8": 0.5}, "grpo"), end="")
+        # TYPE rlgraph_eval_pass_8 gauge
+        rlgraph_eval_pass_8{graph="grpo",name="eval/pass@8"} 0.5
+    """
+    families: dict[str, list[str]] = {}
+    for name, value in values.items():
+        family = "rlgraph_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        labels = ",".join(
+            f"{key}={json.dumps(text, ensure_ascii=False)}"
+            for key, text in (("graph", graph), ("name", name))
+        )
+        families.setdefault(family, []).append(f"{family}{{{labels}}} {float(value)!r}\n")
+    return "".join(f"# TYPE {name} gauge\n{''.join(lines)}" for name, lines in families.items())
