@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
 LEVEL = "RLGRAPH_LOG_LEVEL"  # debug, info, warning or error
-
-
-def log_as_told() -> None:
-    """Have this process log what is of the level of its environment or above, if that says one."""
-    if level := os.environ.get(LEVEL):
-        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def with_level(runtime_env: Mapping[str, Any]) -> dict[str, Any]:

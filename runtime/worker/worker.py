@@ -113,13 +113,12 @@ class Worker(Process):
         """
         start = time.time()
         copies = {name: replace(m, path=local_path(m.path)) for name, m in plan.models.items()}
-        self.plan = plan = replace(plan, models=copies)
-        self.at = pool, device
+        self.plan, self.at = replace(plan, models=copies), (pool, device)
         if self.logs:
             self.task_counter = TaskCounter(self.logs, pool, device)
             self.task_counter.begin()
-        groups = meet(plan, (pool, device), meeting, self.device, self.mailbox)
-        self.engines = EngineHost(plan, pool, self.device, groups, Path(self.folder, "logs"))
+        groups = meet(self.plan, self.at, meeting, self.device, self.mailbox)
+        self.engines = EngineHost(self.plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time(), notes=self.engines.notes())
 
     def tokenizer(self, model: str) -> Any:
