@@ -110,6 +110,8 @@ bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minu
 
 MERMAID := 11.17.2
 MERMAID_SHA512 := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106
+AXE := 4.14.1
+AXE_SHA512 := 1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd3d6b734f8c22a0dab86ee6a6f64b8afbe804b214d36db85a2826965edfb3a0b9d546b5
 browser:  ## Install what the tests of pages and pictures use: on Debian, as root; else they are skipped
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver \
@@ -117,6 +119,9 @@ browser:  ## Install what the tests of pages and pictures use: on Debian, as roo
 	cd .venv && npm pack --silent mermaid@$(MERMAID) > /dev/null
 	cd .venv && echo '$(MERMAID_SHA512)  mermaid-$(MERMAID).tgz' | sha512sum --check --quiet
 	cd .venv && tar xzf mermaid-$(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz
+	cd .venv && npm pack --silent axe-core@$(AXE) > /dev/null
+	cd .venv && echo '$(AXE_SHA512)  axe-core-$(AXE).tgz' | sha512sum --check --quiet
+	cd .venv && tar xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz
 
 SHOT := chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,1180
 docs: install  ## Build the site of the documents, build/site/index.html; broken links are errors
@@ -125,7 +130,7 @@ docs: install  ## Build the site of the documents, build/site/index.html; broken
 pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: make browser)
 	mkdir -p build docs/pictures
 	$(BIN)/rlgraph plan grpo --devices 8 -o docs/pictures/grpo.svg
-	$(BIN)/rlgraph view grpo --cluster h100-8 -o build/grpo.html
+	$(BIN)/rlgraph view grpo models.policy.path=Qwen/Qwen3-8B --cluster h100-8 -o build/grpo.html
 	$(BIN)/rlgraph view runs/demo -o build/demo.html
 	$(SHOT) --screenshot=docs/pictures/plan.png 'file://$(CURDIR)/build/grpo.html#plan'
 	$(SHOT) --screenshot=docs/pictures/demo.png 'file://$(CURDIR)/build/demo.html#run'

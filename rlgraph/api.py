@@ -26,6 +26,7 @@ from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, show_text
 from rlgraph.view.contents import contents
+from rlgraph.view.drawings.boxes import DrawingOptions
 from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.page import page
@@ -204,22 +205,27 @@ class Planned(Page):
     def html(self) -> str:
         return page(contents(Subject(self.plan, compiled=self.compiled)))
 
-    def mermaid(self) -> str:
-        """Return it as a mermaid flowchart."""
-        return mermaid(self.plan)
+    def mermaid(self, **options: Any) -> str:
+        """Return it as a mermaid flowchart; ``options`` as of ``picture``."""
+        return mermaid(self.plan, DrawingOptions(**options))
 
-    def dot(self) -> str:
-        """Return it as a graph for graphviz."""
-        return dot(self.plan)
+    def dot(self, **options: Any) -> str:
+        """Return it as a graph for graphviz; ``options`` as of ``picture``."""
+        return dot(self.plan, DrawingOptions(**options))
 
-    def picture(self, path: str | Path) -> None:
+    def picture(self, path: str | Path, **options: Any) -> None:
         """Write a picture of the graph, ``.svg`` or ``.png``, which graphviz draws.
+
+        Args:
+            path: of the file, whose ending says which kind it is.
+            options: ``types=True`` writes types on arrows, ``inserted=True`` shows the steps that rlgraph
+                inserted, ``direction="right"`` has it run from left to right.
 
         Raises:
             RunError: graphviz is not here, or the file is named otherwise.
         """
         path = Path(path)
-        path.write_bytes(picture(self.plan, path.suffix.removeprefix(".")))
+        path.write_bytes(picture(self.plan, path.suffix.removeprefix("."), DrawingOptions(**options)))
 
     def trace(self) -> str:
         """Return it as a timeline for ui.perfetto.dev."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,30 @@ def visible(text: str) -> str:
         \\x1b[2Jgone?
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a text whose lines have at most so many characters, but for longer words.
+
+    A line that is broken goes on below its second column, where two spaces part it from the first, else
+    behind where it began, past a mark in its first place. What a shell is to read as one word is not broken.
+
+    Example:
+        >>> print(fitted("+ move prompt to main[0-7]", 16))
+        + move prompt to
+             main[0-7]
+    """
+    lines = []
+    for line in text.split("\n"):
+        second = re.match(r".\s*\S.*?\s{2,}(?=\S)", line)
+        begin = second.end() if second else len(line) - len(line[1:].lstrip()) + 3
+        indent = " " * min(begin, width // 2)
+        broken = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        )
+        whole = len(line) <= width or line.lstrip().startswith("'")
+        lines += [line] if whole else broken
+    return "\n".join(lines)
 
 
 def shortened(text: str, most: int = LONGEST) -> str:

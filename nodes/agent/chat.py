@@ -29,7 +29,7 @@ from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.nodes.support.chat_template import CutSide, cut
 from rlgraph.ops import Request
 
-Span = tuple[str, float, float]  # generation or tools, and from when to when: seconds since the epoch
+WaitedFor = tuple[str, float, float]  # generation or tools, and from when to when: seconds since the epoch
 MARK = "..."  # replaces the part of an answer that was cut
 
 
@@ -86,7 +86,7 @@ class Chat:
     calls: int = 0
     response: str = ""  # text of the newest turn
     truncated: bool = False
-    spans: list[Span] = field(default_factory=list)  # what it waited for
+    spans: list[WaitedFor] = field(default_factory=list)  # what it waited for
 
     async def turn(self) -> Turn:
         """Let the policy write a turn.

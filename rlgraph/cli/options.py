@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import functools
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from rlgraph.errors import visible
+from rlgraph.errors import fitted, visible
 
 if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
 
 
+WIDEST = 120  # columns of a terminal that are used: longer lines are hard to read
+
+
+def columns(file: IO[Any]) -> int:
+    """Return how many columns a terminal has, as far as they are used; 0 where a file is none."""
+    return min(shutil.get_terminal_size((100, 24)).columns, WIDEST) if file.isatty() else 0
+
+
 def say(text: str, **options: Any) -> None:
-    """Print text that may come from a graph, a plan or a run, with no control over the terminal."""
-    click.echo(visible(text), **options)
+    """Print text that may come from a graph, a plan or a run, with no control over the terminal.
+
+    On a terminal its lines are broken to fit; all else gets them as they are.
+    """
+    width = columns(options.get("file") or (sys.stderr if options.get("err") else sys.stdout))
+    click.echo(fitted(visible(text), width) if width else visible(text), **options)
 
 
 GRAPH = click.argument("graph")
@@ -100,6 +114,21 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, target=Target(cluster, **details) if cluster else None, **options)
 
     return with_target
+
+
+def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of pictures, as the one argument ``drawn``."""
+
+    @click.option("--types", is_flag=True, help="Of a picture: write the types of columns on its arrows.")
+    @click.option("--inserted", is_flag=True, help="Of a picture: show the steps that were inserted, too.")
+    @click.option("--direction", type=click.Choice(["down", "right"]), default="down", help="Of a picture.")
+    @functools.wraps(command)
+    def with_options(*args: Any, types: bool, inserted: bool, direction: Any, **others: Any) -> Any:
+        from rlgraph.view.drawings.boxes import DrawingOptions
+
+        return command(*args, drawn=DrawingOptions(types, inserted, direction), **others)
+
+    return with_options
 
 
 def _refuse_code(ctx: click.Context, option: click.Parameter, given: bool) -> None:

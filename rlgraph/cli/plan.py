@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -15,6 +16,7 @@ from rlgraph.cli import options
 if TYPE_CHECKING:
     from rlgraph.check import Look
     from rlgraph.ir.plan import Plan, Target
+    from rlgraph.view.drawings.boxes import DrawingOptions
 
 
 @click.command()
@@ -83,6 +85,7 @@ def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> N
 
 # of a file that -o names
 FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
+DRAWN = ("svg", "png", "dot", "mermaid")
 
 
 @click.command()
@@ -114,6 +117,7 @@ FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".s
     is_flag=True,
     help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
 )
+@options.drawing_options
 @click.option(
     "--schema",
     is_flag=True,
@@ -136,6 +140,7 @@ def plan(
     target: Target | None,
     autoplace: bool,
     brief: bool,
+    drawn: DrawingOptions,
 ) -> None:
     """Show what will run, step by step; GRAPH may be a saved plan as well.
 
@@ -143,13 +148,17 @@ def plan(
     """
     from rlgraph.api import Planned
     from rlgraph.printing.plan_diff import against_text
+    from rlgraph.printing.plan_text import plan_text
     from rlgraph.reports.plan_file import load
+    from rlgraph.view.drawings.boxes import SHOWN
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
     from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
+    if form not in DRAWN and drawn != SHOWN:
+        raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
@@ -164,15 +173,19 @@ def plan(
     if brief:
         options.say(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
-        drawn = picture(shown, form)  # first: a plan that can't be drawn leaves no empty file
+        made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
-        output.buffer.write(drawn)
-    elif form == "text" and output.isatty() and "NO_COLOR" not in os.environ:
-        click.echo(terminal_text(shown), nl=False)
+        output.buffer.write(made)
+    elif form == "text" and (width := options.columns(output)):
+        if "NO_COLOR" in os.environ:
+            options.say(plan_text(shown, width=width), file=output, nl=False)
+        else:
+            click.echo(terminal_text(shown, width), nl=False)
     else:
         planned = Planned(shown, compiled=not options.is_saved(graph, (), None))
-        click.echo(str(planned) if form == "text" else getattr(planned, form)(), file=output, nl=False)
+        write = getattr(planned, form) if form != "text" else planned.__str__
+        click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
     for warning in () if options.is_saved(graph, (), None) else warnings_of(shown):
         options.say(f"\n{warning.render()}", err=True)
 
@@ -197,7 +210,7 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     if target is None or devices is not None or options.is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    options.say(contest_text(candidates), err=True)
+    options.say(contest_text(candidates, options.columns(sys.stderr) or 100), err=True)
     return best
 
 
@@ -242,7 +255,7 @@ def show(
     from rlgraph.frontend.compose import compose
     from rlgraph.printing.column_text import lineage_text
     from rlgraph.syntax.yaml_text import show_text
-    from rlgraph.view.terminal import tree_text
+    from rlgraph.view.terminal import WIDTH, tree_text
 
     if (column is not None) + origin + tree > 1:
         raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
@@ -250,7 +263,8 @@ def show(
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
     plan = compile_graph(graph, overrides, devices)
-    options.say(tree_text(plan) if column is None else lineage_text(plan, column), nl=False)
+    width = options.columns(sys.stdout) or WIDTH
+    options.say(tree_text(plan, width) if column is None else lineage_text(plan, column), nl=False)
 
 
 @click.command()

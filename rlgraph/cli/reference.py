@@ -8,7 +8,6 @@ from typing import TextIO
 import click
 
 from rlgraph.cli.options import OUTPUT, form_option, say
-from rlgraph.errors import visible
 
 
 @click.command()
@@ -28,8 +27,8 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
     elif form == "markdown":
         text = entry_markdown(entry_of(name)) + "\n" if name else reference()
     else:
-        text = visible(describe(name)) if name else catalog_text()
-    click.echo(text, file=output, nl=False)
+        text = describe(name) if name else catalog_text()
+    (say if form == "text" else click.echo)(text, file=output, nl=False)
 
 
 @click.command()

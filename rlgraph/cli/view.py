@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rlgraph.cli.options import (
     OVERRIDES,
     TOKENS,
     TOO_MANY,
+    columns,
     form_option,
     say,
     target_options,
@@ -115,6 +117,7 @@ def report(
     if calibrate:
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
     shown = make_report(run_dir, cluster, prompt_tokens)
-    say(report_text(shown) if form == "text" else shown.json() + "\n", nl=False)
+    told = report_text(shown, columns(sys.stdout) or 100) if form == "text" else shown.json() + "\n"
+    say(told, nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

@@ -28,12 +28,15 @@ PATHS = {
 }
 
 
-def plan_text(plan: Plan, failed: tuple[str, int] | None = None) -> str:
-    """Return the whole plan as text; ``failed`` is the (phase, step) to mark."""
-    return visible("\n".join(_lines(plan, failed)) + "\n")
+WIDTH = 101  # columns in which lists are broken
 
 
-def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
+def plan_text(plan: Plan, failed: tuple[str, int] | None = None, width: int = WIDTH) -> str:
+    """Return the whole plan as text, lists broken to ``width``; ``failed`` is the (phase, step) to mark."""
+    return visible("\n".join(_lines(plan, failed, width)) + "\n")
+
+
+def _lines(plan: Plan, failed: tuple[str, int] | None, width: int) -> Iterator[str]:
     yield f"plan of {plan.graph}: {plan.about}" if plan.about else f"plan of {plan.graph}"
     for pool, count in plan.pools.items():
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
@@ -60,7 +63,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
         when = " and ".join(filter(None, [", ".join(times), "after the last"]))
         reported = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
         yield f"evaluate {when}, reporting {reported}"
-        yield from _steps(plan, plan.eval_steps, failed)
+        yield from _steps(plan, plan.eval_steps, failed, width)
         yield ""
     most = max((step.lead for step in plan.steps), default=0)
     every = plan.schedule.record_every
@@ -68,10 +71,10 @@ def _lines(plan: Plan, failed: tuple[str, int] | None) -> Iterator[str]:
     kept = f", keeping the columns of {which} in recorded/" if every else ""
     ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
     yield f"repeat {_length(plan)}{ahead}{kept}"
-    yield from _steps(plan, plan.steps, failed)
+    yield from _steps(plan, plan.steps, failed, width)
     yield ""
     if most:
-        yield from _pipelined(plan, most)
+        yield from _pipelined(plan, most, width)
         yield ""
     inserted = sum(step.inserted for step in plan.steps)
     yield f"{len(plan.steps)} steps per iteration, {inserted} of them inserted (marked +)"
@@ -116,7 +119,7 @@ def _sharing(model: ModelPlan, ranks: int) -> str:
     return text
 
 
-def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) -> Iterator[str]:
+def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None, width: int) -> Iterator[str]:
     begun = set[str]()
     for step in steps:
         if step.region and step.region not in begun:
@@ -127,7 +130,7 @@ def _steps(plan: Plan, steps: Iterable[Step], failed: tuple[str, int] | None) ->
         told = [*_details(step, plan.columns[step.phase]), *notes(plan, step)]
         for word, detail in (*told, ("takes", step_text(plan, step))):
             if detail:
-                yield from _wrapped(f"         {word:<8}", detail)
+                yield from _wrapped(f"         {word:<8}", detail, width)
 
 
 def _repeated(plan: Plan, region: str) -> str:
@@ -147,14 +150,14 @@ def _length(plan: Plan) -> str:
     return f"{plan.iterations} times"
 
 
-def _pipelined(plan: Plan, most: int) -> Iterator[str]:
+def _pipelined(plan: Plan, most: int, width: int) -> Iterator[str]:
     """Yield what each pool does in a slot, and how the pipeline fills and drains."""
     yield "while the pipeline is full, in slot t"
     steps = [plan.steps[number - 1] for number in plan.slot]
     for pool in plan.pools:
         mine = [step for step in steps if pool in (step.pool, step.source)]
         names = [f"{step.node}(t{f'+{step.lead}' if step.lead else ''})" for step in mine]
-        yield from _wrapped(f"  {pool:<14} ", ", ".join(names))
+        yield from _wrapped(f"  {pool:<14} ", ", ".join(names), width)
     slots = "slot -1 runs" if most == 1 else f"slots -{most} to -1 run"
     yield f"  prologue       {slots} what leads, for the first iterations"
     last = "slot runs" if most == 1 else f"{most} slots run"
@@ -162,10 +165,10 @@ def _pipelined(plan: Plan, most: int) -> Iterator[str]:
     yield "                 and the end, nothing is in flight"
 
 
-def _wrapped(head: str, detail: str) -> Iterator[str]:
+def _wrapped(head: str, detail: str, width: int) -> Iterator[str]:
     """Yield lines broken between the items of a list, not inside ``tokens: int64[samples, tokens]``."""
     bound = re.sub(r": |(?<=\w), (?=\w+\])", lambda m: m[0].replace(" ", "\xa0"), detail)
-    first, *rest = textwrap.wrap(bound, 84, break_on_hyphens=False, break_long_words=False)
+    first, *rest = textwrap.wrap(bound, width - len(head), break_on_hyphens=False, break_long_words=False)
     yield from (line.replace("\xa0", " ") for line in (head + first, *(f"{'':17}{line}" for line in rest)))
 
 

@@ -204,7 +204,7 @@ def report_text(report: RunReport, width: int = 100) -> str:
         console.print(f"  {name}: {said}", soft_wrap=True)
     if report.iteration:
         for words in _against(report) if report.cluster else ():
-            console.print(words)
+            console.print(words, soft_wrap=True)
         console.print(_table(report))
         for words in (*_where(report), *_helps(report)):
             console.print(words, soft_wrap=True)

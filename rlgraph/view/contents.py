@@ -33,7 +33,14 @@ from rlgraph.view.timeline import arrows, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]
 HOOK_OF: dict[str, str] = {target: name for known in HOOKS.values() for name, target in known.items()}
-LASTING = ("reserve", "weights", "optimizer", "serve weights")  # drawn below what comes and goes
+LASTING = (
+    "reserve",
+    "weights",
+    "optimizer",
+    "serve weights",
+    "adapters",
+    "server",
+)  # drawn below what comes and goes
 
 
 def contents(new: Subject, old: Subject | None = None) -> Contents:
@@ -79,6 +86,8 @@ def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
     function = plan.functions[step.phase].get(step.node)
     nodes = graph.get("nodes") if graph else None
     written = nodes.get(step.node) if nodes else None
+    samples = step.engine == "train" and any(one.generates for one in plan.phases[step.phase])
+    sampled = function.roles.get("temperature") if function and samples else None  # passes/defaults.py
     return {
         **asdict(step),
         "work": step.work,
@@ -88,15 +97,17 @@ def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
         "does": sentence(step),
         "often": words(step.when) if step.when else "",
         "takes": step_text(plan, step),
-        "attributes": [*_attributes(function, written)] if function else [],
+        "attributes": [*_attributes(function, written, sampled)] if function else [],
         "ins": dict(function.ins) if function else {},
         "losses": [_hook_name(hook) for hook in function.hooks.values()] if function else [],
         "place": place(written) if written else "",
     }
 
 
-def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value, and where it was written; nothing for a default."""
+def _attributes(
+    function: Function, written: Tree | None, sampled: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value, and where it was written or that it is as sampled; nothing for a default."""
     values = {name: flow(plain(value)) for name, value in function.attributes.items()}
     values |= {name: str(course) for name, course in function.courses.items()}
     for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
@@ -104,7 +115,7 @@ def _attributes(function: Function, written: Tree | None) -> Iterator[tuple[str,
         values[name] = flow(plain({"kind": _hook_name(hook), **hook.attributes, **told}))
     for name, value in values.items():
         tree = written.get(name) if written else None
-        yield name, value, place(tree) if tree else ""
+        yield name, value, place(tree) if tree else "as sampled" if name == sampled else ""
 
 
 def _composed(plan: Plan) -> Tree | None:

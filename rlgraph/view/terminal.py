@@ -5,43 +5,44 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import click
 
-from rlgraph.errors import visible
+from rlgraph.errors import fitted, visible
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.planning.simulate import depth
 from rlgraph.printing.headline import headline
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.units import size_text
+from rlgraph.view.drawings.boxes import sources
 from rlgraph.view.timeline import expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
 BUSY = re.compile(r"( +)")
 STEP = re.compile(r"^([ +!]) +\d+\. ")
-WIDTH, LABEL = 100, 16  # characters per line, and before a lane or a bar
+WIDTH, LABEL = 100, 16  # characters per line unless told, and before a lane or a bar
 
 
-def terminal_text(plan: Plan) -> str:
-    """Return the plan as text, in colours, with lanes and bars; a terminal's 100 columns hold it."""
-    lines = [*_coloured(plan), "", *_lanes(plan), *_bars(plan), "", _closing(plan)]
+def terminal_text(plan: Plan, width: int = WIDTH) -> str:
+    """Return the plan as text, in colours, with lanes and bars, for a terminal of so many columns."""
+    parts = _lanes(plan, width), _bars(plan, width)
+    lines = [*_coloured(plan, width), "", *chain(*parts), "", _closing(plan, width)]
     return "\n".join(lines) + "\n"
 
 
-def _coloured(plan: Plan) -> Iterator[str]:
+def _coloured(plan: Plan, width: int) -> Iterator[str]:
     steps = iter((*plan.eval_steps, *plan.steps))  # steps in the order of the text
     look: dict[str, Any] = {}
-    for number, line in enumerate(plan_text(plan).splitlines()):
+    for number, line in enumerate(plan_text(plan, width=width).splitlines()):
         if head := STEP.match(line):
             look = {"fg": _colour(plan, next(steps).pool), "bold": head[1] == " "}
         elif line.startswith("         because "):
             look = {"italic": True, "dim": True}
         elif not line.startswith(" " * 17):  # else the line before goes on
             look = {"bold": number == 0 or line.startswith("repeat ")}
-        # a line that is too wide is broken, and goes on behind where it begins
-        indent = " " * (len(line) - len(line[1:].lstrip()) + 3)
-        for part in textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]:
+        for part in fitted(line, width).split("\n"):
             named = re.match(r"^ {9}(reads|writes|frees|takes) ", part)
             yield click.style(part[:17], dim=True) + part[17:] if named else click.style(part, **look)
 
@@ -50,14 +51,14 @@ def _colour(plan: Plan, pool: str) -> str:
     return COLOURS[[*plan.pools].index(pool) % len(COLOURS)]
 
 
-def _lanes(plan: Plan) -> Iterator[str]:
+def _lanes(plan: Plan, width: int) -> Iterator[str]:
     """Yield what each pool runs in a period of the steady state; a name is as wide as its step lasts."""
     events, period = expected(plan)
     middle = [event for event in events if event.iteration == depth(plan) + 1]
     start = min(event.start for event in middle)
     took = f": {said['iteration']}" if (said := headline(plan)) else ", roughly"
     yield f"an iteration of the steady state{took}"
-    room = WIDTH - LABEL
+    room = width - LABEL
     for pool in plan.pools:
         cells = [" "] * room
         for event in events:
@@ -76,18 +77,18 @@ def _fitted(step: Step, width: int) -> str:
     return f"{visible(step.node)[: width - 1]:·<{width - 1}}|" if width > 0 else ""
 
 
-def _bars(plan: Plan) -> Iterator[str]:
+def _bars(plan: Plan, width: int) -> Iterator[str]:
     if plan.peak:
         yield "memory of a device at its peak"
     for pool, peak in (plan.peak or {}).items():
-        room = WIDTH - LABEL - 24
+        room = width - LABEL - 24
         full = round(room * min(peak.bytes / peak.capacity, 1))
         bar = click.style("█" * full, fg=_colour(plan, pool)) + "░" * (room - full)
         said = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
         yield f"  {visible(pool):<{LABEL - 2}.{LABEL - 3}}{bar}  {said}"
 
 
-def _closing(plan: Plan) -> str:
+def _closing(plan: Plan, width: int) -> str:
     """Return steps, times and bytes in one line."""
     inserted = sum(step.inserted for step in plan.steps)
     parts = [f"{len(plan.steps)} steps, {inserted} of them inserted"]
@@ -95,10 +96,10 @@ def _closing(plan: Plan) -> str:
         said = headline(plan)
         parts += [f"{label} {said[label]}" for label in ("iteration", "run") if label in said]
         parts.append(f"{size_text(sum(step.bytes or 0 for step in plan.steps))} moved")
-    return click.style(textwrap.fill("; ".join(parts), WIDTH, break_on_hyphens=False), bold=True)
+    return click.style(textwrap.fill("; ".join(parts), width, break_on_hyphens=False), bold=True)
 
 
-def tree_text(plan: Plan) -> str:
+def tree_text(plan: Plan, width: int = WIDTH) -> str:
     """Return the nodes that the user wrote, with their models and the columns that they read of others.
 
     Example:
@@ -106,17 +107,19 @@ def tree_text(plan: Plan) -> str:
         >>> print(tree_text(compile_graph("grpo", devices=1)).splitlines()[1])
         └─ prompts (data.prompts)
     """
-    trees = {phase: "\n".join(_tree(steps, plan.columns[phase])) for phase, steps in plan.phases.items()}
     titles = {"train": "in every iteration", "eval": "in evaluation"}
-    return "".join(f"{titles[phase]}\n{tree}\n" for phase, tree in trees.items())
+    lines = (
+        (titles[phase], *_tree(steps, plan.columns[phase], width)) for phase, steps in plan.phases.items()
+    )
+    return "".join(f"{line}\n" for line in chain(*lines))
 
 
-def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan]) -> Iterator[str]:
-    reads = {step.node: _sources(step, columns) for step in steps if not step.inserted}
+def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan], width: int) -> Iterator[str]:
     by_name = {step.node: step for step in steps}
+    reads = {step.node: sources(step, by_name, columns) for step in steps if not step.inserted}
     below: dict[str, list[str]] = {}
-    for node, sources in reads.items():
-        last = max(sources, key=lambda name: by_name[name].id, default="")
+    for node, read in reads.items():
+        last = max(read, key=lambda name: by_name[name].id, default="")
         below.setdefault(last, []).append(node)
     # what is still to be written, and the lines before it: graphs are deep, so that this does not recurse
     stack = [(node, "") for node in reversed(below.get("", []))]
@@ -126,19 +129,11 @@ def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan]) -> Iterator[
         deeper, children = pad + ("   " if last_one else "│  "), below.get(node, [])
         line = f"{pad}{'└─' if last_one else '├─'} {_node(by_name[node], reads[node])}"
         indent = deeper + ("│    " if children else "     ")
-        yield from textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        yield from textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
         stack += [(child, deeper) for child in reversed(children)]
 
 
-def _sources(step: Step, columns: Mapping[str, ColumnPlan]) -> dict[str, list[str]]:
-    """Return node -> the columns that a step has of it, through the copies that were inserted between."""
-    sources: dict[str, list[str]] = {}
-    for origin in (columns[name].origin for name in step.reads):
-        sources.setdefault(columns[origin].writer, []).append(origin)
-    return sources
-
-
-def _node(step: Step, sources: Mapping[str, Sequence[str]]) -> str:
+def _node(step: Step, read: Mapping[str, Sequence[str]]) -> str:
     models = "".join(f" with {model}@{version}" for model, version in step.models.items())
-    columns = ", ".join(dict.fromkeys(column for names in sources.values() for column in names))
+    columns = ", ".join(dict.fromkeys(column for names in read.values() for column in names))
     return f"{step.node} ({step.op}){models}" + (f"  reads {columns}" if columns else "")

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import networkx as nx
 import pytest
 from click.testing import CliRunner
 
@@ -19,11 +21,12 @@ from rlgraph.errors import RunError
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.steps import Kind
-from rlgraph.view.drawings.boxes import StepGroup, box, drawing, links, title, weights
-from rlgraph.view.drawings.dot import dot
+from rlgraph.view.drawings.boxes import DrawingOptions, StepGroup, box, drawing, links, title, weights
+from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.trace import trace
 
+EVERYTHING = DrawingOptions(types=True, inserted=True)
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` \n #35; end'
 needs_graphviz = pytest.mark.skipif(
     not shutil.which("dot"), reason="graphviz is not here: apt-get install graphviz"
@@ -37,7 +40,10 @@ def hostile(plan: Plan) -> Plan:
     written = first.writes[0]
     step = replace(first, node=HOSTILE, op=HOSTILE, because=HOSTILE, pool=HOSTILE)
     columns = {**plan.columns, "train": dict(plan.columns["train"])}
-    columns["train"][written] = replace(columns["train"][written], type=HOSTILE)
+    for name, column in columns["train"].items():
+        kind = HOSTILE if name == written else column.type
+        writer = HOSTILE if column.writer == first.node else column.writer
+        columns["train"][name] = replace(column, type=kind, writer=writer)
     others = tuple(replace(other, pool=HOSTILE if other.pool == pool else other.pool) for other in rest)
     return replace(plan, graph=HOSTILE, pools={HOSTILE: count}, steps=(step, *others), columns=columns)
 
@@ -46,7 +52,9 @@ def hostile(plan: Plan) -> Plan:
 @pytest.mark.parametrize("name", [*shipped_graphs(), "hostile"])
 def test_graphviz_reads_every_graph(name: str) -> None:
     plan = hostile(compile_graph("grpo", devices=2)) if name == "hostile" else compile_graph(name, devices=2)
-    done = subprocess.run(["dot", "-Tjson0"], input=dot(plan), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["dot", "-Tjson0"], input=dot(plan, EVERYTHING), capture_output=True, text=True, check=True
+    )
     assert not done.stderr
     drawn = json.loads(done.stdout)
     both = (plan.steps, plan.eval_steps)
@@ -59,11 +67,11 @@ def test_graphviz_reads_every_graph(name: str) -> None:
 
 def test_regions_are_drawn_within_their_pool() -> None:
     plan = compile_graph("dapo", ["informative.refill=true"], devices=2)
-    (pool,) = [part for part in drawing(plan) if isinstance(part, StepGroup)]
+    (pool,) = [part for part in drawing(plan, EVERYTHING) if isinstance(part, StepGroup)]
     (region,) = pool.regions
     assert {step.node for step in region.steps} >= {"prompts", "rollout", "rewards", "informative"}
     assert "update_policy" in {step.node for step in pool.steps}
-    for text in (dot(plan), mermaid(plan)):
+    for text in (dot(plan, EVERYTHING), mermaid(plan)):
         assert text.count("subgraph ") == 2 and text.count(region.title) == 1
         assert all(
             f"{name}[" in text or f"{name} [" in text
@@ -74,7 +82,9 @@ def test_regions_are_drawn_within_their_pool() -> None:
 @needs_graphviz
 def test_graphviz_shows_hostile_text_as_it_is() -> None:
     plan = hostile(compile_graph("grpo", devices=2))
-    drawn = subprocess.run(["dot", "-Tsvg"], input=dot(plan), capture_output=True, text=True, check=True)
+    drawn = subprocess.run(
+        ["dot", "-Tsvg"], input=dot(plan, EVERYTHING), capture_output=True, text=True, check=True
+    )
     assert "<b>" not in drawn.stdout
     assert "&lt;b&gt;" in drawn.stdout
 
@@ -82,7 +92,7 @@ def test_graphviz_shows_hostile_text_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["grpo", "ppo", "demo"])
 def test_mermaid_has_every_step_and_link(name: str) -> None:
     plan = compile_graph(name, devices=2)
-    text = mermaid(plan)
+    text = mermaid(plan, EVERYTHING)
     for step in plan.steps:
         assert re.search(rf"^ +train_{step.id}[\[(]", text, re.M), title(step)
     for link in links(plan, "train"):
@@ -91,14 +101,14 @@ def test_mermaid_has_every_step_and_link(name: str) -> None:
 
 
 def test_mermaid_labels_hold_no_character_that_means_something() -> None:
-    text = mermaid(hostile(compile_graph("grpo", devices=2)))
+    text = mermaid(hostile(compile_graph("grpo", devices=2)), EVERYTHING)
     for label in re.findall(r'"(.*)"', text):
         assert not set(label.replace("<br/>", "")) & set('"<>&`\\\n')
     assert HOSTILE.splitlines()[0] not in text
 
 
 def test_columns_have_types_and_models_versions() -> None:
-    text = mermaid(compile_graph("grpo", devices=1))
+    text = mermaid(compile_graph("grpo", devices=1), EVERYTHING)
     assert '-->|"rewards: float32[samples]"|' in text
     assert [w.name for w in weights(compile_graph("ppo", devices=1).steps)] == [
         "policy@v",
@@ -114,6 +124,57 @@ def test_an_order_that_follows_from_columns_is_no_link() -> None:
     names = {step.id: step.node for step in plan.steps}
     found = [(names[link.source], names[link.target]) for link in links(plan, "train") if not link.columns]
     assert found == [("sync:policy", "rollout")]
+
+
+@pytest.mark.parametrize("name", shipped_graphs())
+def test_pictures_show_what_the_user_wrote_unless_asked_for_more(name: str) -> None:
+    plan = compile_graph(name, devices=2)
+    for phase, steps in plan.phases.items():
+        written = {step.id for step in steps if not step.inserted}
+        found = links(plan, phase, inserted=False)
+        assert all({link.source, link.target} <= written for link in found)
+        text = mermaid(plan)
+        assert all((f" {box(phase, step.id)}[" in text) != step.inserted for step in steps)
+        # what depends on what is as it was
+        reaches = nx.DiGraph([(link.source, link.target) for link in found])
+        for target in written:
+            needed = {source for source in nx.descendants(plan.needs[phase], target) if source in written}
+            assert needed == (nx.ancestors(reaches, target) if target in reaches else set()), target
+
+
+def test_types_inserted_steps_and_the_direction_are_options() -> None:
+    def written(*options: str) -> str:
+        result = CliRunner().invoke(main, ["plan", "grpo", "--devices", "2", "--format", "dot", *options])
+        assert result.exit_code == 0
+        return result.stdout
+
+    plain = written()
+    assert "rankdir=TB" in plain and "int64" not in plain and "move prompt" not in plain
+    assert "rankdir=LR" in written("--direction", "right")
+    assert "float32[samples]" in written("--types") and "move prompt" in written("--inserted")
+    refused = CliRunner().invoke(main, ["plan", "grpo", "--types"])
+    assert refused.exit_code == 2 and "for pictures" in refused.stderr
+
+
+TWO_POOLS = """
+graph: two_pools
+extends: grpo
+edits:
+  - add: {pools.train: {devices: 4}, pools.gen: {devices: 4}}
+  - remove: [pools.main]
+"""
+
+
+@needs_graphviz
+@pytest.mark.parametrize("direction", ["down", "right"])
+def test_two_pools_are_drawn_in_full_size_on_1300_pixels(
+    direction: Literal["down", "right"], tmp_path: Path
+) -> None:
+    (tmp_path / "two_pools.yaml").write_text(TWO_POOLS)
+    plan = compile_graph(str(tmp_path / "two_pools.yaml"))
+    image = picture(plan, "svg", DrawingOptions(direction=direction)).decode()
+    (points,) = re.findall(r'<svg width="(\d+)pt"', image)
+    assert int(points) * 96 / 72 <= 1300  # so that labels of 9 points are as high as those of a page
 
 
 @pytest.mark.parametrize("form", ["mermaid", "dot", "html", "trace"])
@@ -148,7 +209,7 @@ def test_a_move_of_an_engine_reads_no_version() -> None:
     moved = replace(moved, reads=(), writes=(), frees=(), models={"policy": None}, after=(last.id,))
     moved = replace(moved, parts=("parameters",), because="it would not fit")
     plan = replace(plan, steps=(*plan.steps, moved), slot=(*plan.slot, moved.id))
-    for text in (mermaid(plan), dot(plan), trace(plan)):
+    for text in (mermaid(plan, EVERYTHING), dot(plan, EVERYTHING), trace(plan)):
         assert "offload parameters of policy" in text
         assert 'policy@"' not in text
 

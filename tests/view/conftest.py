@@ -14,6 +14,14 @@ ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"
 MISSING = "no chromium and chromedriver here: make browser (apt-get install chromium chromium-driver)"
 SIZE = (1400, 900)
+AHEAD = """
+graph: ahead
+extends: dapo
+edits:
+  - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
+  - remove: [pools.main]
+  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs, informative.refill: true}
+"""
 
 
 class Browser:
@@ -119,3 +127,18 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         rlgraph.load("demo", *settings).run("auto", inline=True, run_dir="demo")
     return folder / "demo"
+
+
+@pytest.fixture(scope="session")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a plan with two pools, and a region in one of them."""
+    from rlgraph.ir.plan import Target
+    from rlgraph.view.contents import contents
+    from rlgraph.view.page import page
+    from rlgraph.view.subject import subject
+
+    folder = tmp_path_factory.mktemp("ahead")
+    (folder / "ahead.yaml").write_text(AHEAD)
+    path = folder / "ahead.html"
+    path.write_text(page(contents(subject(str(folder / "ahead.yaml"), target=Target("h100-8")))))
+    return path

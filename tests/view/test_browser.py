@@ -17,14 +17,6 @@ from rlgraph.view.subject import subject
 from share import families
 
 TARGET = Target("h100-8")
-AHEAD = """
-graph: ahead
-extends: dapo
-edits:
-  - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
-  - remove: [pools.main]
-  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs, informative.refill: true}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +54,7 @@ def test_every_panel_of_every_shipped_graph(quiet: Any, name: str, tmp_path: Pat
 
 def test_a_step_says_all_of_itself(quiet: Any, grpo: Path) -> None:
     quiet.open(grpo, "graph")
-    quiet.click("#panel-graph .node[aria-label^='run rollout']")
+    quiet.click("#panel-graph .node[data-id='4']")
     said = quiet.text("#detail")
     for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "2.63 s to 11.4 s"):
         assert words in said, words
@@ -87,16 +79,6 @@ def test_a_model_shows_who_reads_it(quiet: Any, grpo: Path) -> None:
     quiet.click("#panel-graph [data-model=ref] .title")
     assert "Qwen/Qwen2.5-0.5B-Instruct" in quiet.text("#detail")
     assert quiet.count("#panel-graph .node.on") == 1
-
-
-@pytest.fixture(scope="module")
-def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two pools, and a region in one of them."""
-    folder = tmp_path_factory.mktemp("ahead")
-    (folder / "ahead.yaml").write_text(AHEAD)
-    path = folder / "ahead.html"
-    path.write_text(page(contents(subject(str(folder / "ahead.yaml"), target=TARGET))))
-    return path
 
 
 TITLES = "return [...document.querySelectorAll('#panel-graph .node .title')].map((t) => t.textContent)"
@@ -208,7 +190,7 @@ def test_the_plan_shows_lanes_memory_and_engines(quiet: Any, grpo: Path) -> None
     quiet.click("#panel-plan .bar.work-generate")
     assert quiet.count("#panel-plan .flow") > before == 0
     quiet.click("#panel-plan .choice button:last-child")
-    assert quiet.count("#panel-plan .bar.work-update") == 3 * 2  # iterations, lanes
+    assert quiet.count("#panel-plan .bar.work-update[data-step]") == 3 * 2  # iterations, lanes
 
 
 def test_the_diff_shows_both_graphs(quiet: Any, grpo: Path) -> None:

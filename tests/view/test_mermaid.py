@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from rlgraph.compiler import compile_graph
+from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions
 from rlgraph.view.drawings.mermaid import mermaid
 from share import families
 
+EVERYTHING = DrawingOptions(types=True, inserted=True)
 HOSTILE = 'a "quoted" \\ <b>&amp;</b> ]) --> x; %% `c` #35; end'
 SCRIPT = Path(__file__).parents[2] / ".venv" / "mermaid.min.js"
 DRAW = """
@@ -42,10 +44,11 @@ def draw(browser: Any, text: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("options", [SHOWN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("name", families())
-def test_mermaid_draws_every_graph(drawing: Any, name: str) -> None:
+def test_mermaid_draws_every_graph(drawing: Any, name: str, options: DrawingOptions) -> None:
     plan = compile_graph(name, devices=2)
-    text = mermaid(plan)
+    text = mermaid(plan, options)
     found = draw(drawing, text)
     assert found["edges"] == text.count("-->") + text.count("-.->") + text.count("==>")
     for step in plan.steps:
@@ -63,7 +66,7 @@ def test_mermaid_draws_a_region_within_its_pool(drawing: Any) -> None:
 def test_mermaid_shows_hostile_text_as_it_is(drawing: Any) -> None:
     plan = compile_graph("grpo", devices=2)
     first, *rest = plan.steps
-    plan = replace(plan, steps=(replace(first, node=HOSTILE, op=HOSTILE), *rest))
-    found = draw(drawing, mermaid(plan))
+    plan = replace(plan, steps=(replace(first, node=HOSTILE, op=f"{HOSTILE}!"), *rest))
+    found = draw(drawing, mermaid(plan, EVERYTHING))
     drawing.shot("mermaid-hostile")
-    assert any(label.split("\n") == [HOSTILE, HOSTILE] for label in found["labels"]), found["labels"]
+    assert any(label.split("\n") == [HOSTILE, f"{HOSTILE}!"] for label in found["labels"]), found["labels"]

@@ -14,13 +14,14 @@ class Navigation {
     this.root.setAttribute("transform", `translate(${this.x} ${this.y}) scale(${this.k})`);
   }
 
-  // The whole graph; on a narrow screen its width would be too small to read, and the top is shown.
-  fit() {
+  // The whole graph; or its whole width and the top, where the whole would be drawn smaller than the least scale.
+  fit(least = 0) {
     const { width, height } = this.frame.getBoundingClientRect();
-    const whole = Math.min(width / this.size.width, height / this.size.height);
-    this.k = Math.max(Math.min(whole, width > 2400 ? 2.6 : 1.4), this.size.height < 3000 ? 0.6 : 0.05);
-    this.x = Math.max((width - this.size.width * this.k) / 2, 4);
-    this.y = this.k > whole ? 8 : (height - this.size.height * this.k) / 2;
+    if (!width) return; // of a panel that is hidden
+    const high = Math.max(height / this.size.height, this.size.height < 3000 ? least : 0);
+    this.k = Math.min(width / this.size.width, high, width > 2400 ? 2.6 : 1.4);
+    this.x = (width - this.size.width * this.k) / 2;
+    this.y = Math.min(Math.max((height - this.size.height * this.k) / 2, 0), 40);
     this.apply();
   }
 
@@ -91,7 +92,7 @@ function stepDetail(contents, phase, step, pick) {
   const { columns } = contents.phases[phase] || { columns: {} };
   const devices = step.devices.length === 1 ? `device ${step.devices[0]}` : `devices ${step.devices[0]}-${step.devices[step.devices.length - 1]}`;
   const section = (title, names) => (names.length ? [el("h3", null, title), columnsList(names, columns, pick)] : []);
-  const attributes = step.attributes.map(([name, value, place]) => [name, value, place || "default"]);
+  const attributes = step.attributes.map(([name, value, place]) => [name, value, el("span", null, ...(place || "default").split(/(?<=\/)/).flatMap((part) => [part, el("wbr")]))]);
   return [
     el("h2", null, step.title),
     el("p", null, step.does),
@@ -99,13 +100,23 @@ function stepDetail(contents, phase, step, pick) {
     facts([
       ["step", `${step.id}${step.inserted ? ", inserted" : ""}`], ["op", step.op], ["where", `pool ${step.pool}, ${devices}`],
       ["models", versions(step).join(", ")],
-      ["rows lie", step.layout], ["runs", step.often], ["region", step.region && regionText(step.region)], ["runs ahead", step.lead ? `${step.lead} iterations` : ""], ["takes", step.takes], ["written in", step.place],
+      ["rows lie", layoutText(step.layout)], ["runs", step.often], ["region", step.region && regionText(step.region)], ["runs ahead", step.lead ? `${step.lead} iterations` : ""], ["takes", step.takes], ["written in", step.place],
     ]),
     attributes.length ? [el("h3", null, "attributes"), table(["name", "value", "from"], attributes, { class: "small" })] : [],
     ...section("reads", step.reads), ...section("writes", step.writes), ...section("frees", step.frees),
     step.op ? docsBlock(step.op, docsOf(contents, step.op)) : [],
     ...step.losses.map((loss) => docsBlock(loss, docsOf(contents, loss))),
   ].flat();
+}
+
+// How rows lie on the devices, as rlgraph/passes/partition.py decides it.
+function layoutText(layout) {
+  const [way, minibatches] = (layout || "").split("/");
+  const said = {
+    one: "all on the first device", even: "each device has its share of the prompts, with all samples of each",
+    balanced: `so that devices have nearly equal work in each of ${minibatches} minibatches`,
+  }[way];
+  return said ? `${layout}: ${said}` : layout;
 }
 
 function foldDetail(contents, phase, box, pick) {
@@ -126,7 +137,7 @@ function columnDetail(contents, phase, name, pick) {
   const rows = column.parent ? `${column.domain}: ${column.times} for each of ${column.parent}` : column.domain;
   return [
     el("h2", null, name),
-    facts([["type", column.type], ["rows", rows], ["weighs", column.weight], ["rows lie", column.layout], ["copies", [...copies].filter((copy) => copy !== name).join(", ")]]),
+    facts([["type", column.type], ["rows", rows], ["weighs", column.weight], ["rows lie", layoutText(column.layout)], ["copies", [...copies].filter((copy) => copy !== name).join(", ")]]),
     ...list("written by", touching("writes").filter((step) => !step.inserted)),
     ...list("copied by", touching("writes").filter((step) => step.inserted)),
     ...list("read by", touching("reads").filter((step) => !step.inserted)),

@@ -5,7 +5,7 @@ class DiffPanel {
     const { diff } = contents;
     const lines = (title, found, none) => [el("h2", null, title), found.length ? el("ul", { class: "edits" }, ...found) : el("p", { class: "note" }, none)];
     const edits = diff.edits.map(([word, text]) => el("li", { class: `edit-${word}` }, el("b", null, word), ` ${text}`));
-    this.graph = new GraphView({ ...union(contents), select: pick });
+    this.graph = new GraphView({ ...union(contents), select: pick, inserted: innerWidth >= NARROW });
     const marks = [["added", "added"], ["removed", "removed"], ["changed", "changed"]].map(([kind, text]) => el("span", null, el("i", { class: `swatch ${kind}` }), text));
     this.element = el(
       "section", { class: "panel", id: "panel-diff" },
@@ -17,7 +17,7 @@ class DiffPanel {
   }
 
   shown() {
-    this.graph.navigation.fit();
+    this.graph.navigation.fit(0.6);
   }
 }
 
@@ -29,13 +29,16 @@ function union(contents) {
   const before = new Map(diff.before.steps.map((step) => [step.id, step]));
   const gone = diff.before.steps.filter((step) => diff.status[step.node] === "removed").map((step) => ({ ...step, id: `old ${step.id}` }));
   for (const step of gone) ids.set(step.node, step.id);
-  const isGone = (id) => diff.status[before.get(id).node] === "removed";
-  const old = diff.before.links
-    .filter((link) => isGone(link.source) || isGone(link.target))
-    .map((link) => ({ ...link, source: ids.get(before.get(link.source).node), target: ids.get(before.get(link.target).node) }));
+  const ends = ({ source, target }) => [before.get(source).node, before.get(target).node];
+  const [now, then] = [train.links.map((link) => `${link.source} ${link.target}`), diff.before.links.map((link) => ends(link).map((node) => ids.get(node)).join(" "))];
+  const kept = train.links.map((link, n) => (then.includes(now[n]) ? link : { ...link, status: "added" }));
+  const old = diff.before.links.filter((_, n) => !now.includes(then[n])).map((link) => {
+    const [source, target] = ends(link).map((node) => ids.get(node));
+    return { ...link, source, target, status: "removed" };
+  });
   const pools = Object.fromEntries([...train.steps, ...gone].map((step) => [step.pool, contents.pools[step.pool] || 0]));
   return {
-    steps: [...train.steps, ...gone], links: acyclic([...train.links, ...old]), columns: train.columns, weights: [],
+    steps: [...train.steps, ...gone], links: acyclic([...kept, ...old]), columns: train.columns, weights: [],
     pools: Object.keys(pools).length > 1 && gone.length ? { both: 0 } : pools, status: diff.status,
   };
 }

@@ -80,9 +80,30 @@ function three(number) {
   return String(Number(number.toFixed(digits)));
 }
 
+// A unit's seconds and its name, for so many seconds.
+function unitOf(seconds) {
+  return [[0.9995, 1e-3, "ms"], [600, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"], [Infinity, 86400, "days"]].find(([below]) => seconds < below).slice(1);
+}
+
 function secondsText(seconds) {
-  const [, unit, name] = [[0.9995, 1e-3, "ms"], [600, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"], [Infinity, 86400, "days"]].find(([below]) => seconds < below);
+  const [unit, name] = unitOf(seconds);
   return `${three(seconds / unit)} ${name}`;
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+
+// The width of a text in the font of charts.
+function textWidth(text, size = 11) {
+  pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
+
+// A text cut to so many pixels; nothing where three letters have no room.
+function fitted(text, room, size) {
+  if (textWidth(text, size) <= room) return text;
+  let count = text.length - 1;
+  while (count > 2 && textWidth(`${text.slice(0, count)}…`, size) > room) count -= 1;
+  return count > 2 ? `${text.slice(0, count)}…` : "";
 }
 
 function sizeText(size) {
@@ -101,8 +122,8 @@ const WORK = {
   other: "no model",
 };
 
-function legend(works) {
-  return el("p", { class: "legend" }, ...works.map((work) => el("span", null, el("i", { class: `swatch work-${work}` }), WORK[work])));
+function legend(works, others) {
+  return el("p", { class: "legend" }, ...[...works.map((work) => [`work-${work}`, WORK[work]]), ...others].map(([kind, text]) => el("span", null, el("i", { class: `swatch ${kind}` }), text)));
 }
 
 // The versions of models that a step reads, as "policy@v"; a move of an engine has none.

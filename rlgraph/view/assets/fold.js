@@ -55,7 +55,7 @@ function joined(links, at) {
     const [source, target] = [at(link.source), at(link.target)];
     if (source === target) continue;
     const key = `${source} ${target}`;
-    if (!found.has(key)) found.set(key, { source, target, columns: [] });
+    if (!found.has(key)) found.set(key, { ...link, source, target, columns: [] });
     const { columns } = found.get(key);
     for (const column of link.columns) if (!columns.includes(column)) columns.push(column);
   }

@@ -2,6 +2,7 @@
 
 const CHARACTER = 6.6; // the width of one, in the font of labels
 const LINES = 3; // columns that a label names
+const NARROW = 600; // pixels of a window below which lanes have no room: boxes name the versions too
 
 // What is drawn: all steps, or those that the user wrote with the columns between them followed through copies.
 function drawnGraph(steps, links, inserted) {
@@ -11,11 +12,11 @@ function drawnGraph(steps, links, inserted) {
   const found = new Map();
   for (const step of shown) {
     for (const column of step.reads) {
-      const [source, name] = written(writer, column);
-      if (!source) continue;
-      const key = `${source.id} ${step.id}`;
-      if (!found.has(key)) found.set(key, { source: source.id, target: step.id, columns: [] });
-      if (!found.get(key).columns.includes(name)) found.get(key).columns.push(name);
+      for (const [source, name] of written(writer, column)) {
+        const key = `${source.id} ${step.id}`;
+        if (!found.has(key)) found.set(key, { source: source.id, target: step.id, columns: [] });
+        if (!found.get(key).columns.includes(name)) found.get(key).columns.push(name);
+      }
     }
   }
   const kept = new Set(shown.map((step) => step.id));
@@ -23,14 +24,12 @@ function drawnGraph(steps, links, inserted) {
   return { steps: shown, links: [...found.values(), ...waits] };
 }
 
-// The step that the user wrote and its column, of which a column is a copy.
+// The steps that the user wrote and their columns, of which a column is a copy, or merged.
 function written(writer, column) {
-  let step = writer.get(column);
-  while (step && step.inserted) {
-    column = step.reads[step.writes.indexOf(column)];
-    step = writer.get(column);
-  }
-  return [step, column];
+  const step = writer.get(column);
+  if (!step || !step.inserted) return step ? [[step, column]] : [];
+  const { reads, writes } = step;
+  return (reads.length === writes.length ? [reads[writes.indexOf(column)]] : reads).flatMap((each) => written(writer, each));
 }
 
 // A column and its copies.
@@ -81,10 +80,9 @@ class GraphView {
     const drawnEdges = edges.map((edge, n) => this.edge(edge, placed.edges[n]));
     const drawnNodes = nodes.map((node, n) => this.node(node, placed.nodes[n], large));
     const right = Math.max(...placed.nodes.map((node) => node.x + node.width / 2), ...placed.edges.map((edge) => (edge.x || 0) + (edge.width || 0) / 2));
-    const lanes = large ? [] : this.lanes(right + 34);
+    const { lanes, end } = large || innerWidth < NARROW ? { lanes: [], end: right + 16 } : this.lanes(right + 34);
     this.root.replaceChildren(...boxes, ...lanes, ...drawnEdges, ...drawnNodes);
-    this.size = { width: right + (large ? 16 : 40 + 76 * this.models().length), height: Math.max(...placed.nodes.map((node) => node.y + node.height / 2)) + 34 };
-    this.navigation.size = this.size;
+    this.navigation.size = { width: end, height: Math.max(...placed.nodes.map((node) => node.y + node.height / 2)) + 34 };
   }
 
   models() {
@@ -92,7 +90,7 @@ class GraphView {
   }
 
   box(step, large) {
-    const below = large ? "" : [step.inserted ? "" : step.op, step.often].filter(Boolean).join(", ");
+    const below = large ? "" : [step.inserted || step.op === step.title ? "" : step.op, step.often].filter(Boolean).join(", ");
     const models = versions(step);
     const longest = Math.max(step.title.length * 1.05, below.length * 0.9, ...models.map((name) => name.length * 0.85));
     const height = 26 + (below ? 14 : 0) + (models.length && !large ? 2 + 14 * models.length : 0);
@@ -103,14 +101,13 @@ class GraphView {
     const { step } = node;
     const left = -node.width / 2;
     const top = -node.height / 2;
-    const pool = Object.keys(this.pools).indexOf(step.pool) % 6;
-    const kind = [`node pool-${pool} work-${step.work}`, step.inserted && "inserted", step.inside && "folded", this.status && this.status[step.node]];
+    const kind = [`node work-${step.work}`, step.inserted && "inserted", step.inside && "folded", this.status && this.status[step.node]];
     const pick = () => this.select("step", step);
     const drawn = svg(
       "g",
       {
         class: kind.filter(Boolean).join(" "), transform: `translate(${at.x} ${at.y})`, tabindex: 0, role: "button", "data-id": step.id,
-        "aria-label": step.does, onclick: pick, ondblclick: () => this.fold(step), onkeydown: (event) => event.key === "Enter" && pick(),
+        onclick: pick, ondblclick: () => this.fold(step), onkeydown: (event) => event.key === "Enter" && pick(),
         onpointerenter: () => this.light(this.around(step)), onpointerleave: () => this.light(this.picked),
       },
       step.inside && svg("rect", { class: "behind", x: left + 5, y: top + 5, width: node.width, height: node.height, rx: 7 }),
@@ -127,8 +124,7 @@ class GraphView {
 
   pill(name, n, node, top) {
     const y = top + (node.below ? 45 : 31);
-    const model = this.models().indexOf(name.split("@")[0]) % 6;
-    return svg("text", { y: y + n * 14, class: `pill model-${model}` }, name);
+    return svg("text", { y: y + n * 14, class: "pill" }, name);
   }
 
   edge(edge, at) {
@@ -141,54 +137,69 @@ class GraphView {
       };
       return svg("text", { x: at.x, y: at.y - edge.height / 2 + 9 + 12 * n, class: column ? "column" : "more", ...events }, line);
     });
-    const drawn = svg("g", { class: edge.link.columns.length ? "edge" : "edge order" }, path, ...lines);
+    const kind = ["edge", !edge.link.columns.length && "order", edge.link.status];
+    const drawn = svg("g", { class: kind.filter(Boolean).join(" ") }, path, ...lines);
     this.edges.push({ drawn, link: edge.link });
     return drawn;
   }
 
   group({ group, ...box }) {
-    const pool = Object.keys(this.pools).indexOf(group.pool) % 6;
     const [x, y] = [box.x - box.width / 2, box.y - box.height / 2];
     const fold = () => this.foldAll(group.region ? { region: group.region } : { pool: group.pool });
     const events = { tabindex: 0, role: "button", "data-group": group.id, onclick: fold, onkeydown: (event) => event.key === "Enter" && fold() };
     return svg(
       "g",
-      { class: `group pool-${pool}${group.region ? " region" : ""}` },
+      { class: `group${group.region ? " region" : ""}` },
       svg("rect", { x, y, width: box.width, height: box.height, rx: 12 }),
       svg("text", { x: x + 6, y: y - (group.region ? 3 : 6), ...events }, group.text, svg("title", null, "fold it")),
     );
   }
 
-  // A lane for each model: which version is read and written, at the height of the steps that do.
+  // A lane for each model: which version is read and written, at the height of the steps that do, and which those are.
   lanes(left) {
     const bottom = Math.max(...[...this.nodes.values()].map((node) => node.at.y + node.height / 2));
-    return this.models().map((model, n) => {
-      const x = left + 76 * n + 30;
-      const made = this.weights.filter((weights) => weights.model === model);
-      const marks = made.flatMap((weights) => this.marks(weights, x));
+    const lanes = [];
+    let x = left + 20;
+    for (const model of this.models()) {
+      const marks = this.marks(this.weights.filter((weights) => weights.model === model), x);
       const pick = () => this.select("model", model);
-      return svg(
+      lanes.push(svg(
         "g",
         {
-          class: `lane model-${n % 6}`, tabindex: 0, role: "button", "aria-label": `model ${model}`, "data-model": model, onclick: pick,
+          class: "lane", tabindex: 0, role: "button", "data-model": model, onclick: pick,
           onkeydown: (event) => event.key === "Enter" && pick(), onpointerenter: () => this.light(this.users(model)), onpointerleave: () => this.light(this.picked),
         },
+        svg("title", null, `model ${model}: rings read it, diamonds write its next version`),
         svg("line", { x1: x, x2: x, y1: 34, y2: bottom }),
         svg("text", { x, y: 20, class: "title" }, model),
-        ...marks,
-      );
-    });
+        ...marks.map(({ mark }) => mark), ...marks.map(({ y, text, kind }) => svg("text", { x: x + 10, y: y + 4, class: kind }, text)),
+      ));
+      x += Math.max(30, model.length * CHARACTER * 0.55, ...marks.map(({ text }) => text.length * CHARACTER * 0.92)) + 34;
+    }
+    return { lanes, end: x };
   }
 
-  marks(weights, x) {
+  // The marks on a lane: a ring where a step reads, a diamond where one writes; steps side by side share one.
+  marks(versions, x) {
     const at = (id) => this.nodes.get(this.at(id));
-    const boxes = [...new Set(weights.readers.map(this.at))];
-    const used = boxes.filter(at).map((id) => svg("circle", { cx: x, cy: at(id).at.y, r: 4 }, svg("title", null, `${at(id).step.title} reads ${weights.name}`)));
-    const first = weights.readers.map(at).filter(Boolean).sort((a, b) => a.at.y - b.at.y)[0];
-    const y = weights.writer && at(weights.writer) ? at(weights.writer).at.y + at(weights.writer).height / 2 + 2 : first ? first.at.y - 12 : null;
-    if (y === null) return used;
-    const made = weights.writer ? [svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, transform: `rotate(45 ${x} ${y})` })] : [];
-    return [...used, ...made, svg("text", { x: x + 8, y: Math.max(y + 4 + (weights.writer ? 8 : 0), 38), class: "version" }, `@${weights.version}`)];
+    const found = new Map(); // height -> what is there
+    const put = (y, text, kind, mark) => {
+      const near = [...found.values()].find((other) => other.kind === kind && Math.abs(other.y - y) < 12);
+      if (near && !near.text.split(", ").includes(text)) near.text += `, ${text}`;
+      if (!near) found.set(`${kind} ${y}`, { y, text, kind, mark });
+    };
+    for (const { readers, writer, version } of versions) {
+      const reading = [...new Set(readers.map(this.at))].map(at).filter(Boolean).sort((a, b) => a.at.y - b.at.y);
+      for (const { at: { y }, step } of reading) put(y, step.title, "reader", svg("circle", { cx: x, cy: y, r: 4 }));
+      const made = writer && at(writer);
+      if (made) {
+        const y = made.at.y + made.height / 2 + 2;
+        put(y, `@${version}`, "version", svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, transform: `rotate(45 ${x} ${y})` }));
+      } else if (reading.length) {
+        put(Math.max(reading[0].at.y - 14, 38), `@${version}`, "version", null);
+      }
+    }
+    return [...found.values()];
   }
 
   users(model) {

@@ -4,7 +4,7 @@ class GraphPanel {
   constructor(contents, pick) {
     Object.assign(this, { contents, pick, views: {}, frame: el("div", { class: "frame" }), said: el("span", { class: "note", role: "status" }) });
     const phases = Object.keys(contents.phases).map((phase) => [phase, phase === "train" ? "training" : "evaluation"]);
-    this.inserted = toggle("inserted steps", true, "show what rlgraph inserted (i)", (on) => this.redraw("inserted", on));
+    this.inserted = toggle("inserted steps", innerWidth >= NARROW, "show what rlgraph inserted (i)", (on) => this.redraw("inserted", on));
     this.types = toggle("types", false, "types on edges (t)", (on) => this.redraw("types", on));
     const regions = Object.values(contents.phases).some(({ steps }) => steps.some((step) => step.region));
     this.pools = this.folder("pool", "fold pools", "draw each pool as one box (p)", Object.keys(contents.pools).length > 1);
@@ -14,7 +14,7 @@ class GraphPanel {
       el(
         "div", { class: "bar-of-tools" }, phases.length > 1 ? choice("phase", phases, "train", (phase) => this.open(phase)) : null, this.inserted, this.types,
         button("fold", { title: "fold what leads to the picked step alone, or unfold it (f); a double click does it too" }, () => this.fold()), this.pools, this.regions,
-        el("span", { class: "choice" }, ...[["−", 0.8], ["+", 1.25]].map(([text, factor]) => button(text, { "aria-label": `zoom ${text}` }, () => this.graph.navigation.zoom(factor))), button("fit", {}, () => this.shown())),
+        el("span", { class: "choice" }, ...[["−", 0.8], ["+", 1.25]].map(([text, factor]) => button(text, { "aria-label": `zoom ${text}` }, () => this.graph.navigation.zoom(factor))), button("fit", {}, () => this.graph.navigation.fit())),
         this.said,
       ),
       this.frame,
@@ -25,7 +25,7 @@ class GraphPanel {
   open(phase) {
     this.phase = phase;
     const folding = { fold: (step) => this.fold(step), foldAll: (fold) => this.refold([fold, ...this.graph.folds]) };
-    this.views[phase] = this.views[phase] || new GraphView({ ...this.contents.phases[phase], pools: this.contents.pools, select: this.pick, ...folding });
+    this.views[phase] = this.views[phase] || new GraphView({ ...this.contents.phases[phase], pools: this.contents.pools, select: this.pick, inserted: innerWidth >= NARROW, ...folding });
     this.graph = this.views[phase];
     for (const [name, made] of [["inserted", this.inserted], ["types", this.types]]) made.setAttribute("aria-pressed", String(this.graph[name]));
     this.pressed();
@@ -35,14 +35,16 @@ class GraphPanel {
   }
 
   shown() {
-    this.graph.navigation.fit();
+    this.graph.navigation.fit(0.6);
   }
 
   say(text) {
     const { steps } = this.contents.phases[this.phase];
     const count = steps.filter((step) => step.inserted).length;
-    const often = this.phase === "train" ? "an iteration" : "an evaluation";
-    this.said.textContent = text || `${steps.length} steps ${often}, ${count} of them inserted (dashed)`;
+    const often = this.phase === "train" ? "per iteration" : "per evaluation";
+    const look = this.graph.inserted ? "dashed" : "hidden";
+    const devices = Object.entries(this.contents.pools).map(([pool, size]) => `${devicesText(size)} in ${pool}`).join(", ");
+    this.said.textContent = text || `${steps.length} steps ${often} on ${devices}; ${count} of the steps inserted (${look})`;
   }
 
   redraw(what, value) {

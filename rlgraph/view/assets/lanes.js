@@ -8,6 +8,8 @@ function scale(from, to, left, right) {
   return (seconds) => left + ((seconds - from) / (to - from || 1)) * (right - left);
 }
 
+const partClass = (part) => `part-${part.replaceAll(" ", "-")}`;
+
 function ticks(from, to, count) {
   const step = 10 ** Math.floor(Math.log10((to - from) / count || 1));
   const size = [1, 2, 5, 10].map((factor) => factor * step).find((each) => (to - from) / each <= count) || step * 10;
@@ -17,12 +19,12 @@ function ticks(from, to, count) {
 }
 
 class TimeChart {
-  // from, to: seconds; unit(seconds since from) -> the text of a tick
-  constructor(pixels, from, to, unit) {
+  // from, to: seconds, or without a unit; labels: what will stand before the lanes
+  constructor(pixels, from, to, labels, guessed = false) {
     this.zoom = pixels > 2400 ? 1.6 : 1; // on a wall
     const width = pixels / this.zoom;
-    this.left = Math.min(132, width * 0.28);
-    Object.assign(this, { width, from, to, unit, y: AXIS, parts: [] });
+    this.left = Math.min(Math.max(60, ...labels.map((label) => textWidth(label))) + 14, width * 0.34);
+    Object.assign(this, { width, from, to, guessed, y: AXIS, parts: [] });
     [this.head, this.arrow] = arrowhead();
     this.x = scale(from, to, this.left, width - 8);
   }
@@ -32,14 +34,12 @@ class TimeChart {
   }
 
   heading(text) {
-    this.add(svg("text", { x: 4, y: this.y + 17, class: "heading" }, text));
+    this.add(svg("text", { x: 4, y: this.y + 17, class: "heading" }, fitted(text, (this.width - 8) / 1.1, 12))); // it is bold
     this.y += 24;
   }
 
   label(text, height) {
-    const most = Math.floor(this.left / 6.4);
-    const short = text.length > most ? `${text.slice(0, most - 1)}…` : text;
-    this.add(svg("text", { x: this.left - 8, y: this.y + height / 2 + 4, class: "label" }, short, svg("title", null, text)));
+    this.add(svg("text", { x: this.left - 8, y: this.y + height / 2 + 4, class: "label" }, fitted(text, this.left - 10), svg("title", null, text)));
   }
 
   // bars: [{start, end, text, about, kind, data, faint, onclick}]
@@ -50,16 +50,15 @@ class TimeChart {
       const [x, end] = [Math.max(this.x(bar.start), this.left), Math.min(this.x(bar.end), this.width - 8)];
       if (end < this.left || x > this.width - 8 || end < x) continue;
       const width = Math.max(end - x, 1.5);
-      const fits = Math.floor((width - 6) / 6.2);
       const events = bar.onclick && {
-        tabindex: 0, role: "button", "aria-label": bar.about, onclick: bar.onclick, onkeydown: (event) => event.key === "Enter" && bar.onclick(),
+        tabindex: 0, role: "button", onclick: bar.onclick, onkeydown: (event) => event.key === "Enter" && bar.onclick(),
       };
       this.add(
         svg(
           "g",
           { class: `bar work-${bar.kind}${bar.faint ? " faint" : ""}`, ...bar.data, ...events },
           svg("rect", { x, y: this.y + 3, width, height: ROW - 6, rx: Math.min(3, width / 3) }),
-          fits >= 4 && svg("text", { x: x + 4, y: this.y + ROW / 2 + 4 }, bar.text.length > fits ? `${bar.text.slice(0, fits - 1)}…` : bar.text),
+          svg("text", { x: x + 4, y: this.y + ROW / 2 + 4 }, fitted(bar.text, width - 7, 10.5)),
           svg("title", null, bar.about),
         ),
       );
@@ -77,11 +76,11 @@ class TimeChart {
       const [x, end] = [Math.max(this.x(moment.start), this.left), Math.min(this.x(moment.end), this.width - 8)];
       if (end <= x) continue;
       let below = 0;
-      parts.forEach((part, n) => {
+      parts.forEach((part) => {
         const bytes = moment.parts[part] || 0;
         if (!bytes) return;
         const about = `${part}: ${sizeText(bytes)}, ${moment.about}`;
-        this.add(svg("rect", { class: `part-${n % 10}`, x, width: end - x + 0.4, y: y(below + bytes), height: y(below) - y(below + bytes) }, svg("title", null, about)));
+        this.add(svg("rect", { class: partClass(part), x, width: end - x + 0.4, y: y(below + bytes), height: y(below) - y(below + bytes) }, svg("title", null, about)));
         below += bytes;
       });
     }
@@ -103,10 +102,14 @@ class TimeChart {
     }
   }
 
+  // Ticks that are round in the unit that all of them have.
   draw(name) {
-    const marks = ticks(0, this.to - this.from, Math.max(2, (this.width - this.left) / 90)).map((at) => {
-      const x = this.x(this.from + at);
-      return [svg("line", { class: "tick", x1: x, x2: x, y1: AXIS - 4, y2: this.y }), svg("text", { class: "small", x: x + 3, y: 13 }, this.unit(at))];
+    const [size, unit] = this.guessed ? [1, ""] : unitOf(this.to - this.from);
+    const marks = ticks(0, (this.to - this.from) / size, Math.max(2, (this.width - this.left) / 90)).map((at) => {
+      const x = this.x(this.from + at * size);
+      const said = at ? `${three(at)} ${unit}`.trim() : "0";
+      const clipped = x + 3 + textWidth(said) > this.width;
+      return [svg("line", { class: "tick", x1: x, x2: x, y1: AXIS - 4, y2: this.y }), svg("text", { class: "small", x: clipped ? x - 3 : x + 3, y: 13, "text-anchor": clipped ? "end" : null }, said)];
     });
     return svg("svg", { class: "time", width: this.width * this.zoom, height: (this.y + 4) * this.zoom, viewBox: `0 0 ${this.width} ${this.y + 4}`, role: "group", "aria-label": name }, this.head, ...marks.flat(), ...this.parts);
   }

@@ -2,6 +2,7 @@
 // takes seconds, and layers ordered by the mean place of what they read are drawn instead.
 
 const LARGE = 250;
+const TRIED = 40; // steps of a graph that is laid out in several ways
 const GAP = { x: 26, y: 46 };
 
 // nodes: [{id, width, height, group}], edges: [{from, to, width, height}], groups: [{id, parent}] -> places and bends,
@@ -10,19 +11,30 @@ function layout(nodes, edges, groups) {
   return nodes.length > LARGE ? layered(nodes, edges) : byDagre(nodes, edges, groups);
 }
 
+// Where dagre ends depends on the order in which it is told of nodes and edges: of both orders of each, the one with
+// the shortest edges is drawn.
 function byDagre(nodes, edges, groups) {
+  const orders = nodes.length > TRIED ? [[1, 1]] : [[1, 1], [1, -1], [-1, 1], [-1, -1]];
+  const placed = orders.map(([ofNodes, ofEdges]) => placedByDagre(nodes, edges, groups, ofNodes, ofEdges));
+  const length = ({ points }) => points.slice(1).reduce((sum, to, n) => sum + Math.hypot(to.x - points[n].x, to.y - points[n].y), 0);
+  const lengths = placed.map((each) => each.edges.reduce((sum, edge) => sum + length(edge), 0));
+  return placed[lengths.indexOf(Math.min(...lengths))];
+}
+
+function placedByDagre(nodes, edges, groups, ofNodes, ofEdges) {
+  const ordered = (found, way) => (way > 0 ? found : [...found].reverse());
   const graph = new dagre.graphlib.Graph({ multigraph: true, compound: groups.length > 0 });
   graph.setGraph({ rankdir: "TB", nodesep: GAP.x, ranksep: 30, edgesep: 14, marginx: 16, marginy: groups.length ? 30 : 16 });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const group of groups) graph.setNode(group.id, {});
   for (const group of groups) if (group.parent) graph.setParent(group.id, group.parent);
-  for (const node of nodes) {
+  for (const node of ordered(nodes, ofNodes)) {
     graph.setNode(String(node.id), { width: node.width, height: node.height });
     if (node.group) graph.setParent(String(node.id), node.group);
   }
-  edges.forEach((edge, number) => {
+  for (const [number, edge] of ordered([...edges.entries()], ofEdges)) {
     graph.setEdge(String(edge.from), String(edge.to), { width: edge.width, height: edge.height, labelpos: "c" }, String(number));
-  });
+  }
   dagre.layout(graph);
   const boxes = groups.map((group) => ({ group, ...graph.node(group.id) }));
   return {

@@ -1,7 +1,7 @@
 // The page: its panels, the search, the keyboard.
 
 const KEYS = [
-  ["1 2 3 4", "the panels"], ["/", "search; Enter goes on to the next"], ["i", "show or hide inserted steps"], ["t", "types on edges"],
+  ["/", "search; Enter goes on to the next"], ["i", "show or hide inserted steps"], ["t", "types on edges"],
   ["f", "fold what leads to a step alone, or unfold"], ["p r", "fold or unfold the pools, the regions"], ["a", "arrows between the steps of the plan"],
   ["c", "the next column to colour tokens by"], ["+ - 0", "zoom in, out, fit"],
   ["arrows", "from step to step"], ["Enter", "pick"], ["Escape", "clear"], ["d", "light or dark"], ["?", "this list"],
@@ -16,12 +16,17 @@ class Page {
     this.tabs = el("nav", { role: "tablist", "aria-label": "panels" }, ...Object.keys(this.panels).map((name, n) => this.tab(name, n)));
     this.search = el("input", { type: "search", id: "search", placeholder: "search  /", title: "steps, ops, columns, models (/)", "aria-label": "search", list: "names", oninput: () => this.find(this.search.value), onkeydown: (event) => event.key === "Enter" && this.next(event.shiftKey ? -1 : 1) });
     this.said = el("small", { role: "status" }, contents.follow ? "following" : "");
-    this.help = el("dialog", { id: "help" }, el("h2", null, "Keys"), facts(KEYS), button("close", {}, () => this.help.close()));
+    this.help = el("dialog", { id: "help" }, el("h2", null, "Keys"), facts([...Object.keys(this.panels).map((name, n) => [String(n + 1), `the panel ${name}`]), ...KEYS]), button("close", {}, () => this.help.close()));
     document.body.append(...[this.header(), this.headline()].filter(Boolean), el("main", null, ...Object.values(this.panels).map((panel) => panel.element), this.detail), this.names(), this.help);
     document.addEventListener("keydown", (event) => this.key(event));
-    const asked = location.hash.slice(1);
-    const part = contents.run && document.getElementById(asked); // #samples, of the panel of a run
-    this.open(asked in this.panels ? asked : contents.run ? "run" : contents.diff ? "diff" : "graph");
+    this.goTo(location.hash.slice(1));
+  }
+
+  // Where an address leads: a panel, or a part of the panel of a run, as #samples.
+  goTo(asked) {
+    const { run, diff } = this.contents;
+    const part = run && this.panels.run.element.querySelector(`h2[id="${CSS.escape(asked)}"]`);
+    this.open(asked in this.panels ? asked : run ? "run" : diff ? "diff" : "graph");
     if (part) this.panels.run.draw();
     if (part) part.scrollIntoView();
   }
@@ -38,8 +43,15 @@ class Page {
 
   // What one decides by, above all panels.
   headline() {
-    const [on, figures] = this.contents.headline || [];
-    return on && el("details", { id: "headline", open: innerWidth > 600 }, el("summary", null, `${on}: ${figures.iteration} per iteration`), el("dl", null, ...Object.entries(figures).map(([label, said]) => el("div", null, el("dt", null, label), el("dd", null, said)))));
+    const { headline, open, run } = this.contents;
+    const [on, figures] = headline || [];
+    const took = ((run && run.metrics["time/step"]) || []).filter(NUMBERS).sort((a, b) => a - b);
+    const measured = took.length ? `${secondsText(took[Math.floor(took.length / 2)])} per iteration, the median` : "";
+    const shown = [["measured", on && measured], ...Object.entries(figures || {}), ["still open", open.join(", ")]].filter(([, said]) => said);
+    if (!shown.length) return null;
+    const said = on ? `${measured && `measured: ${measured}; `}${on}: ${figures.iteration} per iteration` : `still open: ${open.join(", ")}`;
+    const facts = el("dl", null, ...shown.map(([label, text]) => el("div", null, el("dt", null, label), el("dd", null, text))));
+    return el("section", { id: "headline", "aria-label": "headline" }, on ? el("details", { open: innerWidth > 600 && innerHeight > 600 }, el("summary", null, said), facts) : el("p", { class: "note" }, said));
   }
 
   makePanels() {
@@ -59,7 +71,13 @@ class Page {
   }
 
   tab(name, n) {
-    return button(name[0].toUpperCase() + name.slice(1), { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, title: `${n + 1}` }, () => this.open(name));
+    return button(name[0].toUpperCase() + name.slice(1), { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, title: `${n + 1}` }, () => this.choose(name));
+  }
+
+  // Open a panel and name it in the address, so that links and the back button lead to it.
+  choose(name) {
+    this.open(name);
+    location.hash = name;
   }
 
   open(name) {
@@ -86,7 +104,9 @@ class Page {
     const exact = steps.find((step) => [step.title, step.node].some((name) => name.toLowerCase() === wanted));
     const column = Object.keys(columns).find((name) => name.toLowerCase() === wanted);
     const ids = new Set(found.map((step) => step.id));
-    Object.assign(this, { found, at: exact ? found.indexOf(exact) : found.length === 1 ? 0 : -1 });
+    const rank = (step) => [step.title, step.node].some((name) => name.toLowerCase() === wanted) ? 0 : has(step.title) || has(step.node) ? 1 : 2;
+    found.sort((a, b) => rank(a) - rank(b)); // by name first, then by what they read, write and run
+    Object.assign(this, { found, at: -1 });
     this.panels.graph.say(`${found.length} steps found${found.length > 1 ? "; Enter goes from one to the next" : ""}`);
     if (exact) return this.select("step", exact, true);
     if (column) return this.select("column", column);
@@ -138,7 +158,7 @@ class Page {
     const zoom = { "+": 1.25, "=": 1.25, "-": 0.8 }[event.key];
     const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
     const panel = Object.keys(this.panels)[Number(event.key) - 1];
-    if (panel) this.open(panel);
+    if (panel) this.choose(panel);
     else if (zoom) this.graph.navigation.zoom(zoom);
     else if (by && !this.panels.graph.element.hidden) this.panels.graph.step(by);
     else if (event.key in this.commands()) this.commands()[event.key]();
@@ -209,6 +229,7 @@ function start(contents) {
   window.page = new Page(contents);
 }
 
+addEventListener("hashchange", () => page.goTo(location.hash.slice(1)));
 const given = JSON.parse(document.getElementById("contents").textContent);
 start(given);
 if (given.follow) setTimeout(follow, 3000, given.follow);

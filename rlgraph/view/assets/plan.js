@@ -12,12 +12,12 @@ class PlanPanel {
   head() {
     const { timeline } = this.contents;
     const views = [["iteration", "one iteration"], ["steady", "steady state"], ["all", "from start to end"]];
-    const guess = timeline.guessed && el("p", { class: "note" }, "Lengths are rough guesses without a unit: name a cluster (--cluster h100-8) for seconds and memory.");
+    const guess = timeline.guessed ? "Lengths are rough guesses without a unit: name a cluster (--cluster h100-8) for seconds and memory." : "A bar is as long as the middle of what its step takes at best and at worst, the geometric mean; point at it for both.";
     this.all = toggle("arrows", false, "what goes from step to step: columns and weights (a)", (on) => { this.every = on; this.draw(); });
     const works = [...new Set([...this.steps.values()].map((step) => step.work))];
     return [
-      el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), this.all, legend(works)),
-      guess, el("p", { class: "note" }, "Pick a step to see what it waits for and what it hands on."),
+      el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), this.all, legend(works, [["there", "engine on the device"], ["away", "off it"]])),
+      el("p", { class: "note" }, guess, this.contents.memory && " Of memory, green is weights, optimizers and reserves, pink what steps work with.", " Pick a step to see what it waits for and what it hands on."),
     ];
   }
 
@@ -35,12 +35,19 @@ class PlanPanel {
   draw() {
     const { timeline } = this.contents;
     const [from, to] = this.window();
-    const chart = new TimeChart(Math.max(this.chart.clientWidth, 280), from, to, timeline.guessed ? three : secondsText);
+    const chart = new TimeChart(Math.max(this.chart.clientWidth, 280), from, to, this.labels(), timeline.guessed);
     const rows = this.lanes(chart, from, to);
     this.memory(chart, from, to);
     this.engines(chart, from, to);
     this.arrows(chart, rows, from, to);
     this.chart.replaceChildren(chart.draw("steps over time"));
+  }
+
+  // What stands before the lanes.
+  labels() {
+    const { timeline, engines, pools } = this.contents;
+    const parts = Object.entries(engines).flatMap(([name, engine]) => engine.parts.map((part) => `${name} ${part}`));
+    return [...timeline.lanes.map(laneText), ...parts, ...Object.keys(pools).map((pool) => `pool ${pool}`)];
   }
 
   lanes(chart, from, to) {
@@ -51,7 +58,7 @@ class PlanPanel {
       pool = lane.pool;
       for (const id of lane.steps) if (!rows.has(id)) rows.set(id, chart.y + ROW / 2);
       const mine = new Set(lane.steps);
-      chart.lane(lane.first === lane.last ? `device ${lane.first}` : `devices ${lane.first}-${lane.last}`, this.bars(mine, from, to));
+      chart.lane(laneText(lane), this.bars(mine, from, to));
     }
     return rows;
   }
@@ -62,7 +69,7 @@ class PlanPanel {
       .filter(([id, , start, end]) => mine.has(id) && end > from && start < to)
       .map(([id, iteration, start, end]) => {
         const step = this.steps.get(id);
-        const took = guessed ? "" : `, ${secondsText(end - start)}`;
+        const took = guessed ? "" : `, drawn as ${secondsText(end - start)}: ${step.takes}`;
         const other = this.view === "iteration" && iteration !== Math.min(depth + 1, this.contents.timeline.count - 1);
         return {
           start, end, text: step.title, kind: step.work, faint: other || (this.picked && this.picked !== id), data: { "data-step": id },
@@ -107,10 +114,10 @@ class PlanPanel {
   partsLegend(chart, parts) {
     let x = chart.left;
     const found = [];
-    for (const [n, part] of parts.entries()) {
-      const width = part.length * 6.4 + 28;
+    for (const part of parts) {
+      const width = textWidth(part) + 32;
       if (x + width > chart.width) [x, chart.y] = [chart.left, chart.y + 17];
-      found.push(svg("rect", { class: `part-${n % 10}`, x, y: chart.y + 2, width: 11, height: 11, rx: 2 }), svg("text", { class: "small", x: x + 16, y: chart.y + 12 }, part));
+      found.push(svg("rect", { class: partClass(part), x, y: chart.y + 2, width: 11, height: 11, rx: 2 }), svg("text", { class: "small", x: x + 16, y: chart.y + 12 }, part));
       x += width;
     }
     chart.y += 22;
@@ -156,7 +163,7 @@ class PlanPanel {
       }
       if (!moves && (part !== "optimizer" || step.updates)) {
         const version = Object.values(step.models)[0] || "";
-        found.push({ start, end, text: `${step.title} ${version}`, kind: "used", about: `${step.title} of iteration ${iteration} uses it, at version ${version}`, late: true });
+        found.push({ start, end, text: `${step.title} ${version}`, kind: step.work, about: `${step.title} of iteration ${iteration} uses it, at version ${version}`, late: true });
       }
     }
     state(to);
@@ -190,3 +197,5 @@ class PlanPanel {
     return table([">#", "step", "does", "because", "takes"], rows, { class: "steps" });
   }
 }
+
+const laneText = ({ first, last }) => (first === last ? `device ${first}` : `devices ${first}-${last}`);

@@ -16,7 +16,7 @@ class RunPanel {
     this.element = el(
       "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
       this.run.environment && el("details", { id: "environment" }, el("summary", null, "what it ran on"), ...environment(this.run.environment)),
-      this.alarms(), this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      this.alarms(), this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, contents.timeline.guessed ? "Steps, as measured" : "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
       el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
     let width = 0;
@@ -69,8 +69,12 @@ class RunPanel {
 
   drawMetrics() {
     for (const plot of this.plots) plot.destroy();
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
+    const probe = el("i", { hidden: true }); // a canvas wants a colour as it is in this theme
+    this.element.append(probe);
+    const colour = (name) => {
+      probe.style.color = `var(${name})`;
+      return getComputedStyle(probe).color;
+    };
     const columns = Math.max(1, Math.min(4, Math.floor(this.charts.clientWidth / 420)));
     const width = Math.max((this.charts.clientWidth - 16 * (columns - 1)) / columns - 1, 240);
     const shown = this.names();
@@ -80,6 +84,7 @@ class RunPanel {
       this.plots.push(plot(box, names, this.run.metrics, width, colour));
       return box;
     }));
+    probe.remove();
   }
 
   iterationHead() {
@@ -87,7 +92,8 @@ class RunPanel {
     const select = el("select", { "aria-label": "iteration", onchange: () => { this.iteration = Number(select.value); this.drawLanes(); } },
       ...this.run.iterations.map((iteration) => el("option", { value: iteration }, `iteration ${iteration}`)));
     select.value = this.shownIteration();
-    return [el("p", { class: "bar-of-tools" }, select)];
+    const guessed = this.contents.timeline.guessed && el("span", { class: "note" }, "planned for no cluster, so that nothing is predicted (--cluster auto)");
+    return [el("p", { class: "bar-of-tools" }, select, guessed)];
   }
 
   // The one that was chosen; else the last.
@@ -105,8 +111,9 @@ class RunPanel {
     const ends = [Math.max(...mine.map((bar) => bar.end - from)), Math.max(0, ...predicted.map((bar) => bar.end))];
     const apart = predicted.length > 0 && Math.max(...ends) > 4 * Math.min(...ends);
     const width = Math.max(this.lanes.clientWidth, 280);
-    const chart = new TimeChart(width, 0, apart ? ends[0] : Math.max(...ends), secondsText);
-    const below = apart ? new TimeChart(width, 0, ends[1], secondsText) : chart;
+    const labels = [...mine.map((bar) => `${bar.pool}[${bar.device}]`), ...this.contents.timeline.lanes.map(lanePlace)];
+    const chart = new TimeChart(width, 0, apart ? ends[0] : Math.max(...ends), labels);
+    const below = apart ? new TimeChart(width, 0, ends[1], labels) : chart;
     this.measuredLanes(chart, mine, from);
     this.predictedLanes(below, predicted, apart);
     const charts = apart ? [chart.draw("measured steps"), below.draw("predicted steps")] : [chart.draw("steps of an iteration")];
@@ -122,15 +129,11 @@ class RunPanel {
   }
 
   predictedLanes(chart, predicted, apart) {
-    if (!predicted.length) {
-      chart.heading("predicted: the run was planned for no cluster (--cluster auto)");
-      return;
-    }
+    if (!predicted.length) return;
     chart.heading(apart ? "predicted, on another scale" : "predicted");
     for (const lane of this.contents.timeline.lanes) {
       const steps = new Set(lane.steps);
-      const last = lane.last > lane.first ? `-${lane.last}` : "";
-      chart.lane(`${lane.pool}[${lane.first}${last}]`, predicted.filter((bar) => steps.has(bar.id)));
+      chart.lane(lanePlace(lane), predicted.filter((bar) => steps.has(bar.id)));
     }
   }
 
@@ -157,11 +160,15 @@ class RunPanel {
     const rows = [...this.run.beside].sort((a, b) => off(b) - off(a) || b.measured - a.measured).map((row) => {
       const step = this.steps.get(`train ${row.step}`);
       const predicted = row.predicted ? row.predicted.map(secondsText).join(" to ") : "";
-      return [go(step.title, () => this.pick("step", step)), secondsText(row.measured), `${three((100 * row.measured) / whole)} %`, predicted, row.ratio ? String(Number(row.ratio.toPrecision(2))) : ""];
+      const beside = this.contents.timeline.guessed ? [] : [predicted, row.ratio ? String(Number(row.ratio.toPrecision(2))) : ""];
+      return [go(step.title, () => this.pick("step", step)), secondsText(row.measured), `${three((100 * row.measured) / whole)} %`, ...beside];
     });
-    return rows.length ? table(["step", ">measured", ">share of the steps", ">predicted", ">ratio"], rows, { class: "beside" }) : null;
+    const heads = ["step", ">measured", ">share of the steps", ...(this.contents.timeline.guessed ? [] : [">predicted", ">ratio"])];
+    return rows.length ? table(heads, rows, { class: "beside" }) : null;
   }
 }
+
+const lanePlace = ({ pool, first, last }) => `${pool}[${first}${last > first ? `-${last}` : ""}]`;
 
 // As the charts' own, but for one value alone.
 function yRange(_, from, to) {

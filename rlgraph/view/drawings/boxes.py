@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 import networkx as nx
 
-from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.steps import Version
+
+
+@dataclass(frozen=True)
+class DrawingOptions:
+    """What a picture shows beside the steps that the user wrote, and whether it runs down or to the right."""
+
+    types: bool = False  # of the columns on arrows
+    inserted: bool = False  # steps that rlgraph inserted
+    direction: Literal["down", "right"] = "down"
+
+
+SHOWN = DrawingOptions()
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,36 @@ class WeightsBox:
         return f"{self.model}@{self.version}"
 
 
-def links(plan: Plan, phase: str) -> list[Link]:
-    """Return the dependency edges between the steps of a phase, transitively reduced."""
-    needs = plan.needs[phase]
-    kept, edges = nx.transitive_reduction(needs).edges, needs.edges(data="columns")
-    reduced = [Link(b, a, tuple(columns)) for a, b, columns in edges if columns or (a, b) in kept]
-    return sorted(reduced, key=lambda link: (link.target, link.source))
+def links(plan: Plan, phase: str, inserted: bool = True) -> list[Link]:
+    """Return the dependency edges between the steps of a phase, transitively reduced.
+
+    Without the inserted steps, the user's are linked by what goes from one to the other through copies.
+    """
+    needs, steps = plan.needs[phase].copy(), plan.phases[phase]
+    carried = {(b, a): tuple(columns) for a, b, columns in needs.edges(data="columns") if columns}
+    if not inserted:
+        by_name = {step.node: step for step in steps}
+        written = [step for step in steps if not step.inserted]
+        read = {step.id: sources(step, by_name, plan.columns[phase]) for step in written}
+        carried = {(by_name[node].id, b): tuple(names) for b, a in read.items() for node, names in a.items()}
+        for hidden in (step.id for step in steps if step.inserted):
+            needs.add_edges_from([*product(needs.predecessors(hidden), needs.successors(hidden))])
+            needs.remove_node(hidden)
+    ends = {*carried, *((b, a) for a, b in nx.transitive_reduction(needs).edges)}
+    return [Link(*pair, carried.get(pair, ())) for pair in sorted(ends, key=lambda pair: pair[::-1])]
+
+
+def sources(
+    step: Step, by_name: Mapping[str, Step], columns: Mapping[str, ColumnPlan]
+) -> dict[str, list[str]]:
+    """Return node -> the columns that a step has of it, through what was inserted between."""
+    found: dict[str, list[str]] = {}
+    for origin in (columns[name].origin for name in step.reads):
+        writer = by_name[columns[origin].writer]
+        read = sources(writer, by_name, columns) if writer.inserted else {writer.node: [origin]}
+        for node, names in read.items():
+            found[node] = [*dict.fromkeys((*found.get(node, ()), *names))]
+    return found
 
 
 def weights(steps: Sequence[Step]) -> list[WeightsBox]:
@@ -100,25 +138,37 @@ class Edge:
     lines: Sequence[str] = ()
 
 
-def drawing(plan: Plan) -> Iterator[StepGroup | VersionBox | Edge]:
+def drawing(plan: Plan, options: DrawingOptions) -> Iterator[StepGroup | VersionBox | Edge]:
     """Yield the parts of a picture in the order in which they are written; an evaluation behind training."""
-    for phase, steps in plan.phases.items():
+    for phase, every in plan.phases.items():
+        steps = [step for step in every if options.inserted or not step.inserted]
+        shown = {step.id for step in steps}
         for number, pool in enumerate(plan.pools):
             mine, count = [step for step in steps if step.pool == pool], plan.pools[pool]
             if mine:
                 named = f"pool {pool}: {count} device{'s' * (count != 1)}"
                 named += ", in evaluation" if phase == "eval" else ""
                 yield _group(f"{phase}_pool{number}", named, mine, steps)
-        for link in links(plan, phase):
+        for link in links(plan, phase, options.inserted):
             ends = box(phase, link.source), box(phase, link.target)
-            lines = [f"{name}: {plan.columns[phase][name].type}" for name in link.columns]
+            lines = [_column(plan, phase, name, options) for name in link.columns]
             yield Edge(*ends, "columns" if lines else "order", lines)
-        for number, held in enumerate(weights(steps)):
+        for number, held in enumerate(weights(every)):
             version = VersionBox(f"{phase}_weights{number}", held.name)
             yield version
             if held.writer:
                 yield Edge(box(phase, held.writer), version.id, "weights")
-            yield from (Edge(version.id, box(phase, reader), "weights") for reader in held.readers)
+            readers = (reader for reader in held.readers if reader in shown)
+            yield from (Edge(version.id, box(phase, reader), "weights") for reader in readers)
+
+
+def _column(plan: Plan, phase: str, name: str, options: DrawingOptions) -> str:
+    return f"{name}: {plan.columns[phase][name].type}" if options.types else name
+
+
+def said(step: Step) -> list[str]:
+    """Return the lines in a step's box: its title and its op, where that is not the same."""
+    return [title(step)] if step.inserted or step.op == step.node else [step.node, step.op]
 
 
 def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -> StepGroup:
@@ -128,8 +178,8 @@ def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -
     regions = []
     for number, region in enumerate(inside):
         within = [step for step in mine if step.region == region]
-        said = f"repeated until {region} has let enough rows through"
-        regions.append(StepGroup(f"{name}_region{number}", said, within))
+        until = f"repeated until {region} has let enough rows through"
+        regions.append(StepGroup(f"{name}_region{number}", until, within))
     return StepGroup(name, named, [step for step in mine if step.region not in inside], regions)
 
 

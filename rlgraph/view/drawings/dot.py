@@ -8,19 +8,21 @@ from collections.abc import Iterator, Sequence
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, title
+from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions, Edge, StepGroup, VersionBox, box, drawing, said
 
 FONT = 'fontname="Helvetica,Arial,sans-serif"'
 RUN = 'shape=box, style="rounded,filled", fillcolor="#dbe9ff", color="#2f5fb3"'
 INSERTED = 'shape=box, style="rounded,filled,dashed", fillcolor="#f3f3f3", color="#888888", fontsize=10'
 WEIGHTS = 'shape=cylinder, style=filled, fillcolor="#fdeccb", color="#b07a16", fontsize=11'
+POOL = 'style=rounded; labeljust=l; color="#9aa5b5"; fontcolor="#556070"'
 FLOWS = 'color="#b07a16", style=dashed, arrowsize=0.7'
 LOOKS = (
-    f"graph [{FONT}, rankdir=TB, nodesep=0.3, ranksep=0.35, fontsize=12]",
+    f"graph [{FONT}, nodesep=0.3, ranksep=0.35, fontsize=12]",
     f"node [{FONT}, fontsize=12, margin=0.12]",
     f'edge [{FONT}, fontsize=9, color="#555555", fontcolor="#444444", arrowsize=0.7]',
 )
 KINDS = ("svg", "png")
+RANKS = {"down": "rankdir=TB", "right": "rankdir=LR"}
 MISSING = (
     "pictures are laid out by graphviz, and its program `dot` is not here\n"
     "  install it: apt-get install graphviz, brew install graphviz or conda install graphviz\n"
@@ -28,12 +30,17 @@ MISSING = (
 )
 
 
-def dot(plan: Plan) -> str:
-    """Return the text of a digraph: steps by pool, edges with columns and types, versions of models.
+def dot(plan: Plan, options: DrawingOptions = SHOWN) -> str:
+    """Return the text of a digraph: steps by pool, edges with columns, versions of models.
 
     An evaluation is drawn beside training.
     """
-    lines = [*LOOKS, *(line for part in drawing(plan) for line in _lines(part))]
+    parts = drawing(plan, options)
+    lines = [
+        *LOOKS,
+        RANKS[options.direction],
+        *(line for part in parts for line in _lines(part)),
+    ]
     return "\n".join([f"digraph {_quoted([plan.graph])} {{", *(f"  {line}" for line in lines), "}"]) + "\n"
 
 
@@ -41,7 +48,7 @@ def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
     match part:
         case StepGroup():
             yield f"subgraph cluster_{part.id} {{"
-            yield f'  label={_quoted([part.title])}; style=rounded; color="#9aa5b5"; fontcolor="#556070"'
+            yield f"  label={_quoted([part.title])}; {POOL}"
             yield from (f"  {line}" for inner in part.regions for line in _lines(inner))
             yield from (f"  {_node(step)}" for step in part.steps)
             yield "}"
@@ -52,10 +59,9 @@ def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
 
 
 def _node(step: Step) -> str:
-    label = [title(step)] if step.inserted else [step.node, step.op]
-    said = f", tooltip={_quoted([step.because])}" if step.because else ""
+    because = f", tooltip={_quoted([step.because])}" if step.because else ""
     look = INSERTED if step.inserted else RUN
-    return f"{box(step.phase, step.id)} [label={_quoted(label)}, {look}{said}]"
+    return f"{box(step.phase, step.id)} [label={_quoted(said(step))}, {look}{because}]"
 
 
 def _look(edge: Edge) -> str:
@@ -73,7 +79,7 @@ def _quoted(lines: Sequence[str], end: str = "n") -> str:
     return f'"{text}"'
 
 
-def picture(plan: Plan, kind: str) -> bytes:
+def picture(plan: Plan, kind: str, options: DrawingOptions = SHOWN) -> bytes:
     """Return an image file, svg or png, that shows the graph of a plan.
 
     Raises:
@@ -84,7 +90,7 @@ def picture(plan: Plan, kind: str) -> bytes:
     if not shutil.which("dot"):
         raise RunError(MISSING)
     command = ["dot", f"-T{kind}", *(["-Gdpi=144"] if kind == "png" else [])]
-    ran = subprocess.run(command, input=dot(plan).encode(), capture_output=True, check=False)
+    ran = subprocess.run(command, input=dot(plan, options).encode(), capture_output=True, check=False)
     if ran.returncode:
         raise RunError(f"graphviz could not draw {plan.graph}: {ran.stderr.decode(errors='replace').strip()}")
     return ran.stdout

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, title
+from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions, Edge, StepGroup, VersionBox, box, drawing, said
 
 LOOKS = (
     "classDef run fill:#dbe9ff,stroke:#2f5fb3,color:#10213f",
@@ -14,22 +14,23 @@ LOOKS = (
     "classDef weights fill:#fdeccb,stroke:#b07a16,color:#4a3304",
 )
 POOL = "fill:#f7f9fc,stroke:#9aa5b5,color:#3d4754"
+RANKS = {"down": "flowchart TD", "right": "flowchart LR"}
 FLOWS = "stroke:#b07a16,stroke-width:1.5px"
 ARROWS = {"columns": "-->", "order": "-.->", "weights": "==>"}
 PLAIN = re.compile(r"[^\w .,:/@*+=()\[\]-]", re.ASCII)
 
 
-def mermaid(plan: Plan) -> str:
-    """Return the text of a flowchart: steps by pool, edges with columns and types, versions of models.
+def mermaid(plan: Plan, options: DrawingOptions = SHOWN) -> str:
+    """Return the text of a flowchart: steps by pool, edges with columns, versions of models.
 
     An evaluation is drawn beside training. All that comes from the graph is escaped.
     """
-    parts = [*drawing(plan)]
+    parts = [*drawing(plan, options)]
     lines = [line for part in parts for line in _lines(part)]
     kinds = [part.kind for part in parts if isinstance(part, Edge)]
     flows = ",".join(str(number) for number, kind in enumerate(kinds) if kind == "weights")
     looks = [*LOOKS, *([f"linkStyle {flows} {FLOWS}"] if flows else [])]
-    return "\n".join(["flowchart TD", *(f"  {line}" for line in (*lines, *looks))]) + "\n"
+    return "\n".join([RANKS[options.direction], *(f"  {line}" for line in (*lines, *looks))]) + "\n"
 
 
 def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
@@ -43,15 +44,15 @@ def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
         case VersionBox():
             yield f"{part.id}[({_quoted([part.title])})]:::weights"
         case Edge():
-            said = f"|{_quoted(part.lines)}|" if part.lines else ""
-            yield f"{part.source} {ARROWS[part.kind]}{said} {part.target}"
+            label = f"|{_quoted(part.lines)}|" if part.lines else ""
+            yield f"{part.source} {ARROWS[part.kind]}{label} {part.target}"
 
 
 def _node(step: Step) -> str:
     name = box(step.phase, step.id)
     if step.inserted:
-        return f"{name}([{_quoted([title(step)])}]):::inserted"
-    return f"{name}[{_quoted([step.node, step.op])}]:::run"
+        return f"{name}([{_quoted(said(step))}]):::inserted"
+    return f"{name}[{_quoted(said(step))}]:::run"
 
 
 def _quoted(lines: Sequence[str]) -> str:
