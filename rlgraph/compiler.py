@@ -14,7 +14,7 @@ from rlgraph.costs.detect import local_devices
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
-from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_every
+from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_times
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.mesh import ON_ONE_DEVICE
@@ -24,7 +24,7 @@ from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.axis_sizes import with_axis_sizes
-from rlgraph.planning.device_groups import aligned
+from rlgraph.planning.device_groups import aligned, on_whole_hosts
 from rlgraph.planning.model_limits import suit_models
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
@@ -111,7 +111,7 @@ def compile_graph(
     origin = Origin(
         graph, tuple(overrides), sum(plan.pools.values()), VERSION, tree.written().plain(), target
     )
-    return replace(plan, origin=origin)
+    return on_whole_hosts(replace(plan, origin=origin), scenario.cluster if scenario else None)
 
 
 def _as_asked(plan: Plan, tree: Tree, devices: int) -> None:
@@ -178,8 +178,8 @@ class Lowered:
     @cached_property
     def plan(self) -> Plan:
         """Its plan; what only a cluster can settle is still ``auto``."""
-        every, made_of = evaluation_every(self.tree), digest(self.tree, self.device)
-        plan = share_weights(make_plan(self.train, self.evaluation, every, made_of, self.device))
+        times, made_of = evaluation_times(self.tree), digest(self.tree, self.device)
+        plan = share_weights(make_plan(self.train, self.evaluation, *times, made_of, self.device))
         return pipeline(with_axis_sizes(plan))
 
 

@@ -14,6 +14,7 @@ from rlgraph.engines.registry import TRAINING
 from rlgraph.errors import RunError
 from rlgraph.files import ASIDE, replace
 from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.rundir.going_back import whole_checkpoint
 from rlgraph.runtime.rundir.rundir import RunDir
@@ -58,7 +59,7 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
 
 
 def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
-    path = with_values(model.path, referred(model))
+    path = local_path(with_values(model.path, referred(model)))
     for name in REFERENCE.findall(path):
         law = f"the environment has no `{name}`, and the model that training started from is at {path}"
         raise RunError(f"{law}\n  export {name}=... before the command")

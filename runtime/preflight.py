@@ -19,6 +19,7 @@ from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.data.prompts import shown
 from rlgraph.nodes.data.recorded import check
 from rlgraph.nodes.support.data_file import changed as modified
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
@@ -102,7 +103,7 @@ class Preflight:
                 continue
             mark = self.tree.at(("models", name, "path")).mark
             brings = model.serve is not None and not serving(model.serve).paths  # weights of its own
-            files = ModelFiles(with_values(model.path), model.config, model.trust_remote_code)
+            files = ModelFiles(local_path(with_values(model.path)), model.config, model.trust_remote_code)
             reason = self._model(name, files, model.serve is not None or name in needed, not brings)
             if reason:
                 refused.add(model.path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -11,17 +12,20 @@ from pathlib import Path
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
-from rlgraph.errors import RunError
+from rlgraph.costs.model_size import COPIES
+from rlgraph.errors import Problem, RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together
-from rlgraph.reports.plan_file import plan_given
+from rlgraph.reports.plan_file import is_plan, plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.log_level import LEVEL
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
@@ -31,7 +35,9 @@ from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
+from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import show_text
+from rlgraph.variables import referred, with_values
 from rlgraph.warnings.laws import warnings_of
 
 
@@ -52,6 +58,7 @@ def run_graph(
     metrics_port: str | None = None,
     profile: Iterable[int] = (),
     strict: bool = False,
+    log_level: str | None = None,
 ) -> Path:
     """Compile a graph and train; the run directory is returned.
 
@@ -74,6 +81,7 @@ def run_graph(
         metrics_port: where Prometheus can ask for the newest metrics, ``PORT`` or ``HOST:PORT``.
         profile: iterations, counted from 1, of which every worker writes a trace.
         strict: take warnings of the graph for errors.
+        log_level: debug, info, warning or error: what the run's processes log, from it on.
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
@@ -83,14 +91,11 @@ def run_graph(
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
     make_of(track)
+    if log_level:
+        os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
-    there = None if inline else of_ray(address) if address else of_machine()
-    plan = _planned(graph, overrides, devices, target, there)
-    assert plan.origin
-    tree = compose(plan.origin.graph, plan.origin.overrides)
-    warnings = warnings_of(plan, strict)
-    iterations = preflight(plan, tree)
-    plan = plan if iterations is None else _as_long(plan, iterations, there)
+    there = devices_there(inline, address)
+    plan, tree, warnings = ready(graph, overrides, devices, target, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
         with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
@@ -120,6 +125,35 @@ def run_graph(
         if law := of_files(error, path):
             raise RunError(law) from error
         raise
+
+
+def devices_there(inline: bool, address: str | None) -> Devices | None:
+    """Return the devices of a Ray cluster or of this machine; None: all is to be in this process."""
+    return None if inline else of_ray(address) if address else of_machine()
+
+
+def ready(
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    there: Devices | None,
+    strict: bool = False,
+) -> tuple[Plan, Tree, Sequence[Problem]]:
+    """Return a plan whose files have been looked at, its composed graph, and the warnings.
+
+    Models at URLs are copied here first: their configurations say how large they are.
+    """
+    if not is_plan(graph):
+        models = (compose(graph, overrides).get("models") or Tree({}, None)).items.values()
+        paths = [str(path.value) for model in models if (path := model.get("path"))]
+        COPIES.update({path: local_path(with_values(path)) for path in paths if "://" in path})
+    plan = _planned(graph, overrides, devices, target, there)
+    assert plan.origin
+    tree = compose(plan.origin.graph, plan.origin.overrides)
+    warnings = warnings_of(plan, strict)
+    iterations = preflight(plan, tree)
+    return plan if iterations is None else _as_long(plan, iterations, there), tree, warnings
 
 
 def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
@@ -175,10 +209,15 @@ class Attempt:
             LostError: a worker or its host is gone.
             RunError: anything else that a user can mend, a full disk among it.
         """
+        with self.training() as run:
+            run.run(resume)
+
+    @contextmanager
+    def training(self) -> Iterator[TrainingRun]:
+        """Start the workers for a block, and end them."""
         cluster = self._cluster()
         try:
-            run = TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
-            run.run(resume)
+            yield TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
         finally:
             cluster.close()
             self.folder.close()
@@ -188,7 +227,9 @@ class Attempt:
         if self.devices is None:
             return InlineCluster(self.plan.pools)
         plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
-        cluster = RayCluster(plan.pools, gpus, self.address, logs, plan.schedule.timeout, together(plan))
+        env = with_values(plan.schedule.runtime_env, referred(plan))
+        where = plan.pools, gpus, self.address, logs
+        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), env)
         for note in cluster.notes:
             self.progress.note(note)
         return cluster

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.errors import RunError, StoppedError
+from rlgraph.files import read_json
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
@@ -31,7 +32,7 @@ from rlgraph.runtime.driver.skipped_steps import SkippedSteps
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
-from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.rundir.rundir import STATE, RunDir
 from rlgraph.runtime.rundir.watchdog import Watchdog, told
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
@@ -84,8 +85,23 @@ class TrainingRun:
         self._export()
         self.skipped.check(self.progress.note)
 
+    def evaluate(self, checkpoint: Path | None) -> None:
+        """Evaluate once, with the weights of a checkpoint or with those of the models' files."""
+        self._setup(again=False)
+        if checkpoint:
+            self._load(checkpoint, read_json(checkpoint / STATE))
+        self.folder.metrics({"step": self.state.iteration, **self._evaluate()})
+
+    def _load(self, folder: Path, record: Mapping[str, Any]) -> None:
+        """Take the weights, optimizers, positions in the data and states that a checkpoint has."""
+        self.state = State(**{name: value for name, value in record.items() if name != "waiting"})
+        self.calls.when = after(self.state.iteration)
+        self.calls.all("load", str(folder), self.state.versions, engines=True)
+        self.calls.restore_held(folder)
+
     def _iterate(self) -> None:
-        if self.state.iteration == 0 and self.plan.eval_steps and not self.folder.earlier():
+        before = self.plan.eval_steps and self.plan.eval_before
+        if self.state.iteration == 0 and before and not self.folder.earlier():
             values = {"step": 0, **self._evaluate()}
             self.folder.metrics(values)
             self._watch(values, 0)
@@ -281,12 +297,8 @@ class TrainingRun:
         folder = self._last_whole()
         record = self.folder.restore(folder, self.plan.schedule.keep)
         if folder:
-            waiting = record.pop("waiting", {})
-            self.state = State(**record)
-            self.calls.when = after(self.state.iteration)
-            self.calls.all("load", str(folder), self.state.versions, engines=True)
-            self.calls.restore_held(folder)
-            for name, kinds in waiting.items():
+            self._load(folder, record)
+            for name, kinds in record.get("waiting", {}).items():
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)
             for values in self.folder.earlier():

@@ -17,7 +17,7 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, StopText, repeats, seed
+from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Penalty, Repetition, StopText, repeats, seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
@@ -50,6 +50,7 @@ class Conversations(NamedTuple):
     rows="each",
     when={**CUT, "forgotten": "forgets"},
     stores={"turn": "int16"},
+    assumes=("grammar",),
     roles={**SAMPLING, "contexts": "forgets", "turns": "max_turns"},
 )
 def agent(
@@ -64,6 +65,12 @@ def agent(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Penalty = 0.0,
+    frequency_penalty: Penalty = 0.0,
+    min_new_tokens: Annotated[int, Field(ge=0)] = 0,
+    regex: str | None = None,
+    json_schema: dict[str, Any] | None = None,
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,
@@ -101,6 +108,12 @@ def agent(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a turn; the one that does is part of it, with the whole of its last token.
+        repetition_penalty: by how much tokens that the turn has become less likely; 1: not at all.
+        presence_penalty: what is taken off the logits of such tokens.
+        frequency_penalty: what is taken off them for each time that they came.
+        min_new_tokens: how many tokens a turn has at least before its end token.
+        regex: a regular expression that a turn is one of (sglang).
+        json_schema: a JSON schema that a turn is an instance of (sglang).
         loop: who speaks when; by default tool_loop, turns until one calls no tool.
         tools: what the policy may call, by the names that it calls them by. To show them in the prompt, give
             data.prompts `tools: "${nodes.ROLLOUT.tools}"`.
@@ -126,7 +139,17 @@ def agent(
     counts = (max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens)
     limits = ChatLimits(*counts, truncate, forgets)
     offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
-    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, min_p=min_p, stop=stop)
+    sampling = Sampling(
+        *(max_new_tokens, temperature, top_p, top_k),
+        min_p=min_p,
+        stop=stop,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_new_tokens=min_new_tokens,
+        regex=regex,
+        json_schema=json_schema,
+    )
     engine = RequestBatcher(model, sampling, len(rows))
     threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()

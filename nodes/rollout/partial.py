@@ -10,7 +10,16 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, NonNegativeFloat
 
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, StopText, assemble, record_lengths, seed
+from rlgraph.nodes.rollout.rollout import (
+    CUT,
+    SAMPLING,
+    Penalty,
+    Repetition,
+    StopText,
+    assemble,
+    record_lengths,
+    seed,
+)
 from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -47,6 +56,10 @@ def partial(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Penalty = 0.0,
+    frequency_penalty: Penalty = 0.0,
+    min_new_tokens: Annotated[int, Field(ge=0)] = 0,
 ) -> PartialRollout:
     """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
 
@@ -57,8 +70,8 @@ def partial(
     rest waits for the next iteration, which goes on with newer weights (``refill.keep``), or is given up.
     With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
     is by what a device has: the embedded engine gives the same each time on as many devices, servers what
-    they end first. Within an iteration a sample is the one that ``rollout`` draws. Outside such a region it
-    runs to the end at once.
+    they end first. Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which
+    count the tokens of a round alone. Outside such a region it runs to the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
@@ -74,6 +87,10 @@ def partial(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a response; the one that does is part of it, with the whole of its last token.
+        repetition_penalty: by how much tokens that the round has become less likely; 1: not at all.
+        presence_penalty: what is taken off the logits of such tokens.
+        frequency_penalty: what is taken off them for each time that they came.
+        min_new_tokens: how many tokens a response has at least before its end token.
 
     Example:
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
@@ -85,7 +102,15 @@ def partial(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in samples)
-    sampling = Sampling(most, temperature, top_p, top_k, min_p=min_p, stop=stop)
+    sampling = Sampling(
+        *(most, temperature, top_p, top_k),
+        min_p=min_p,
+        stop=stop,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_new_tokens=min_new_tokens,
+    )
     _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted)
     generated = sum(len(sample.tokens) for sample in samples) - before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
@@ -119,7 +144,8 @@ def _go_on(
                 done = samples[group[0]].tokens
                 limit = min(sampling.max_new_tokens, longest - len(done))
                 asked = [seeds[i] for i in group]
-                requests.append(Request([*ids[first // n], *done], asked, max_new_tokens=limit))
+                whole = [*ids[first // n], *done]
+                requests.append(Request(whole, asked, max_new_tokens=limit, drawn=len(done)))
                 owners.append(group)
     enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
     for group, answers in zip(owners, model.generate(requests, sampling, enough), strict=True):

@@ -47,6 +47,8 @@ SAMPLING: dict[Role, str] = {
 CUT = dict.fromkeys(("top_p", "top_k", "min_p"), "temperature")  # the most likely token is left by any cut
 REPEATED, REPETITION = 10_000, 10  # characters at the end that are looked at, and how much shorter they get
 StopText = Annotated[str, Field(min_length=1)]
+Repetition = Annotated[float, Field(gt=0, le=2)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 @op(
@@ -55,7 +57,7 @@ StopText = Annotated[str, Field(min_length=1)]
     rows="each",
     when={**CUT, "routing": "routing"},
     stores={"routing": "int16"},
-    assumes=("routed",),
+    assumes=("routed", "grammar"),
     roles={**SAMPLING, "routing": "routing"},
 )
 def rollout(
@@ -70,6 +72,12 @@ def rollout(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Penalty = 0.0,
+    frequency_penalty: Penalty = 0.0,
+    min_new_tokens: Annotated[int, Field(ge=0)] = 0,
+    regex: str | None = None,
+    json_schema: dict[str, Any] | None = None,
     routing: bool = False,
 ) -> Rollout:
     """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
@@ -77,9 +85,10 @@ def rollout(
     Sample k of prompt p is row p * n + k; ``group`` is p. Its random numbers depend on the run's seed, the
     iteration, the node and that row, not on which engine draws it or beside what. ``loss_mask`` is true on
     the response, its end token included. ``rollout_logprobs``, in nats, are the serve engine's own, before
-    top_k and top_p cut; 0 on the prompt. ``routing``, of a mixture of experts, are those that each token was
-    routed to in each layer that has them, by their numbers; -1 where a token was not routed, as the last.
-    Records ``rollout/length`` (response tokens), ``rollout/prompt_length`` (prompt tokens),
+    top_k, top_p and min_p cut, but with penalties, ``min_new_tokens`` and grammars, of which log-probs that a
+    train engine computes know nothing; 0 on the prompt. ``routing``, of a mixture of experts, are those that
+    each token was routed to in each layer that has them, by their numbers; -1 where a token was not routed,
+    as the last. Records ``rollout/length`` (response tokens), ``rollout/prompt_length`` (prompt tokens),
     ``rollout/truncated`` and ``rollout/repetitive`` (fractions) and ``tokens/generated`` (a total).
     Nucleus sampling: arXiv 1904.09751.
 
@@ -91,6 +100,12 @@ def rollout(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a response; the one that does is part of it, with the whole of its last token.
+        repetition_penalty: by how much tokens that the response has become less likely; 1: not at all.
+        presence_penalty: what is taken off the logits of such tokens.
+        frequency_penalty: what is taken off them for each time that they came.
+        min_new_tokens: how many tokens a response has at least before its end token.
+        regex: a regular expression that a response is one of (sglang).
+        json_schema: a JSON schema that a response is an instance of (sglang).
         routing: whether to write the experts that were chosen, for log-probs and updates to replay.
 
     Example:
@@ -99,9 +114,17 @@ def rollout(
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
-    answers = model.generate(
-        requests, Sampling(max_new_tokens, temperature, top_p, top_k, routing, min_p, stop)
+    sampling = Sampling(
+        *(max_new_tokens, temperature, top_p, top_k, routing, min_p),
+        stop=stop,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_new_tokens=min_new_tokens,
+        regex=regex,
+        json_schema=json_schema,
     )
+    answers = model.generate(requests, sampling)
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]
     assert len(pairs) == len(rows), "the engine owes a generation a seed"
     ctx.record("tokens/generated", [len(g.tokens) for _, g in pairs], kind="sum", over="tokens")

@@ -5,6 +5,7 @@ Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of a
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -115,15 +116,14 @@ def _fetched(url: str) -> str:
 
 
 def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
-    """Fetch under another name and rename, so that a copy is whole; the first of two processes wins."""
+    """Fetch under another name and rename, so that a copy is whole; one process of a host does it for all."""
     copy.parent.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=copy.parent.parent, ignore_cleanup_errors=True) as aside:
-            system.get(path, f"{aside}/{copy.name}", recursive=is_folder)
-            Path(aside).rename(copy.parent)
-    except OSError:
+    with copy.parent.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not copy.exists():
-            raise
+            with tempfile.TemporaryDirectory(dir=copy.parent.parent, ignore_cleanup_errors=True) as aside:
+                system.get(path, f"{aside}/{copy.name}", recursive=is_folder)
+                Path(aside).rename(copy.parent)
 
 
 def _parquet(

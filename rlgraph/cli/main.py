@@ -10,7 +10,7 @@ from rlgraph.cli.imports import import_settings
 from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
-from rlgraph.cli.run import doctor, export, replay, run
+from rlgraph.cli.run import doctor, evaluate, export, replay, run
 from rlgraph.cli.sweep import sweep
 from rlgraph.cli.view import report, view
 from rlgraph.errors import RlgraphError
@@ -18,7 +18,7 @@ from rlgraph.version import VERSION
 
 # in the order in which --help lists them
 LISTS = (nodes, graphs, import_settings)
-COMMANDS = (run, sweep, check, plan, show, diff, view, report, export, replay, doctor, *LISTS)
+COMMANDS = (run, sweep, evaluate, check, plan, show, diff, view, report, export, replay, doctor, *LISTS)
 
 
 class Commands(click.Group):

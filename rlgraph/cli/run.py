@@ -32,6 +32,21 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     return seconds
 
 
+ADDRESS = click.option(
+    "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
+)
+INLINE = click.option(
+    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
+)
+TRACK = click.option(
+    "--track",
+    metavar="NAME",
+    multiple=True,
+    help="Send metrics and samples to wandb or mlflow too, which their own environment variables set up, or "
+    "to a tracker of yours: my_tracker.py:Name.",
+)
+
+
 @click.command()
 @GRAPH
 @OVERRIDES
@@ -50,19 +65,9 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     metavar="TIME",
     help="Begin no iteration after so long, as 3h50m; save, and exit with 75, for --resume to go on.",
 )
-@click.option(
-    "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
-)
-@click.option(
-    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
-)
-@click.option(
-    "--track",
-    metavar="NAME",
-    multiple=True,
-    help="Send metrics and samples to wandb or mlflow too, which their own environment variables set up, or "
-    "to a tracker of yours: my_tracker.py:Name.",
-)
+@ADDRESS
+@INLINE
+@TRACK
 @click.option(
     "--metrics-port",
     metavar="[HOST:]PORT",
@@ -74,6 +79,11 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     metavar="N[,N]",
     help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="What processes of the run write into logs/, from this level on.",
+)
 @STRICT
 @target_options
 def run(
@@ -84,6 +94,28 @@ def run(
     from rlgraph.runtime.run import run_graph
 
     run_graph(graph, overrides, devices, target=target, **options)
+
+
+@click.command("eval")
+@click.argument("what", metavar="RUN|GRAPH")
+@OVERRIDES
+@DEVICES
+@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100  [the last one]")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Where the result is kept  [runs/<graph>-eval]"
+)
+@ADDRESS
+@INLINE
+@TRACK
+@target_options
+def evaluate(what: str, overrides: Sequence[str], devices: int | None, **options: Any) -> None:
+    """Evaluate a checkpoint of a run, or the models that a graph names, as models.policy.path=DIR.
+
+    It measures what the graph's section `eval` says; KEY=VALUE may change that.
+    """
+    from rlgraph.runtime.evaluate import evaluate
+
+    evaluate(what, overrides, devices, **options)
 
 
 @click.command()

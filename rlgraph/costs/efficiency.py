@@ -76,6 +76,7 @@ class Rates:
     first: int = 0  # the number of its first device in the cluster
     group: int = 1  # devices that work on one batch together: tensor parallelism
     replicas: int = 1
+    reshard: bool | None = None  # as ``models.NAME.train``
     tensor: int = 1  # parts of each layer, of which the devices have the same one: they lie so far apart
 
     @property

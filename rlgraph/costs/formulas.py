@@ -119,9 +119,13 @@ def wide_head_seconds(size: Size, rates: Rates, tokens: float, updates: bool) ->
     return work / share * (1 / rates.cluster.flops("float32") - 1 / rates.cluster.flops(rates.dtype))
 
 
+def _gathers_once(size: Size, rates: Rates) -> bool:
+    return is_small(size) if rates.reshard is None else not rates.reshard
+
+
 def score_bytes(size: Size, rates: Rates, passes: int) -> float:
     """Return the bytes of weights, gathered with every micro-batch, or once where the model is small."""
-    return (1 if is_small(size) else passes) * gather_bytes(size, rates.devices, rates.width)
+    return (1 if _gathers_once(size, rates) else passes) * gather_bytes(size, rates.devices, rates.width)
 
 
 def update_bytes(
@@ -135,7 +139,7 @@ def update_bytes(
     others, beside = rates.devices - 1, adapters or 0
     weights = gather_bytes(size, rates.devices, rates.width) + others * beside * rates.width
     gradients = gather_bytes(size, rates.devices) if adapters is None else others * beside * MASTER
-    if is_small(size):
+    if _gathers_once(size, rates):
         return optimizer_steps * (weights + gradients)
     once = padded(size.root_tensors, rates.devices) * rates.away * rates.width
     return passes * (2 * weights + gradients - once)

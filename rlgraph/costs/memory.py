@@ -186,7 +186,7 @@ class Footprint:
         assert model.train
         passes = self.plan.passes(step)
         rows = max(self.rows(one.reads, one) * growth(self.plan, one, self.work) for one in passes)
-        tokens = int(min(max(model.train.micro_tokens, most), rows * most))
+        tokens = int(min(max(model.train.pass_tokens(step.updates), most), rows * most))
         mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring

@@ -192,15 +192,20 @@ def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
     return sum(-(-rows // devices) * devices * numbers for rows, numbers in tensors)
 
 
+COPIES: dict[str, str] = {}  # paths that are URLs -> where a copy of the model is on this host
+
+
 def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = None) -> Size:
     """Return the size of a model: of a folder with a ``config.json``, or of a card by its hub name.
+
+    Of a URL it is known once a run has a copy of the model here (``COPIES``).
 
     ``changed`` are fields of the configuration that are others (``models.NAME.config``).
 
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
-    file = Path(with_values(path)) / "config.json"
+    file = Path(COPIES.get(path) or with_values(path)) / "config.json"
     fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
         return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head, fields)

@@ -122,7 +122,7 @@ class Pricing(Footprint):
         minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
         mesh = mesh_of(self.plan, next(iter(step.models)))
         size = part_of(size, mesh.tensor)
-        rates = self._rates(step.pool, model.train.dtype, grade, mesh)
+        rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
         times = minibatches * epochs if step.updates else 1
         passes = [self._share(one, size, model.train, minibatches, times) for one in self.plan.passes(step)]
         even = reduce(Tokens.plus, passes)
@@ -171,7 +171,7 @@ class Pricing(Footprint):
         each, longest = rows * alike / len(step.devices), self.work.longest(rows)
         shares = (each * self.work.mean, each * self.work.square), (longest, longest**2)
         tokens, squares = max(shares, key=lambda part: row_work(part[0], part[1], size.attention_share))
-        passes = times * math.ceil(tokens / max(train.micro_tokens, longest))
+        passes = times * math.ceil(tokens / max(train.pass_tokens(step.trains), longest))
         return Tokens(tokens / ranks * times, squares / ranks * times, passes)
 
     def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:

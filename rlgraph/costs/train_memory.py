@@ -222,7 +222,8 @@ class Pass:
 
     @property
     def _small(self) -> bool:
-        return is_small(self.size)
+        reshard = self.model.train.reshard if self.model.train else None
+        return is_small(self.size) if reshard is None else not reshard
 
     @property
     def _alone(self) -> bool:

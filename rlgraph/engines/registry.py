@@ -16,6 +16,7 @@ from rlgraph.engines import sglang_options
 
 RUNTIME = "rlgraph.runtime.engines"
 SIZES = {"dtype": "dtype", "max_rows": "max_rows"}
+REQUESTS = {key: key for key in ("request_timeout", "request_retries")}
 # keys of `models.NAME.serve` that an engine refuses if it does not take them; it ignores other keys
 REFUSED = ("tensor_parallel", *sglang_options.WITHIN, "quantization", "addresses", "options")
 
@@ -57,6 +58,8 @@ class Serving:
     owned: Mapping[str, str] = field(default_factory=dict)  # settings that options may not give -> why
     # ``options`` with which it says which experts of a mixture it chose; None: it does not say
     routing: Mapping[str, bool] | None = None
+    # ``options`` with which it draws texts of a regular expression or a JSON schema; None: it does not
+    grammars: Mapping[str, str] | None = None
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
     without_adapters: frozenset[str] = frozenset()  # settings of ``serve`` with which it loads none
@@ -73,6 +76,7 @@ class Training:
     unfit: str
 
 
+GRAMMARS = ("regex", "json_schema")  # attributes of an op that ask an engine for texts of a grammar
 EMBEDDED, SERVERS = "transformers", "sglang"  # what ``engine: auto`` stands for
 SERVING = {
     EMBEDDED: Serving(
@@ -91,7 +95,7 @@ SERVING = {
     SERVERS: Serving(
         "in servers of its own",
         f"{RUNTIME}.sglang.groups:sglang_engine",
-        {**SIZES, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
+        {**SIZES, **REQUESTS, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
         | {key: key for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options")}
         | {key: key for key in ("quantization", *sglang_options.WITHIN)},
         offered=("device", "pool", "logs", "keeps", "transport", "adapter"),
@@ -104,6 +108,7 @@ SERVING = {
         own_servers=True,
         owned=sglang_options.OWNED,
         routing={"enable_return_routed_experts": True},
+        grammars={"grammar_backend": "xgrammar"},
         adapters=(
             frozenset({"q_proj", "k_proj", "v_proj"}),
             frozenset({"o_proj"}),
@@ -115,14 +120,17 @@ SERVING = {
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",
         f"{RUNTIME}.openai.engine:OpenAIEngine",
-        {"max_rows": "max_rows", "addresses": "addresses", "options": "options"},
+        {**REQUESTS, "max_rows": "max_rows", "addresses": "addresses", "options": "options"},
         needs=("addresses",),
         offered=("pool",),
         module="aiohttp",
         preflight=f"{RUNTIME}.openai.preflight:problems",
     ),
 }
-PASSES = ("micro_tokens", "dtype", "head_dtype", "recompute", "lora", "compile", "packing")
+PASSES = (
+    *("micro_tokens", "score_tokens", "reshard", "packing"),
+    *("dtype", "head_dtype", "recompute", "lora", "compile"),
+)
 OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine leaves to its host
 BALANCED = ("router_aux_loss_coef", "router_bias_update_rate")  # what balances the experts of a mixture
 TRAINING = {

@@ -116,11 +116,12 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     return replace(graph, nodes=tuple(kept), report=metrics) if metrics else None
 
 
-def evaluation_every(tree: Tree) -> int:
-    """Return the iterations between evaluations; 0 for none on the way."""
-    item = tree.get("eval")
-    every = item.get("every") if item else None
-    return int(every.value) if every and every.value != OPEN else 0
+def evaluation_times(tree: Tree) -> tuple[int, bool]:
+    """Return the iterations between evaluations, 0 for none on the way, and whether one comes before them."""
+    section = tree.get("eval")
+    values: dict[str, Any] = {key: item.value for key, item in section.items.items()} if section else {}
+    every, before = values.get("every", 0), values.get("before", True)
+    return 0 if every == OPEN else int(every), bool(before)
 
 
 def _next_is_written(graph: Graph, binder: Binder) -> None:

@@ -235,12 +235,6 @@ def steps(value: float, options: Options) -> int:
     return max(round(value / optimizer_steps(options)), 1)
 
 
-def warmup(value: float, _: Options) -> int:
-    if 0 < value < 1:
-        raise Hand("it is a share of the run: set models.policy.optimizer.warmup_steps, in optimizer steps")
-    return int(value)
-
-
 BY: By = {
     "path": lambda value, o: o.path(value),
     "natural": lambda value, _: max(int(value), 0),
@@ -253,5 +247,5 @@ BY: By = {
     "epochs": epochs,
     "iterations": iterations,
     "steps": steps,
-    "warmup": warmup,
+    "warmup": lambda value, _: float(value) if 0 < value < 1 else int(value),
 }

@@ -13,6 +13,7 @@ from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.table import table_of
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+SCORED = "actor_rollout_ref.rollout"  # where log-probs of the policy are set
 REWARD, OVERLONG = "reward.custom_reward_function", "reward.reward_kwargs.overlong_buffer_cfg"
 FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
@@ -198,13 +199,13 @@ def steps_of(where: str) -> Callable[[int, Options], int]:
     return steps
 
 
-def warmup_share(value: float, options: Options) -> int:
-    """Return the steps of a warm-up that is a share of a run, where its length is known."""
-    if not value or options[f"{ACTOR}.optim.lr_warmup_steps"] >= 0:
-        raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
-    if (iterations := options["trainer.total_training_steps"]) is None:
-        raise Hand("a warm-up is counted in optimizer steps: set models.policy.optimizer.warmup_steps")
-    return steps_of(ACTOR)(int(value * iterations), options)
+def warmup_share(where: str) -> Callable[[float, Options], float]:
+    def share(value: float, options: Options) -> float:
+        if not value or options[f"{where}.optim.lr_warmup_steps"] >= 0:
+            raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
+        return float(value)
+
+    return share
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
@@ -258,7 +259,8 @@ BY: By = {
     "whole": lambda value, _: value if value > 0 else None,
     "steps": steps_of(ACTOR),
     "critic_steps": steps_of(CRITIC),
-    "warmup_share": warmup_share,
+    "warmup_share": warmup_share(ACTOR),
+    "critic_warmup_share": warmup_share(CRITIC),
     "epochs": epochs,
     "devices": lambda _, o: o["trainer.nnodes"] * o["trainer.n_gpus_per_node"],
     "critic_warmup": lambda value, _: max(int(value), 1) if value else None,
@@ -267,6 +269,8 @@ BY: By = {
     "val_cut": val_cut,
     "tokens_per_gpu": micro_tokens(ACTOR, "use_dynamic_bsz", rows=False),
     "rows_per_gpu": micro_tokens(ACTOR, "use_dynamic_bsz", rows=True),
+    "scored_tokens": micro_tokens(SCORED, "log_prob_use_dynamic_bsz", rows=False),
+    "scored_rows": micro_tokens(SCORED, "log_prob_use_dynamic_bsz", rows=True),
     "ref_tokens": micro_tokens(REF, "log_prob_use_dynamic_bsz", rows=False),
     "ref_rows": micro_tokens(REF, "log_prob_use_dynamic_bsz", rows=True),
     "critic_tokens": micro_tokens(CRITIC, "use_dynamic_bsz", rows=False),

@@ -220,6 +220,7 @@ class Plan:
     away: Mapping[str, tuple[str, ...]]  # "policy.train" -> its parts that are off the device between steps
     eval_steps: tuple[Step, ...]
     eval_every: int
+    eval_before: bool  # whether an evaluation comes before the first iteration
     report: Mapping[str, str]
     domains: Mapping[str, Mapping[str, GraphDomain]]  # phase -> what columns have one row per
     columns: Mapping[str, Mapping[str, ColumnPlan]]  # phase -> column

@@ -23,6 +23,11 @@ class Sampling:
     Units: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Log-probs that come
     back are those of the distribution at ``temperature`` before these cut it. A sample ends where its text
     has one of ``stop``. ``routing`` asks a mixture for the experts that it chose.
+
+    What is below ``stop`` changes the logits before all else, and so the log-probs too. Of a token that the
+    call has drawn c > 0 times for the sample, ``presence_penalty`` + c ``frequency_penalty`` is taken off;
+    then it is divided by ``repetition_penalty`` if positive, else multiplied. No end token comes before
+    ``min_new_tokens`` others. ``regex`` or ``json_schema`` allow the tokens alone that go on to such a text.
     """
 
     max_new_tokens: int
@@ -32,6 +37,12 @@ class Sampling:
     routing: bool = False
     min_p: float = 0.0
     stop: Sequence[str] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_new_tokens: int = 0
+    regex: str | None = None
+    json_schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,13 +50,20 @@ class Request:
     """One prompt to continue ``len(seeds)`` times; sample k depends on ``seeds[k]`` and nothing beside it.
 
     Requests of one ``conversation`` go to the same server where they can, which still has what came before.
-    ``max_new_tokens`` is a limit of its own, where that of the ``Sampling`` is higher.
+    ``max_new_tokens`` is a limit of its own, where that of the ``Sampling`` is higher. The last ``drawn``
+    tokens of the prompt are the sample's own, of an earlier call.
     """
 
     prompt: Sequence[int]
     seeds: Sequence[int]
     conversation: str | None = None
     max_new_tokens: int | None = None
+    drawn: int = 0
+
+    def limits(self, sampling: Sampling) -> tuple[int, int]:
+        """Return how many new tokens come at least before an end token, and at most in all."""
+        most = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        return max(min(sampling.min_new_tokens - self.drawn, most), 0), most
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
-from rlgraph.engines.registry import SERVING
+from rlgraph.engines.registry import GRAMMARS, SERVING
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.passes.off_policy_laws import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
@@ -238,6 +238,23 @@ def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("no-routing", law, graph, node, [], remedy)
 
 
+def _grammar(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that a serve engine that is asked for texts of a grammar draws them, of one grammar."""
+    serve = graph.models[str(node.model)].spec.serve
+    asked = [key for key in GRAMMARS if call.attributes[key]]
+    if not asked or (SERVING[serve.engine].grammars is not None and len(asked) == 1):
+        return None
+    off = ", ".join(f"{node.name}.{key}: null" for key in asked[-1:])
+    if len(asked) > 1:
+        law = f"node `{node.name}` asks for texts of two grammars, regex and json_schema"
+        return refusal("two-grammars", law, graph, node, [], f"set: {{{off}}}")
+    able = [name for name, engine in SERVING.items() if engine.grammars is not None]
+    law = f"node `{node.name}` asks for texts of a grammar, `{asked[0]}`; "
+    law += f"the engine {serve.engine} draws from the whole vocabulary"
+    remedy = f"set: {{models.{node.model}.serve.engine: {' or '.join(able)}}}, or set: {{{off}}}"
+    return refusal("no-grammar", law, graph, node, [], remedy)
+
+
 def _replayed(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a train engine can replay a choice of experts: its layers are not compiled."""
     if "routing" not in call.ins or not graph.models[str(node.model)].spec.train.compile:
@@ -261,6 +278,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "one_step": _one_step,
     "sequence_sum": _sequence_sum,
     "routed": _routed,
+    "grammar": _grammar,
     "replayed": _replayed,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from rlgraph.engines.registry import SERVING, no_adapter
+from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter
 from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import count
@@ -20,7 +20,12 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 
 
 def make_plan(
-    graph: Graph, evaluation: Graph | None, eval_every: int, digest: str, device: str = "cpu"
+    graph: Graph,
+    evaluation: Graph | None,
+    eval_every: int,
+    eval_before: bool,
+    digest: str,
+    device: str = "cpu",
 ) -> Plan:
     """Return the plan of a graph's iteration, and of an evaluation."""
     phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
@@ -39,6 +44,7 @@ def make_plan(
         away={},
         eval_steps=steps.get("eval", ()),
         eval_every=eval_every,
+        eval_before=eval_before,
         report=dict(evaluation.report) if evaluation else {},
         domains={phase: dict(g.domains) for phase, g in phases.items()},
         columns={phase: _columns(g) for phase, g in phases.items()},
@@ -181,9 +187,13 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
-            asks = any(n.model == name and n.called.value("routing") for n in used)
-            if serve and asks and (extra := SERVING[serve.engine].routing):
-                serve = serve.model_copy(update={"options": {**(serve.options or {}), **extra}})
+            calls = [n.called for n in used if n.model == name]
+            if serve and any(call.value("routing") for call in calls):
+                options = {**(serve.options or {}), **(SERVING[serve.engine].routing or {})}
+                serve = serve.model_copy(update={"options": options})
+            if serve and any(call.attributes.get(key) for call in calls for key in GRAMMARS):
+                options = {**(SERVING[serve.engine].grammars or {}), **(serve.options or {})}
+                serve = serve.model_copy(update={"options": options})
             if serve and train and train.lora and not spec.frozen:
                 beside = SERVING[serve.engine].adapters and not no_adapter(serve, train.lora)
                 fits = train.pool != serve.pool and beside
@@ -202,7 +212,9 @@ def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
 def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
     """Return an optimizer's settings; a schedule without an end ends with the run."""
     last = graph.schedule.iterations
-    if spec is None or spec.schedule == "constant" or spec.total_steps or last is None:
+    if spec is None or spec.total_steps or last is None:
+        return spec
+    if spec.schedule == "constant" and not isinstance(spec.warmup_steps, float):
         return spec
     updates = [node for node in graph.nodes if node.updates and node.model == model]
     steps = sum(node.optimizer_steps * count(node.when, last) for node in updates)

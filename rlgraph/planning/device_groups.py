@@ -62,7 +62,36 @@ def together(plan: Plan) -> dict[str, int]:
         if model.serve:
             pool = model.serve.pool
             sizes[pool] = lcm(sizes[pool], part(model.serve))
-    return sizes
+    return sizes | {pool: plan.pools[pool] // hosts for pool, hosts in whole_hosts(plan).items()}
+
+
+def whole_hosts(plan: Plan) -> dict[str, int]:
+    """Return the pools that take hosts whole, and how many each of them takes."""
+    pools = (plan.origin.composed.get("pools") or {}) if plan.origin else {}
+    return {name: pool["hosts"] for name, pool in pools.items() if pool and pool.get("hosts")}
+
+
+def on_whole_hosts(plan: Plan, cluster: Cluster | None) -> Plan:
+    """Return a plan whose pools can take the hosts that they ask for, of a cluster where one is given.
+
+    Raises:
+        GraphError: one can't.
+    """
+    for pool, hosts in whole_hosts(plan).items():
+        count, at = plan.pools[pool], f"pools.{pool}"
+        law, remedy = f"pool `{pool}` takes {hosts} whole hosts ({at}.hosts)", f"or {at}.hosts=null"
+        parts = [part(serve) for _, serve, _ in groups(plan) if serve.pool == pool]
+        if count % hosts or any(count // hosts % size for size in parts):
+            law += f", and its {count} devices can't be shared out among them, in whole groups"
+            remedy = f"set {at}.devices to a multiple of {hosts}, {remedy}"
+            raise fail("whole-hosts", law, None, remedy=remedy)
+        first = devices_of(plan, pool).start
+        if cluster and (count // hosts != cluster.devices or first % cluster.devices):
+            law += f", {count // hosts} devices each from device {first} on; hosts of {cluster.cluster} have "
+            law += f"{cluster.devices} devices"
+            remedy = f"set {at}.devices={hosts * cluster.devices}, before pools of parts of hosts, {remedy}"
+            raise fail("whole-hosts", law, None, remedy=remedy)
+    return plan
 
 
 def inside_hosts(plan: Plan, cluster: Cluster) -> None:

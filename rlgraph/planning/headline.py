@@ -68,7 +68,7 @@ def _run(plan: Plan, seconds: Seconds, evaluation: Seconds, checkpoint: float) -
         waited = count if together else len(saves)
         hidden = 0.0 if together or other == WORST else min(checkpoint, seconds[grade]) * (len(saves) - 1)
         fill = _fill(plan, grade, seconds[grade]) * stretches
-        asked = (len(evaluations) + bool(evaluations)) * evaluation[grade]  # one is before the first
+        asked = (len(evaluations) + bool(evaluations and plan.eval_before)) * evaluation[grade]
         ends.append(count * seconds[grade] + fill + asked + waited * checkpoint - hidden)
     return ends[0], ends[1]
 

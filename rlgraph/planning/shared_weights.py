@@ -21,7 +21,7 @@ from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
 from rlgraph.syntax.source import OPEN
 
 # what a frozen model has as the one that holds its weights, where the graph leaves it as it is by default
-LIKE_THE_HOLDER = (*ON_ONE_DEVICE, "micro_tokens", "packing")
+LIKE_THE_HOLDER = (*ON_ONE_DEVICE, "micro_tokens", "score_tokens", "reshard", "packing")
 
 
 def share_weights(plan: Plan) -> Plan:

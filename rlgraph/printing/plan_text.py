@@ -58,10 +58,11 @@ def _lines(plan: Plan, failed: tuple[str, int] | None, width: int) -> Iterator[s
         yield f"  between iterations {' and '.join(parts)} of {engine} are off the device"
     yield ""
     if plan.eval_steps:
-        often = f", after every {plan.eval_every} iterations" if plan.eval_every else ""
-        yield f"evaluate before the first iteration{often} and after the last, reporting " + ", ".join(
-            f"{metric} = mean of {column}" for metric, column in plan.report.items()
-        )
+        times = ["before the first iteration"] * plan.eval_before
+        times += [f"after every {plan.eval_every} iterations"] * bool(plan.eval_every)
+        when = " and ".join(filter(None, [", ".join(times), "after the last"]))
+        reported = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
+        yield f"evaluate {when}, reporting {reported}"
         yield from _steps(plan, plan.eval_steps, failed, width)
         yield ""
     most = max((step.lead for step in plan.steps), default=0)

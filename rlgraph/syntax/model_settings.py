@@ -35,7 +35,10 @@ class Optimizer(Section):
     """gradients with a larger norm are scaled down to it; 0 is off."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """how the learning rate goes on after the warm-up."""
-    warmup_steps: Natural = option(0, "optimizer steps in which the learning rate rises from 0.")
+    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = 0
+    """optimizer steps in which the learning rate rises from 0; below 1, a share of total_steps."""
+    min_lr_ratio: Share = option(0.0, "of cosine and linear: the share of lr that it falls to.")
+    cycles: Positive = option(0.5, "of cosine: the waves that it makes; 0.5 falls once.")
     total_steps: Natural = 0
     """optimizer steps until a cosine or linear schedule ends; 0: those of the run."""
 
@@ -74,6 +77,11 @@ class Serve(Section):
     of its weights stays in its host's memory, but for a GPU that trains them too: there the next sync brings
     them."""
     start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
+    request_timeout: Positive = 3600.0
+    """of servers: seconds that a sample may take; then it is ended, and asked for again."""
+    request_retries: Natural = 120
+    """of servers: how often a sample is asked for again that took too long, or whose server was busy; then
+    the run ends."""
     addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default=[])
     """servers that run already, as http://host:30000, in place of any that the run would start. Their API
     key is taken from a variable where the workers start, such as SGLANG_API_KEY."""
@@ -106,6 +114,11 @@ class Train(Section):
     has such groups of consecutive devices. null: all devices of the pool, in one copy."""
     micro_tokens: Count = 16384
     """padded tokens of one micro-batch, on one device or on those that share it."""
+    score_tokens: Count | None = None
+    """the same of a pass that scores or values rows, and keeps no activations; null: micro_tokens."""
+    reshard: bool | None = None
+    """free each decoder layer's gathered weights after use, and gather them again in the backward pass;
+    false: gather all once per mini-batch, which takes their memory. null: as the model's size says."""
     dtype: Dtype = "auto"
     """of the computation, beside float32 masters; auto: bfloat16 on CUDA, float32 on CPUs."""
     head_dtype: Literal["float32"] | None = None
@@ -140,12 +153,17 @@ class Train(Section):
     """of a mixture whose routers choose by a bias (GLM 4.5, DeepSeek V3): by how much an optimizer step
     moves it, up for experts with less load than the mean, else down (arXiv 2408.15664); 0: not at all."""
 
+    def pass_tokens(self, updates: bool) -> int:
+        """Return the most padded tokens of a micro-batch, of an update or of a pass that scores."""
+        return self.micro_tokens if updates else self.score_tokens or self.micro_tokens
+
 
 class ModelSection(Section):
     """A set of weights by name."""
 
     path: str = Field(min_length=1)
-    """a folder with the model, or its name on the Hugging Face hub."""
+    """a folder with the model, its name on the Hugging Face hub, or a URL of one that fsspec knows, as
+    s3://bucket/model: each host copies it to its cache once."""
     head: Literal["lm", "value"] = "lm"
     """what it puts out: lm, a distribution of the next token; value, one number per token."""
     frozen: bool = option(False, "whether it is only read; any other model needs an optimizer.")

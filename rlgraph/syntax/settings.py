@@ -38,6 +38,8 @@ class Pool(Section):
     """A named set of devices."""
 
     devices: Count | Literal["auto"] = option("auto", "how many; auto: those that there are.")
+    hosts: Count | None = None
+    """hosts that it takes whole, with as many of its devices each; null: wherever there is room."""
 
 
 class Stop(Section):
@@ -76,12 +78,16 @@ class Schedule(Section):
     `skipped`. skip: a column goes on as well. stop: an update ends the run too, and so does one whose loss
     is not finite. dump: as stop, and the rows of the micro-batch are written to the run's `dumps/`."""
     timeout: Positive = option(3600.0, "seconds that one step may take.")
+    runtime_env: dict[str, Any] = Field(default={})
+    """what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ...,
+    pip: [...]}; nothing of it reaches a run --inline."""
 
 
 class Eval(Section):
     """An evaluation: the graph with other attributes, pruned to the columns that are reported.
 
-    Updates never run in it. It runs before the first iteration, every ``every``, and after the last.
+    Updates never run in it. It runs before the first iteration unless told, every ``every``, and after the
+    last.
     """
 
     nodes: dict[str, dict[str, Any]] = Field(default={})
@@ -91,6 +97,7 @@ class Eval(Section):
     """metric: the column whose mean it is."""
     every: Natural = 0
     """iterations from one to the next; 0: only before the first iteration and after the last."""
+    before: bool = option(True, "whether one comes before the first iteration.")
 
 
 class GraphFile(Section):

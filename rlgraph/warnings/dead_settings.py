@@ -42,7 +42,8 @@ def dead_settings(
     """
     trained, evaluated = (dict(plan.functions.get(phase, {})) for phase in ("train", "eval"))
     held: dict[str, Any] = {"models": plan.models, "nodes": evaluated | trained}
-    held |= {"eval": {"nodes": evaluated, "every": plan.eval_every, "report": plan.report}}
+    held |= {"eval": {"nodes": evaluated, "report": plan.report}}
+    held["eval"] |= {"every": plan.eval_every, "before": plan.eval_before}
     if any(name.startswith("models.") for name in plan.open_values):
         held["models"] = ALL  # vocabularies are not known either then
     search = Search(written, interpolate(written), plan, held, plan_of)

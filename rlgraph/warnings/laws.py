@@ -11,6 +11,7 @@ import networkx as nx
 
 from rlgraph.compiler import Lowered, lower_tree, plan_tree, uncollected
 from rlgraph.costs.plan_size import planned_size
+from rlgraph.engines.registry import GRAMMARS
 from rlgraph.errors import GraphError, Mark, Problem
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.shipped import graphs_folder
@@ -49,6 +50,7 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     """Return the warnings of a graph, also given as written, with its ``${...}`` still in place."""
     tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
+    problems += _changed(train, tree)
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
@@ -157,6 +159,33 @@ def _greedy(graph: Graph, tree: Tree) -> Iterator[Problem]:
             remedy = f"set: {{{at}{rollout.name}.{name}: 1.0}}"
             found = refusal("greedy", law, graph, node, [rollout.name], remedy)
             yield replace(found, mark=_place(tree, graph, rollout, name))
+
+
+# attributes of sampling that change the distribution which a model's weights have
+CHANGES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_new_tokens", *GRAMMARS)
+
+
+def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
+    """Yield updates that take rows for draws from a model's own distribution, which sampling has changed."""
+    for node in graph.nodes:
+        rollout = sampler(graph, node.domain) if node.trains else None
+        laws = {law for call in (node.call, *node.hooks.values()) if call for law in call.op.declared.assumes}
+        if rollout is None or not laws & {"sampling_logprobs", "on_policy"}:
+            continue
+        if read_from(graph, node, "rollout_weights") or read_from(graph, node, "old_logprobs") is rollout:
+            continue
+        own = {key: field.default for key, field in rollout.op.attributes.model_fields.items()}
+        given = rollout.called.attributes
+        changed = [key for key in CHANGES if key in own and given.get(key) != own[key]]
+        if changed:
+            law = f"node `{node.name}` trains on samples of `{rollout.name}` as if its model alone had drawn "
+            law += (
+                f"them; {' and '.join(changed)} {'change' if len(changed) > 1 else 'changes'} what is drawn"
+            )
+            remedy = "add: {rollout_weights: {op: correction.tis}}, which weighs each token by how likely it "
+            remedy += "was; or keep it to evaluations, in eval.nodes"
+            found = refusal("changed-sampling", law, graph, node, [rollout.name], remedy)
+            yield replace(found, mark=_place(tree, graph, rollout, changed[0]))
 
 
 def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:

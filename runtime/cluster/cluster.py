@@ -24,6 +24,7 @@ from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.columns.shared_memory import new_session, segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
+from rlgraph.runtime.messages.log_level import with_level
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, place_text
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import hide, referred, with_values
@@ -142,6 +143,7 @@ class RayCluster:
         logs: Path,
         timeout: float,
         together: Mapping[str, int] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         """Start Ray on this machine, or join a cluster, and place a worker on each device.
 
@@ -153,6 +155,7 @@ class RayCluster:
             timeout: seconds to wait for room, at most two minutes of them, and for the workers to start.
             together: of each pool, how many consecutive devices have to be on one host, as of
                 ``rlgraph.planning.device_groups.together``; 1 unless given.
+            runtime_env: as ``schedule.runtime_env``.
 
         Raises:
             RunError: the cluster can't be joined, or has too few devices, or a worker did not start.
@@ -164,7 +167,7 @@ class RayCluster:
         # the plan that tasks beside workers get, and the variables that it refers to
         self.planned: tuple[Plan, Any, Any] | None = None
         try:
-            self._start_ray(address)
+            self._start_ray(address, with_level(runtime_env or {}))
             parts = units(pools, together or {})
             self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
             self.shares = self._shares(timeout)
@@ -174,11 +177,12 @@ class RayCluster:
             self.close()
             raise
 
-    def _start_ray(self, address: str | None) -> None:
+    def _start_ray(self, address: str | None, runtime_env: Mapping[str, Any]) -> None:
         devices = len(self.places)
         options: dict[str, Any] = {"num_cpus": devices, "include_dashboard": False}
         options |= {"num_gpus": devices} if self.gpus else {}
-        self.ray = ray_start.join(address=address) if address else ray_start.join(**options)
+        options = {"address": address} if address else options
+        self.ray = ray_start.join(**options, **({"runtime_env": runtime_env} if runtime_env else {}))
         self.watch = ProcessWatch(self.session, here=not address)
         self.sweeper.remember(self.watch.daemons)
         self.task = self.ray.remote(perform)  # made once: each one is sent to the cluster anew

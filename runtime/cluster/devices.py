@@ -15,6 +15,7 @@ from rlgraph.costs import detect
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.errors import GraphError, Problem, RunError
 from rlgraph.ir.plan import Plan
+from rlgraph.planning.device_groups import whole_hosts
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import reason
 from rlgraph.runtime.messages.tasks import Place
@@ -128,6 +129,12 @@ def agree(plan: Plan, devices: Devices) -> None:
         law = f"the plan is for {NAMES[plan.device]}{cluster}, and {devices.where} has {devices}"
         remedy = "plan for what is there, by --cluster auto, or join another cluster (--address)"
         raise RunError(f"{law}\n  {remedy}")
+    for pool, hosts in whole_hosts(plan).items():
+        each = plan.pools[pool] // hosts
+        if devices.per_host.count(each) < hosts:
+            law = f"pool {pool} takes {hosts} whole hosts of {each} devices (pools.{pool}.hosts), and "
+            law += f"{devices.where} has hosts of {', '.join(map(str, devices.per_host))}"
+            raise RunError(f"{law}\n  set pools.{pool}.devices and hosts to what is there, or hosts=null")
     count = sum(plan.pools.values())
     if devices.cluster is detect.this_machine and devices.kind == "cuda" and count > sum(devices.per_host):
         law = f"the plan takes {count} devices, and {devices.where} has {devices}"

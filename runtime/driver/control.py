@@ -12,6 +12,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.runtime.cluster.failures import culprit, failure, too_late
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.address import host_port
 from rlgraph.runtime.messages.tasks import Place, place_text
 
 
@@ -58,7 +59,7 @@ class ControlCalls:
         """Return where workers can meet, ``tcp://host:port``; raises as ``all`` does."""
         first = self.cluster.places[0]
         (_, address, _), port = (self.one(first, name) for name in ("place", "free_port"))
-        return f"tcp://{address}:{port}"
+        return f"tcp://{host_port(address, port)}"
 
     def damage(self, checkpoint: Path) -> str:
         """Return which files of a checkpoint are not what was written; each worker reads some of them."""

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from rlgraph.errors import nearest
+from rlgraph.nodes.support.data_file import local_path
 
 ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
 ORIGINAL = "original_max_position_embeddings"
@@ -51,7 +52,7 @@ class ModelFiles:
         """Return the tokenizer that lies with the model."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trusted)
+        return AutoTokenizer.from_pretrained(local_path(self.path), trust_remote_code=self.trusted)
 
     def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
         """Return every end token that the generation config, the tokenizer or a text config names."""

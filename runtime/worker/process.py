@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.messages.log_level import LEVEL
 
 
 class LocatedFormatter(logging.Formatter):
@@ -83,6 +84,7 @@ def redirect(log: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(FORMATTER)
     logging.root.addHandler(handler)
+    logging.root.setLevel(os.environ.get(LEVEL, "warning").upper())
 
 
 def see_own_gpu() -> None:

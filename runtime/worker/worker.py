@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rlgraph.errors import RunError
 from rlgraph.files import damaged, read_sums, sha256, sync
 from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
@@ -111,12 +112,13 @@ class Worker(Process):
             RunError: not all workers came.
         """
         start = time.time()
-        self.plan, self.at = plan, (pool, device)
+        copies = {name: replace(m, path=local_path(m.path)) for name, m in plan.models.items()}
+        self.plan, self.at = replace(plan, models=copies), (pool, device)
         if self.logs:
             self.task_counter = TaskCounter(self.logs, pool, device)
             self.task_counter.begin()
-        groups = meet(plan, (pool, device), meeting, self.device, self.mailbox)
-        self.engines = EngineHost(plan, pool, self.device, groups, Path(self.folder, "logs"))
+        groups = meet(self.plan, self.at, meeting, self.device, self.mailbox)
+        self.engines = EngineHost(self.plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time(), notes=self.engines.notes())
 
     def tokenizer(self, model: str) -> Any:

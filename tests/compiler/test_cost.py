@@ -350,3 +350,33 @@ def test_a_plan_saved_for_a_cluster_is_read_and_runs_the_same(tmp_path: Path) ->
 )
 def test_options_that_do_not_go_together(options: str) -> None:
     assert call("plan", "grpo", *options.split()).exit_code == 2
+
+
+def test_layers_that_stay_gathered_move_fewer_bytes_and_take_memory() -> None:
+    def planned(*settings: str) -> tuple[int, int]:
+        given = [f"models.{name}.path=Qwen/Qwen2.5-1.5B" for name in ("policy", "ref")]
+        given += ["models.policy.train.micro_tokens=2048", *settings]
+        plan = compile_graph("grpo", given, target=Target("h100-8"))
+        (update,) = (step for step in plan.steps if step.updates)
+        assert update.bytes and plan.peak
+        return update.bytes, plan.peak["main"].bytes
+
+    by_size, layers, whole = (planned(*more) for more in ((), [RESHARD % "true"], [RESHARD % "false"]))
+    assert by_size == layers
+    assert whole[0] < layers[0] / 2 and whole[1] > layers[1]
+
+
+RESHARD = "models.policy.train.reshard=%s"
+
+
+def test_passes_that_score_have_a_size_of_their_own() -> None:
+    def planned(*settings: str) -> tuple[float, float]:
+        given = [f"models.{name}.path=Qwen/Qwen2.5-7B" for name in ("policy", "ref")]
+        plan = compile_graph("grpo", [*given, *settings], target=Target("h100-8"))
+        score = next(step for step in plan.steps if step.node == "ref_logprobs")
+        update = next(step for step in plan.steps if step.updates)
+        assert score.seconds and update.seconds
+        return score.seconds[1], update.seconds[1]
+
+    as_updates, small = (planned(f"models.ref.train.score_tokens={n}") for n in ("null", 1024))
+    assert small[0] > as_updates[0] and small[1] == as_updates[1]

@@ -7,9 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.errors import GraphError
-from rlgraph.ir.plan import Plan, Step
+from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.hardware import Cluster
+from rlgraph.errors import GraphError, RunError
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.planning.device_groups import together
 from rlgraph.printing.plan_text import plan_text
+from rlgraph.runtime.cluster.devices import Devices, agree
+from rlgraph.runtime.cluster.placement import units
 
 TWO = ["pools.train.devices=auto", "pools.gen.devices=auto"]
 AHEAD = ["schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs"]
@@ -122,3 +127,37 @@ def test_the_plan_as_text(
     loss = "replace: {update_policy.loss: {kind: decoupled_ppo}}"
     plan = split("grpo", loss, "set: {schedule.staleness: 1}", devices=devices)
     golden(f"plan/split-{devices}.txt", plan_text(plan))
+
+
+SMALL = [f"models.{name}.path=Qwen/Qwen2.5-0.5B" for name in ("policy", "ref")]
+
+
+def test_a_pool_takes_whole_hosts() -> None:
+    given = [*SMALL, "pools={main: {hosts: 2, devices: 16}}"]
+    plan = compile_graph("grpo", given, target=Target("h100-16"))
+    assert (together(plan), units(plan.pools, together(plan))) == ({"main": 8}, [("main", 8)] * 2)
+    agree(plan, Devices("the cluster", "cuda", (8, 4, 8), of_h100))
+    law = r"takes 2 whole hosts of 8 devices \(pools\.main\.hosts\), and the cluster has hosts of 8, 4, 4"
+    with pytest.raises(RunError, match=law):
+        agree(plan, Devices("the cluster", "cuda", (8, 4, 4), of_h100))
+
+
+def of_h100() -> Cluster:
+    return load_cluster("h100-16")
+
+
+@pytest.mark.parametrize(
+    ("pools", "settings", "law"),
+    [
+        ("{main: {hosts: 3, devices: 16}}", [], "its 16 devices can't be shared out among them"),
+        ("{main: {hosts: 4, devices: 16}}", [], "4 devices each from device 0 on; hosts of h100-16 have 8"),
+        (
+            "{main: {devices: 8}, gen: {hosts: 2, devices: 8}}",
+            ["models.policy.serve={engine: sglang, tensor_parallel: 8}"],
+            "its 8 devices can't be shared out among them, in whole groups",
+        ),
+    ],
+)
+def test_hosts_that_a_pool_can_not_take_whole_are_refused(pools: str, settings: list[str], law: str) -> None:
+    with pytest.raises(GraphError, match=law):
+        compile_graph("grpo", [*SMALL, f"pools={pools}", *settings], target=Target("h100-16"))

@@ -26,6 +26,11 @@ NAMES = sorted(path.stem for path in WARNED.glob("*.yaml"))
 # each graph -> ways to mend it; one that the text proposes stands in it as it is here
 MENDED = {
     "blind": ["replace: {rewards: {op: reward.math}}"],
+    "changed_sampling": [
+        "add: {rollout_weights: {op: correction.tis}}",
+        "set: {rollout.repetition_penalty: 1.0, rollout.min_new_tokens: 0}",
+        "set: {update_policy.in.old_logprobs: rollout_logprobs}, remove: [old_logprobs]",
+    ],
     "dead_model": ["remove: [models.teacher]"],
     "dead_settings": ["remove: [models.ref.serve, models.ref.optimizer, eval.nodes.update_policy]"],
     "dropped": ["remove: [second]", "set: {advantages.in.rewards: second}, remove: [rewards]"],

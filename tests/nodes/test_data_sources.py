@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy
@@ -15,6 +17,7 @@ from recorded import means
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
+from rlgraph.nodes.support import data_file
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_prompts
 from rlgraph.nodes.support.mixture import BLOCK, SourceWeights, mixture_of, pick_mixed
@@ -272,6 +275,24 @@ def test_a_url_is_copied_once(memory: Any, tmp_path: Path, tokenizer: Any) -> No
     copies = [*(tmp_path / "cache").rglob("*.jsonl")]
     assert [copy.name for copy in copies] == ["rows.jsonl"], "one whole copy, and nothing beside it"
     assert load_prompts(tokenizer, files=[url], template="plain").place(0) == f"{url}:1"
+
+
+def test_threads_that_ask_for_a_url_fetch_it_once(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.pipe("memory://shared/rows.jsonl", b"{}")
+    fetched, get, begun = list[str](), type(memory).get, Barrier(3)
+
+    def slow(system: Any, path: str, *args: Any, **options: Any) -> None:
+        fetched.append(path)
+        get(system, path, *args, **options)
+
+    def ask(_: int) -> str:
+        begun.wait()
+        return data_file._fetched.__wrapped__("memory://shared/rows.jsonl")
+
+    monkeypatch.setattr(type(memory), "get", slow)
+    with ThreadPoolExecutor(3) as threads:
+        (copy,) = {*threads.map(ask, range(3))}
+    assert Path(copy).read_bytes() == b"{}" and len(fetched) == 1
 
 
 def test_a_saved_data_set_is_fetched_whole(memory: Any, tmp_path: Path, tokenizer: Any) -> None:

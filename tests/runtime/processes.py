@@ -130,8 +130,10 @@ class ProcessCluster:
         logs: Path,
         timeout: float,
         together: Mapping[str, int] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
-        """As ``RayCluster``, on the CPUs of this machine."""
+        """As ``RayCluster``, on the CPUs of this machine, in this environment."""
+        assert not runtime_env
         assert not gpus and address is None
         self.places = [(pool, device) for pool, devices in pools.items() for device in range(devices)]
         self.logs, self.session = str(logs.resolve()), new_session()

@@ -21,6 +21,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from penalties import assert_drawn_so
 from rlgraph.ops import Generation, Request, Sampling
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
@@ -349,3 +350,40 @@ def test_engine_samples_the_models_distribution(paths: dict[str, str], engine: T
     common = expected > 5
     assert common.sum() > 5
     assert ((observed - expected)[common] ** 2 / expected[common]).sum() < 2.5 * common.sum()
+
+
+CHANGED = [
+    Sampling(16, 1.0, repetition_penalty=1.7),
+    Sampling(16, 0.8, presence_penalty=1.5),
+    Sampling(16, 0.0, frequency_penalty=0.9),
+    Sampling(16, 1.3, min_new_tokens=9),
+    Sampling(16, 0.0, min_new_tokens=7, repetition_penalty=0.6, presence_penalty=-1.0, frequency_penalty=2.0),
+]
+
+
+@pytest.mark.parametrize("sampling", CHANGED, ids=str)
+def test_penalties_are_those_of_a_plain_forward(
+    engine: TransformersEngine, paths: dict[str, str], sampling: Sampling
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(paths["qwen2-tied"])
+    requests = [Request(prompt, [3, 4, 5]) for prompt in PROMPTS]
+    plain = engine.generate(requests, replace(Sampling(16), temperature=sampling.temperature))
+    made = engine.generate(requests, sampling)
+    for request, many in zip(requests, made, strict=True):
+        for one in many:
+            assert_drawn_so(model, request, one, sampling, [EOS])
+            assert len(one.tokens) > sampling.min_new_tokens or one.finish == "length"
+    assert made != plain
+    if sampling.min_new_tokens:
+        assert any(len(one.tokens) < sampling.min_new_tokens for many in plain for one in many)
+
+
+def test_a_sample_that_goes_on_needs_fewer_tokens_before_its_end(
+    engine: TransformersEngine, paths: dict[str, str]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(paths["qwen2-tied"])
+    sampling = Sampling(8, 1.3, min_new_tokens=6)
+    begun = [Request(prompt, [3, 4], drawn=drawn) for prompt in PROMPTS for drawn in (0, 4, 9)]
+    for request, many in zip(begun, engine.generate(begun, sampling), strict=True):
+        for one in many:
+            assert_drawn_so(model, request, one, sampling, [EOS])

@@ -414,3 +414,24 @@ def test_missing_weights_are_refused(root: Path, one_rank: None, tmp_path: Path)
 
 if __name__ == "__main__":
     forked(main, 2)
+
+
+def test_passes_that_score_have_a_size_of_their_own(
+    root: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    stacked = FsdpEngine._stacked
+
+    def counted(engine: FsdpEngine, batch: Any, *args: Any) -> torch.Tensor:
+        sizes.append(batch.inputs["input_ids"].numel())
+        return stacked(engine, batch, *args)
+
+    monkeypatch.setattr(FsdpEngine, "_stacked", counted)
+    columns, scores = batch_columns(), []
+    for score_tokens in (None, 30):
+        sizes.clear()
+        engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM, score_tokens=score_tokens)
+        scores.append(engine.logprobs(columns["tokens"], columns["loss_mask"]).values)
+        assert (len(sizes) == 1) == (score_tokens is None)
+        assert engine.budget.tokens == 16384
+    torch.testing.assert_close(*scores)

@@ -41,3 +41,40 @@ def test_schedules_warm_up_and_decay(schedule: str, expected: list[float]) -> No
         optimizer.step()
         scheduler.step()
     assert rates == pytest.approx(expected, abs=1e-6)
+
+
+def rates_of(count: int, **options: Any) -> list[float]:
+    chosen = options_of({"lr": 1.0, **options})
+    optimizer, scheduler = make_optimizer([torch.nn.Parameter(torch.zeros(2))], chosen)
+    rates = []
+    for _ in range(count):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_schedules_are_those_of_transformers(schedule: str) -> None:
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    theirs = get_scheduler(name, optimizer, 3, 11)
+    expected = []
+    for _ in range(11):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert rates_of(11, schedule=schedule, warmup_steps=3, total_steps=11) == expected
+
+
+def test_a_share_warms_up_and_a_floor_and_waves_are_kept() -> None:
+    shared = rates_of(10, schedule="constant", warmup_steps=0.4, total_steps=10)
+    assert shared == [0, 0.25, 0.5, 0.75, *[1.0] * 6]
+    floor = rates_of(11, schedule="cosine", min_lr_ratio=0.2, total_steps=10)
+    assert floor[0] == 1 and floor[5] == pytest.approx(0.6) and floor[10] == pytest.approx(0.2)
+    waves = rates_of(11, schedule="cosine", cycles=1.0, total_steps=10)
+    assert waves[5] == pytest.approx(0) and waves[10] == pytest.approx(1)
+    with pytest.raises(ValueError, match="a share of it needs total_steps"):
+        options_of({"lr": 1.0, "warmup_steps": 0.1})

@@ -191,12 +191,11 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(
     serving: Callable[..., Completer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "BLINK", 0.01)
-    monkeypatch.setattr(calls, "TRIES", 5)
     server = serving(refusals=[503, 429])
-    engine = reaching(server)
+    engine = reaching(server, request_retries=4)
     engine.generate(REQUESTS[1:2], GREEDY)
     assert len(server.asked) == 3
-    server.refusals = [503] * calls.TRIES
+    server.refusals = [503] * 5
     with pytest.raises(RunError, match="answered 503"):
         engine.generate(REQUESTS[1:2], GREEDY)
     engine.close()

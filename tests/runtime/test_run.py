@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ProcessCluster
 from ran import assert_gone, metrics, rlgraph, wait_for
 
 from rlgraph.errors import RunError
@@ -185,3 +188,41 @@ def test_a_signal_to_all_leaves_no_process_and_a_run_that_resumes(number: signal
     rlgraph(*settings, "whole", "--steps", str(done + 2))
     whole = metrics("whole")
     assert_close(metrics("stopped")[:-1], whole[:-1], 1e-5)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")
+def test_workers_meet_at_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+
+    class AtSix(ProcessCluster):
+        def call(self, place: Any, method: str, *args: Any, returns: int = 1) -> list[Any]:
+            called.extend(args if method == "setup" else ())
+            six = [self.put(("one", "::1", ""))]
+            return six if method == "place" else super().call(place, method, *args, returns=returns)
+
+    monkeypatch.setattr("rlgraph.runtime.run.RayCluster", AtSix)
+    run_graph(ONES, ("eval.before=false",), 2, steps=1, run_dir=Path("six"))
+    assert [line["step"] for line in metrics("six")] == [1]
+    assert any(re.fullmatch(r"tcp://\[::1\]:\d+", arg) for arg in called if isinstance(arg, str))
+
+
+def test_workers_have_the_environment_and_the_log_level_that_they_are_given(tmp_path: Path) -> None:
+    Path("told.py").write_text(
+        "import logging, os\n"
+        "import torch\n"
+        "from rlgraph.ops import Context, float32, op, samples, text\n\n"
+        "@op()\n"
+        "def told(ctx: Context, responses: text[samples]) -> float32[samples]:\n"
+        "    logging.getLogger('mine').info('scored')\n"
+        "    rewards = torch.full((len(responses),), len(os.environ['PROBE']) / 16)\n"
+        "    ctx.record('reward/mean', rewards)\n"
+        "    return rewards\n"
+    )
+    edits = "[{remove: [eval, update_policy.kl_coef]}, {replace: {rewards: {op: 'told.py:told'}}}]"
+    Path("told.yaml").write_text(f"extends: {ONES}\nedits: {edits}\n")
+    env = "schedule.runtime_env={env_vars: {PROBE: '${env:GIVEN}'}}"
+    rlgraph("run", "told.yaml", env, "--steps=1", "--log-level=info", "--run-dir=a", GIVEN="twelve-chars")
+    assert metrics("a")[-1]["reward/mean"] == 0.75
+    logs = [path.read_text() for path in Path("a/logs").glob("*.log")]
+    assert any("scored" in text for text in logs)
+    assert "twelve-chars" not in Path("a/plan.json").read_text()

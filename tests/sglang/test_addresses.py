@@ -95,6 +95,29 @@ def test_samples_of_a_prompt_go_to_one_server(
     engine.close()
 
 
+def test_a_sample_that_takes_too_long_is_asked_for_again_elsewhere_and_not_for_ever(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake]
+) -> None:
+    options = {"transport": "disk", "sync_folder": str(tmp_path), "max_rows": 4}
+    clients = [fake.client for fake in fakes]
+    engine = SglangEngine(path, servers=clients, **options, request_timeout=2, request_retries=20)
+    engine.load_weights(model.named_parameters(), 0)
+    fakes[0].paused = True  # it takes requests, and answers none
+    answers = engine.generate(REQUESTS, Sampling(5))
+    assert all(len(one.tokens) == 5 for many in answers for one in many)
+    assert fakes[0].prompts and fakes[0].gone and not fakes[1].gone
+    engine.close()
+    fakes[1].paused = True
+    engine = SglangEngine(path, servers=clients, **options, request_timeout=0.2, request_retries=2)
+    engine.version = 0
+    law = r"no sample in 0.2 s \(serve.request_timeout\), 3 times"
+    with pytest.raises(RunError, match=law):
+        engine.generate(REQUESTS[1:2], Sampling(5))
+    engine.close()
+    for fake in fakes:
+        fake.paused = False
+
+
 @pytest.mark.parametrize("size", ["dp_size", "pp_size"])
 def test_several_copies_in_one_server_are_refused(
     path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake], size: str

@@ -24,6 +24,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penalties import assert_drawn_so
 from rlgraph.errors import RunError
 from rlgraph.ops import Generation, Request, Sampling
 from rlgraph.runtime.engines.servers.groups import interface
@@ -93,6 +94,25 @@ def test_min_p_cuts_what_is_unlikely(awake: SglangEngine) -> None:
     certain = awake.generate(REQUESTS, Sampling(6, 1.0, min_p=1.0))
     for (first, *_), many in zip(greedy, certain, strict=True):
         assert all(list(made.tokens) == list(first.tokens) for made in many)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(12, 0.0, repetition_penalty=1.7),
+        Sampling(12, 0.8, presence_penalty=1.5, frequency_penalty=0.5),
+        Sampling(12, 1.5, min_new_tokens=8),
+    ],
+    ids=str,
+)
+def test_penalties_are_those_of_a_plain_forward(
+    awake: SglangEngine, model: torch.nn.Module, sampling: Sampling
+) -> None:
+    requests = [*REQUESTS, Request([12, 13, 14], [7], drawn=2)]
+    for request, many in zip(requests, awake.generate(requests, sampling), strict=True):
+        for made in many:
+            assert_drawn_so(model, request, made, sampling, awake.stops)
+            assert len(made.tokens) + request.drawn > sampling.min_new_tokens
 
 
 def test_samples_of_a_prompt_differ(awake: SglangEngine) -> None:

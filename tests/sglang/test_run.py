@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,3 +154,14 @@ def test_a_run_with_a_server_that_runs_already(files: Path, tmp_path: Path) -> N
         assert_sane(finished(process, tmp_path / folder))
     assert server.is_alive()
     server.close()
+
+
+def test_a_grammar_allows_no_other_text(files: Path, tmp_path: Path) -> None:
+    """Its server is started with what grammars need, and the run trains on what it draws."""
+    graph = tmp_path / "digits.yaml"
+    edits = "[{remove: [eval]}, {add: {rollout_weights: {op: correction.tis}}}]"
+    graph.write_text(f"extends: {ONES}\nedits: {edits}\n")
+    run(files, tmp_path / "run", graph, "rollout.regex='[1-9]{2}7'", "schedule.iterations=1")
+    text = (tmp_path / "run" / "samples" / "step-000001.jsonl").read_text()
+    responses = [json.loads(line)["responses"] for line in text.splitlines()]
+    assert responses and all(re.fullmatch("[1-9]{2}7", response) for response in responses)

@@ -11,14 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlgraph.compiler import compile_graph
 from rlgraph.engines.sglang_options import OWNED
 from rlgraph.frontend.compose import compose
+from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.servers import ports
 from rlgraph.runtime.engines.servers import process as module
 from rlgraph.runtime.engines.servers.ports import OWN, PORTS, ServerPort
 from rlgraph.runtime.engines.servers.process import Server, _running
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.launch import CUDA_ENVIRONMENT, Launch
 from rlgraph.runtime.engines.sglang.options import wrong
 from rlgraph.runtime.preflight import Preflight
@@ -97,6 +100,35 @@ def test_a_port_that_is_held_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
         candidates = [*taken, *ports._candidates(0)]
         monkeypatch.setattr(ports, "_candidates", lambda _: candidates)
         assert ServerPort("127.0.0.1").number not in taken
+
+
+def test_an_ipv6_address_has_ports_and_stands_in_brackets_in_urls(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_INET6) as holder:
+        holder.bind(("::1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        candidates = [taken, *ports._candidates(0)]
+        monkeypatch.setattr(ports, "_candidates", lambda _: candidates)
+        assert ServerPort("::1").number != taken
+    launch = Launch(path, "cpu", "float32", 1, 1000, 4)
+    server = Server(launch, tmp_path, ["0"], "::1")
+    server.close()
+    assert server.client.url == f"http://[::1]:{server.port.number}"
+
+
+@pytest.mark.nightly
+def test_a_real_server_answers_at_an_ipv6_address_and_is_synced_there(
+    path: str, model: torch.nn.Module, tmp_path: Path
+) -> None:
+    engine = SglangEngine(path, host="::1", logs=tmp_path, max_rows=4)
+    other = SglangEngine(path, servers=[engine.supervisor.client], transport="broadcast")
+    other.load_weights(model.named_parameters(), 0)
+    (many,) = other.generate([Request([5, 6], [1])], Sampling(3))
+    assert len(many[0].tokens) == 3
+    other.close()
+    engine.close()
 
 
 def test_a_process_group_is_there_until_its_last_process_is_gone() -> None:

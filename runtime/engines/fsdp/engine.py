@@ -73,6 +73,7 @@ class FsdpEngine:
         optimizer: as ``models.NAME.optimizer``; needed unless frozen.
         seed: of a value head that the directory lacks.
         micro_tokens: tokens of one forward pass, padding included, on a rank or on those that share it.
+        score_tokens: the same of passes that score; ``micro_tokens`` unless given.
         device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
         dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
         head_dtype: ``float32``, to compute logits in; by default that is ``dtype``.
@@ -114,6 +115,7 @@ class FsdpEngine:
         optimizer: Mapping[str, Any] | None = None,
         seed: int = 0,
         micro_tokens: int = 16384,
+        score_tokens: int | None = None,
         device: str = "cpu",
         dtype: str = "float32",
         head_dtype: str | None = None,
@@ -160,6 +162,7 @@ class FsdpEngine:
         sequence = over_heads(sequence, self.model)
         balanced = not frozen and (router_aux_loss_coef, router_bias_update_rate) != (0, 0)
         self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence, balanced)
+        self.scoring = replace(self.budget, tokens=score_tokens or micro_tokens)
         self.balance: Balance | None = None
         if balanced:
             self.balance = Balance(self.model, router_aux_loss_coef, router_bias_update_rate, self.device)
@@ -480,12 +483,12 @@ class FsdpEngine:
         self._check_lengths(columns["tokens"])
         count = len(columns["tokens"].values)
         columns["place"] = columns["tokens"].like(torch.arange(count))
-        batches = micro_batches(columns, self.budget, self.device)
+        batches = micro_batches(columns, self.scoring, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
         with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
             scores = [self._stacked(batch, temperature, squares) for batch in batches]
             for _ in range(passes - len(batches)):
-                self._stacked(placeholder(self.budget, self.device), temperature, squares)
+                self._stacked(placeholder(self.scoring, self.device), temperature, squares)
         out = torch.zeros(1 + squares, count, device=self.device)
         if batches:
             places = [batch.columns["place"].values[batch.places] for batch in batches]

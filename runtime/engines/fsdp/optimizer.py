@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
         ValueError: an option that is unknown, a missing ``lr``, or a decaying schedule without an end.
     """
     chosen = Optimizer.model_validate(options)
-    if chosen.schedule != "constant" and "total_steps" not in options:
-        raise ValueError(f"optimizer: schedule {chosen.schedule} needs total_steps")
+    ends = chosen.schedule != "constant" or isinstance(chosen.warmup_steps, float)
+    if ends and "total_steps" not in options:
+        what = "a share of it" if chosen.schedule == "constant" else f"schedule {chosen.schedule}"
+        raise ValueError(f"optimizer: {what} needs total_steps")
     return chosen
 
 
@@ -42,8 +46,6 @@ def make_optimizer(
     That is AdamW, on the parameters' device unless ``on_host``, but for the matrices of a model
     (``body_matrices``), which Muon orthogonalises in ``dtype`` over the ranks of ``group``.
     """
-    from transformers import get_scheduler
-
     # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
     own = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
     if on_host:
@@ -54,9 +56,29 @@ def make_optimizer(
     if matrices:
         assert group
         optimizer = Muon(matrices, optimizer, options, group, dtype)
-    # transformers' plain constant schedule takes no warmup.
-    name = "constant_with_warmup" if options.schedule == "constant" else options.schedule
-    return optimizer, get_scheduler(name, optimizer, options.warmup_steps, options.total_steps)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(factor_of, options))
+
+
+def factor_of(options: Optimizer, step: int) -> float:
+    """Return the factor on the learning rate of an optimizer step, counted from 0: a warm-up, then a fall.
+
+    Example:
+        >>> falls = Optimizer(lr=1, schedule="linear", warmup_steps=0.2, min_lr_ratio=0.1, total_steps=10)
+        >>> [round(factor_of(falls, step), 3) for step in (0, 1, 2, 6, 10)]
+        [0.0, 0.5, 1.0, 0.55, 0.1]
+    """
+    warm, total = options.warmup_steps, options.total_steps
+    if isinstance(warm, float):
+        warm = int(warm * total)
+    if step < warm:
+        return step / warm
+    done = (step - warm) / max(total - warm, 1)
+    shapes = {
+        "constant": 1.0,
+        "linear": max(0.0, 1 - done),
+        "cosine": max(0.0, 0.5 * (1 + math.cos(2 * math.pi * options.cycles * done))),
+    }
+    return options.min_lr_ratio + (1 - options.min_lr_ratio) * shapes[options.schedule]
 
 
 def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:

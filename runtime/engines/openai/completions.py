@@ -18,7 +18,6 @@ from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
 from rlgraph.runtime.engines.servers.calls import Ask
 from rlgraph.runtime.engines.servers.endpoint import Endpoint
-from rlgraph.runtime.engines.servers.samples import limit
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PREFIX = "token_id:"
@@ -67,13 +66,18 @@ def body(
 ) -> dict[str, Any]:
     """Return the call for one sample. ``asked`` are the form, the model and the graph's own fields.
 
-    What a server takes from the model's generation_config.json otherwise is said too: ``repetition_penalty``.
+    What a server takes from the model's generation_config.json otherwise is said too: ``repetition_penalty``,
+    for which vLLM counts the tokens of the prompt as well.
     """
+    least, most = request.limits(sampling)
+    changes = {name: getattr(sampling, name) for name in ("presence_penalty", "frequency_penalty")}
+    changes["min_tokens"] = least
     return {
-        "repetition_penalty": 1.0,
+        "repetition_penalty": sampling.repetition_penalty,
         **asked,
+        **{name: value for name, value in changes.items() if value},  # TensorRT-LLM refuses unknown fields
         "prompt": list(request.prompt),
-        "max_tokens": limit(request, sampling),
+        "max_tokens": most,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or asked["top_k"],

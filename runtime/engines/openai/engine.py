@@ -40,6 +40,7 @@ class OpenAIEngine:
         path: a model directory or a hub name; configuration and tokenizer are read from it.
         addresses: of the servers, as ``http://host:8000``; their key is in ``OPENAI_API_KEY``.
         max_rows: samples of this engine in flight on a server at a time; the others wait here.
+        requests: ``request_timeout`` and ``request_retries``, as ``models.NAME.serve``.
         options: fields of a request's own, such as ``{"model": "judge"}``; they go with every one.
         config, trust_remote_code: as ``models.NAME``; the servers have their own.
         pool: the process group of all who send requests to these servers, each beginning at another one.
@@ -61,6 +62,7 @@ class OpenAIEngine:
         pool: dist.ProcessGroup | None = None,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        **requests: Any,
     ) -> None:
         files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
@@ -71,7 +73,7 @@ class OpenAIEngine:
         self.asked["model"] = self.asked.get("model") or model_of(servers[0], path)
         self.asked |= self._form(servers)
         servers = in_turn(pool.rank() if pool else 0, servers)
-        self.calls = Calls(servers, max_rows, PATIENCE, lambda: 0, None)
+        self.calls = Calls(servers, max_rows, PATIENCE, lambda: 0, None, **requests)
 
     def _form(self, servers: Sequence[Completions]) -> dict[str, Any]:
         """Return the form in which the first server returns token ids, once all have returned one in it."""

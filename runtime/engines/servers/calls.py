@@ -24,7 +24,7 @@ from rlgraph.runtime.messages.errors import ServerLostError
 
 BLINK, SWEEP = 0.5, 0.1  # seconds between looks at a lost server, and between rounds of aborts
 SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
-TRIES = 120  # times that a sample is asked for of servers that are busy
+LATE = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
 
 
@@ -40,6 +40,7 @@ class Ask:
     conversation: Hashable
     versions: set[int] = field(default_factory=set)  # its tokens may be of these weights
     aborted: bool = False  # what there is of it is wanted back
+    late: int | None = None  # the server that has not answered in time
 
 
 class InFlight(NamedTuple):
@@ -60,6 +61,8 @@ class Calls:
         patience: float,
         wanted: Callable[[], int],
         supervisor: Supervisor | None,
+        request_timeout: float = REPLY,
+        request_retries: int = 120,
     ) -> None:
         """Start with nothing in flight.
 
@@ -69,7 +72,9 @@ class Calls:
             patience: seconds in which one of them has to be up again with these weights, once none is.
             wanted: the version of weights that a server has to have that comes back.
             supervisor: of a server, where this process started one.
+            request_timeout, request_retries: as ``models.NAME.serve``.
         """
+        self.timeout, self.retries = request_timeout, request_retries
         self.clients, self.patience, self.wanted, self.supervisor = clients, patience, wanted, supervisor
         self.router = Router(len(clients), limit)
         self.asks: set[Ask] = set()
@@ -123,8 +128,8 @@ class Calls:
     async def _open(self) -> None:
         import aiohttp
 
-        self.freed = asyncio.Condition()
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=REPLY)
+        self.freed, self.losses = asyncio.Condition(), (aiohttp.ClientError, OSError)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self.timeout)
         self.session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def _close(self) -> None:
@@ -165,8 +170,9 @@ class Calls:
             if (reply := await self._reply(ask, server)) is None:
                 continue
             (status, text), client = reply, self.clients[server]
-            if status in client.busy and (tries := tries + 1) < TRIES:
-                self._lost(server)
+            if status in (LATE, *client.busy) and (tries := tries + 1) <= self.retries:
+                if status != LATE:
+                    self._lost(server)
                 continue
             if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
@@ -178,14 +184,16 @@ class Calls:
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
         """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
-        import aiohttp
-
         request, client = uuid4().hex, self.clients[server]
         reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, ask.body)))
         self.flying[request] = InFlight(ask, server, reply)
         try:
             return await reply
-        except (aiohttp.ClientError, OSError):
+        except TimeoutError:
+            await self._stop(request, self.flying[request])
+            ask.late = server
+            return LATE, f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
+        except self.losses:
             self._lost(server)
         except asyncio.CancelledError:
             if not ask.aborted:
@@ -207,7 +215,7 @@ class Calls:
             while not ask.aborted:
                 if self.error:
                     raise self.error
-                server = self.router.take(ask.conversation)
+                server = self.router.take(ask.conversation, ask.late)
                 if server is not None:
                     return server
                 await self.freed.wait()
@@ -282,12 +290,10 @@ class Calls:
             await asyncio.sleep(SWEEP)
 
     async def _stop(self, request: str, flight: InFlight) -> None:
-        import aiohttp
-
         if (call := self.clients[flight.server].abortion(request)) is None:
             flight.reply.cancel()
             return
         try:
             await self._post(flight.server, *call)
-        except (aiohttp.ClientError, OSError):
+        except self.losses:
             self._lost(flight.server)

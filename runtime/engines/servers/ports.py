@@ -53,7 +53,7 @@ def _claimed(host: str, number: int) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0rlgraph-port-{number}")
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             # reuses ports as the server does: an ended one may linger
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, number))

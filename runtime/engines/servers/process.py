@@ -19,6 +19,7 @@ from typing import Protocol
 from rlgraph.errors import RunError
 from rlgraph.runtime.engines.servers.endpoint import Endpoint
 from rlgraph.runtime.engines.servers.ports import ServerPort
+from rlgraph.runtime.messages.address import host_port
 
 LAST = 30  # lines of a log that an error shows
 END = 60.0  # seconds that a killed server's processes have to be gone, and their memory with them
@@ -61,7 +62,7 @@ class Server:
         """
         self.launch, self.closed = launch, False
         self.port = before.port if before else ServerPort(host, _first_number(devices))
-        url = f"http://{host}:{self.port.number}"
+        url = f"http://{host_port(host, self.port.number)}"
         self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)

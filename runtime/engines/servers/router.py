@@ -33,17 +33,17 @@ class Router:
         self.up = {*range(servers)}
         self.homes: OrderedDict[Hashable, int] = OrderedDict()  # home of each conversation; the latest last
 
-    def take(self, conversation: Hashable = None) -> int | None:
+    def take(self, conversation: Hashable = None, late: int | None = None) -> int | None:
         """Return a server for a request, which counts there until ``give_back``; None: all are full.
 
-        A conversation whose server is full or lost moves to another, and stays there.
+        A conversation whose server is full, lost or ``late`` moves to another, and stays there.
         """
         free = [server for server in sorted(self.up) if self.loads[server] < self.limit]
         if not free:
             return None
-        home = self.homes.get(conversation) if conversation is not None else None
-        server = home if home in free else min(free, key=lambda one: self.loads[one])
-        assert server is not None
+        server = self.homes.get(conversation) if conversation is not None else None
+        if server not in free or server == late:
+            server = min(free, key=lambda one: (one == late, self.loads[one]))
         self.loads[server] += 1
         if conversation is not None:
             self.homes[conversation] = server

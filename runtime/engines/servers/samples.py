@@ -10,11 +10,6 @@ from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling, Tokeni
 from rlgraph.runtime.engines.servers.calls import Ask, Calls
 
 
-def limit(request: Request, sampling: Sampling) -> int:
-    """Return how many new tokens a sample may have."""
-    return min(request.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-
-
 def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int | None) -> None:
     """Check that every prompt has a token, and fits the model's context with its new tokens.
 
@@ -22,7 +17,7 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
         ValueError: one does not.
     """
     for index, request in enumerate(requests):
-        whole = len(request.prompt) + limit(request, sampling)
+        whole = len(request.prompt) + request.limits(sampling)[1]
         if not request.prompt:
             raise ValueError(f"request {index}: 0 prompt tokens; it must be at least 1")
         if context is not None and whole > context:

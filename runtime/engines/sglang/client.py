@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.parse
 from base64 import b64decode
@@ -17,7 +18,6 @@ from rlgraph.ops.interfaces import Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.servers.calls import Ask
 from rlgraph.runtime.engines.servers.endpoint import GLANCE, REPLY, Endpoint, UnknownError
-from rlgraph.runtime.engines.servers.samples import limit
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
@@ -164,8 +164,10 @@ def body(
     request: Request, seed: int, sampling: Sampling, stops: Sequence[int], adapter: str = ""
 ) -> dict[str, Any]:
     """Return the body of ``/generate``: one sample, with a log-prob for each token, by an adapter or none."""
+    least, most = request.limits(sampling)
     settings = {
-        "max_new_tokens": limit(request, sampling),
+        "min_new_tokens": least,
+        "max_new_tokens": most,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -173,6 +175,11 @@ def body(
         "stop": list(sampling.stop),
         "stop_token_ids": list(stops),
         "sampling_seed": seed & 0x7FFFFFFF,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "regex": sampling.regex,
+        "json_schema": json.dumps(sampling.json_schema) if sampling.json_schema else None,
     }
     asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
     asked |= {"lora_path": adapter} if adapter else {}

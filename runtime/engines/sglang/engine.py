@@ -28,6 +28,7 @@ from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.metric_sums import of_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.servers.calls import Calls
+from rlgraph.runtime.engines.servers.endpoint import REPLY
 from rlgraph.runtime.engines.servers.groups import meet
 from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
 from rlgraph.runtime.engines.servers.supervisor import START
@@ -69,6 +70,8 @@ class SglangEngine:
         restarts: how often a server that is lost is started anew.
         keeps: whether a copy of the weights stays on the host for that; else they come by the next sync.
         start_timeout: seconds in which a server has to be up.
+        request_timeout: seconds in which a sample has to be answered.
+        request_retries: how often one is asked for again that is not.
         options: SGLang's own settings, by its names.
         host: the address of the interface that the server answers on.
         servers: those that run already, in place of one that this engine starts.
@@ -106,6 +109,8 @@ class SglangEngine:
         restarts: int = 3,
         keeps: bool = True,
         start_timeout: float = START,
+        request_timeout: float = REPLY,
+        request_retries: int = 120,
         options: Mapping[str, str | float | bool] | None = None,
         host: str = "127.0.0.1",
         servers: Sequence[Client] = (),
@@ -156,6 +161,7 @@ class SglangEngine:
                 )
                 servers, self.notes = [self.supervisor.client], self.supervisor.notes
         self.calls: Calls | None = None
+        self.requests = request_timeout, request_retries
         if servers:
             self.reach(servers)
 
@@ -168,7 +174,7 @@ class SglangEngine:
             self.calls.close()
         patience = self.patience if patience is None else patience
         started = self.supervisor if isinstance(self.supervisor, SglangSupervisor) else None
-        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, started)
+        self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, started, *self.requests)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None

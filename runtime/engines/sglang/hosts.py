@@ -25,6 +25,7 @@ from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.servers.supervisor import BLINK
 from rlgraph.runtime.engines.sglang.launch import Launch
+from rlgraph.runtime.messages.address import host_port
 
 ANSWER = timedelta(seconds=30)  # in which the worker that leads has to take a connection
 
@@ -90,7 +91,7 @@ class FirstServer(Server):
     ) -> None:
         """Start it, and those of the other hosts; ``wait`` says when they answer."""
         self.starts, self.meets = starts, ServerPort(host)
-        meeting = f"{host}:{self.meets.number}"
+        meeting = host_port(host, self.meets.number)
         self.number = starts.begin(meeting)
         super().__init__(replace(launch, hosts=starts.hosts, meeting=meeting), logs, devices, host, before)
         threading.Thread(target=self._watch, daemon=True).start()

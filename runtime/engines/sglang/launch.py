@@ -12,6 +12,7 @@ from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.contents import Adapter, AllWeights
 from rlgraph.runtime.engines.sglang.options import words
+from rlgraph.runtime.messages.log_level import LEVEL
 from rlgraph.variables import hidden
 
 CPU = Path(__file__).parent / "cpu"  # what a server on a CPU finds in place of a CUDA build
@@ -64,7 +65,7 @@ class Launch:
             "max_total_tokens": self.tokens,
             "max_running_requests": self.max_rows,
             "grammar_backend": "none",
-            "log_level": "warning",
+            "log_level": os.environ.get(LEVEL, "warning"),
             "sleep_on_idle": True,  # else it keeps a core busy while others train
         }
         if self.hosts > 1:

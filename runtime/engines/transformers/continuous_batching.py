@@ -21,13 +21,13 @@ from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
-from rlgraph.runtime.engines.transformers.sampling import draw, streams, uniform
+from rlgraph.runtime.engines.transformers.sampling import draw, penalise, streams, uniform
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 
-# What is known of each running sample, as rows of one int64 tensor [5, rows]: its newest token and where that
-# stands, its random stream, where its last token may stand, and what added to a position gives its place in
-# the output.
-TOKEN, POSITION, STREAM, END, OUTPUT = range(5)
+# What is known of each running sample, as rows of one int64 tensor [6, rows]: its newest token and where that
+# stands, its random stream, where its last token may stand, what added to a position gives its place in the
+# output, and behind which position an end token may stand.
+TOKEN, POSITION, STREAM, END, OUTPUT, LEAST = range(6)
 
 
 class Decoder(Protocol):
@@ -56,7 +56,7 @@ class _Piece:
     """Samples of one request that enter together."""
 
     prompt: Sequence[int]
-    state: Tensor  # int64 [5, samples]
+    state: Tensor  # int64 [6, samples]
 
 
 class BatchRun:
@@ -70,19 +70,22 @@ class BatchRun:
         limits: Sequence[Sequence[int]],
         stops: Tensor,
     ) -> None:
+        penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+        self.penalises = penalties != (0.0, 0.0, 1.0)
         self.engine, self.sampling, self.stops = engine, sampling, stops
         samples, longest = sum(map(len, limits)), max(max(counts, default=0) for counts in limits)
         length = max(len(r.prompt) + max(c) for r, c in zip(requests, limits, strict=True) if c)
         self.rows = max(1, min(samples, engine.max_rows, engine.max_cached_tokens // length))
         self.cache = SlotCache(self.rows, length, [kind == "sliding_attention" for kind in engine.attentions])
-        self.state = torch.zeros(5, self.rows, dtype=torch.int64, device=engine.device)
+        self.state = torch.zeros(6, self.rows, dtype=torch.int64, device=engine.device)
         self.slots = torch.arange(self.rows, device=engine.device)
         self.tokens = torch.full((samples, longest), -1, device=engine.device)  # -1 where unused
         self.logprobs = torch.zeros(samples, longest, device=engine.device)
         self.log = (
             RoutingLog(engine.routing, samples, longest) if sampling.routing and engine.routing else None
         )
-        self.waiting = deque(_pieces(requests, limits, self.rows, longest, engine.device))
+        least = [request.limits(sampling)[0] for request in requests]
+        self.waiting = deque(_pieces(requests, limits, least, self.rows, longest, engine.device))
         self.live, self.width, self.aligned = 0, 0, True
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
         self.ended: list[int] = []  # samples, in the order in which they ended
@@ -150,8 +153,9 @@ class BatchRun:
         """Choose a token for each row from ``start`` on, write it out, and retire rows that it ends."""
         state = self.state[:, start : self.live]
         position = state[POSITION] + 1
-        tokens, logprobs = draw(logits, uniform(state[STREAM], position), self.sampling)
         place = state[OUTPUT] + position
+        logits = self._changed(logits, place, position <= state[LEAST])
+        tokens, logprobs = draw(logits, uniform(state[STREAM], position), self.sampling)
         self.tokens.view(-1).index_copy_(0, place, tokens)
         self.logprobs.view(-1).index_copy_(0, place, logprobs)
         state[TOKEN], state[POSITION] = tokens, position
@@ -161,6 +165,16 @@ class BatchRun:
         if ended.any():
             self.ended += (place[ended] // self.tokens.shape[1]).tolist()
             self._retire(ended.nonzero()[:, 0] + start)
+
+    def _changed(self, logits: Tensor, place: Tensor, goes_on: Tensor) -> Tensor:
+        """Return the logits that tokens are drawn from; rows of ``goes_on`` have no end token."""
+        if self.penalises:
+            logits = logits.to(torch.float32, copy=True)
+            penalise(logits, self.tokens[place // self.tokens.shape[1]], self.sampling)
+        if self.sampling.min_new_tokens:
+            ends = torch.zeros_like(logits[0]).index_fill_(0, self.stops, -torch.inf)
+            logits = torch.where(goes_on[:, None], logits + ends, logits)
+        return logits
 
     def _look(self, tokens: Tensor, place: Tensor, ended: Tensor) -> None:
         """Mark rows as ended whose newest token completes a stop text."""
@@ -210,19 +224,21 @@ class BatchRun:
 def _pieces(
     requests: Sequence[Request],
     limits: Sequence[Sequence[int]],
+    least: Sequence[int],
     rows: int,
     longest: int,
     device: torch.device,
 ) -> Iterator[_Piece]:
     """Yield the requests, in parts of at most ``rows`` samples."""
     first = 0
-    for request, counts in zip(requests, limits, strict=True):
+    for request, counts, before in zip(requests, limits, least, strict=True):
         length, samples = len(request.prompt), torch.arange(first, first + len(counts), device=device)
         first += len(counts)
-        state = torch.zeros(5, len(counts), dtype=torch.int64, device=device)
+        state = torch.zeros(6, len(counts), dtype=torch.int64, device=device)
         state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
         state[END] = length - 1 + torch.tensor(counts, device=device)
         state[OUTPUT] = samples * longest - length
+        state[LEAST] = length - 1 + before
         yield from (_Piece(request.prompt, part) for part in state.split(rows, 1) if part.shape[1])
 
 

@@ -186,8 +186,7 @@ class TransformersEngine:
         """
         if sampling.routing:
             self.routing = self.routing or Routing(self.model)
-        most = sampling.max_new_tokens
-        limits = [[min(r.max_new_tokens or most, most)] * len(r.seeds) for r in requests]
+        limits = [[request.limits(sampling)[1]] * len(request.seeds) for request in requests]
         return self._generate(requests, sampling, limits, self.stops, enough)
 
     @torch.inference_mode()

@@ -59,6 +59,20 @@ def draw(logits: Tensor, numbers: Tensor, sampling: Sampling) -> tuple[Tensor, T
     return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
 
 
+def penalise(logits: Tensor, drawn: Tensor, sampling: Sampling) -> None:
+    """Change logits ``[rows, vocabulary]`` in place by the tokens drawn, int64 ``[rows, most]``, or -1.
+
+    As SGLang 0.5.23 does: what is taken off comes before what divides, and prompts do not count. Presence and
+    frequency: OpenAI's API; repetition: CTRL, arXiv 1909.05858, but for the prompt.
+    """
+    times = torch.zeros_like(logits).scatter_add_(1, drawn.clamp(min=0), (drawn >= 0).to(logits.dtype))
+    logits.sub_(times, alpha=sampling.frequency_penalty)
+    came = times > 0
+    logits.sub_(times.copy_(came), alpha=sampling.presence_penalty)
+    if (by := sampling.repetition_penalty) != 1:
+        logits.copy_(logits.where(~came, (logits / by).where(logits >= 0, logits * by)))
+
+
 def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     """Zero what the cuts drop; the result ``[rows, vocabulary]`` need not sum to 1."""
     k = min(top_k or probs.shape[-1], probs.shape[-1])

@@ -1,0 +1,142 @@
+"""Evaluations without training: of a run's checkpoints, of the models of a graph; and none before it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from ran import metrics, same_weights
+
+from rlgraph.cli.main import main
+from rlgraph.costs.model_size import size_of
+from rlgraph.errors import RunError
+from rlgraph.reports.report import make_report, report_text
+from rlgraph.runtime.evaluate import evaluate
+from rlgraph.runtime.export import export
+from rlgraph.runtime.run import run_graph
+
+ONE = str(Path(__file__).parent / "ones.yaml")
+SCHEDULE = "schedule={iterations: 3, save_every: 1, keep: 3}"
+
+
+@pytest.fixture(autouse=True)
+def _in_demo(in_demo: None) -> None: ...
+
+
+def train(run_dir: str, *settings: str, **options: Any) -> None:
+    run_graph(ONE, (SCHEDULE, *settings), 1, run_dir=Path(run_dir), inline=True, **options)
+
+
+def evaluated(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name == "step" or name.startswith("eval/")}
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_checkpoint_is_evaluated_as_the_run_did(capsys: pytest.CaptureFixture[str]) -> None:
+    train("a", "eval.every=1")
+    run, before = metrics("a"), files("a")
+    for name, step in ((None, 3), ("step-000001", 1)):
+        capsys.readouterr()
+        folder = evaluate("a", (), 1, checkpoint=name, inline=True)
+        assert [evaluated(line) for line in metrics(str(folder))] == [evaluated(run[step])]
+        assert f"after {step} iterations: eval/accuracy " in capsys.readouterr().out
+        sample = f"samples/step-{step:06d}-eval.jsonl"
+        assert (folder / sample).read_bytes() == Path("a", sample).read_bytes()
+    assert os.listdir("runs") == ["ones-eval", "ones-eval-2"] or len(os.listdir("runs")) == 2
+    assert files("a") == before, "the run is as it was"
+    assert not os.listdir("runs/ones-eval/checkpoints") and not Path("runs/ones-eval/models").exists()
+    assert "eval/accuracy" in report_text(make_report(Path("runs/ones-eval")))
+
+
+def test_a_model_is_evaluated_by_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("a")
+    model = "models.policy.path=a/models/policy"
+    folder = evaluate(ONE, (model,), 1, inline=True, run_dir=Path("own"))
+    (line,) = metrics(str(folder))
+    assert evaluated(line) == {**evaluated(metrics("a")[-1]), "step": 0}
+    assert str(folder) == "own"
+
+
+def test_an_evaluation_may_be_another_than_the_run_had(capsys: pytest.CaptureFixture[str]) -> None:
+    train("a")
+    folder = evaluate("a", ("eval.report={ones: rewards, same: rewards}",), 1, inline=True)
+    (line,) = metrics(str(folder))
+    assert line["eval/ones"] == line["eval/same"]
+    assert "other than in the run: eval.report.ones: nothing -> rewards" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"can't go on with other settings.*\n    models\.policy\.path"):
+        evaluate("a", ("models.policy.path=a/models/policy",), 1, inline=True)
+
+
+def test_on_devices(workers: str) -> None:
+    train("a")
+    folder = evaluate("a", (), 2)
+    assert evaluated(metrics(str(folder))[0]) == pytest.approx(evaluated(metrics("a")[-1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "--checkpoint", "step-000009"], "a has no checkpoint step-000009: it has step-000001"),
+        ([ONE, "--checkpoint", "step-000009"], "ones.yaml is no run, and has no checkpoint step-000009"),
+        (["a/models/policy"], "is a model, and a graph says what is measured\n  rlgraph eval GRAPH models"),
+        (["nowhere"], "nowhere"),
+        (["bare.yaml"], "has no `eval`, which says what is measured"),
+    ],
+)
+def test_what_can_not_be_evaluated_is_said_before_anything_is_made(arguments: list[str], said: str) -> None:
+    train("a", steps=1)
+    Path("bare.yaml").write_text(f"extends: {ONE}\nedits: [{{remove: [eval]}}]\n")
+    result = CliRunner().invoke(main, ["eval", *arguments, "--inline"])
+    assert result.exit_code == 1 and said in result.output
+    assert "Traceback" not in result.output and not Path("runs").exists()
+
+
+def test_a_run_may_begin_without_an_evaluation() -> None:
+    train("a", "eval.before=false")
+    lines = metrics("a")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert ["eval/accuracy" in line for line in lines] == [False, False, True]
+    train("b")
+    assert evaluated(metrics("b")[-1]) == evaluated(lines[-1])
+    assert json.loads(Path("a/plan.json").read_text())["eval_before"] is False
+    said = Path("a/plan.txt").read_text()
+    assert "\nevaluate after the last, reporting accuracy = mean of rewards\n" in said
+
+
+def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("a", steps=1)
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlgraph.runtime.training.TrainingRun._samples", interrupted)
+    with pytest.raises(RunError, match="stopped at once: nothing was measured"):
+        evaluate("a", (), 1, inline=True)
+    assert not Path("runs/ones-eval/metrics.jsonl").exists()
+
+
+def test_models_at_urls_are_copied_once_and_used_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/model"
+    for file in Path(os.environ["RLGRAPH_TEST_FILES"], "model").iterdir():
+        memory.pipe(f"{url}/{file.name}", file.read_bytes())
+    train("a", f"models.policy.path={url}", steps=1)
+    train("b", steps=1)
+    assert metrics("a") == metrics("b") and same_weights("a", "b")
+    assert url in Path("a/plan.json").read_text()
+    assert len([*(tmp_path / "cache").rglob("config.json")]) == 1
+    memory.rm(url, recursive=True)  # it is not asked again
+    export(Path("a"), Path("out"), checkpoint="step-000001")
+    assert size_of(url).parameters == size_of("out").parameters
+    with pytest.raises(RunError, match="memory://nowhere: there is no such file"):
+        train("c", "models.policy.path=memory://nowhere")
