@@ -52,8 +52,10 @@ class Watchdog:
             self.began[name] += [value] * (len(self.began[name]) < FIRST)
         alarms = []
         for rule, node in ((one, node) for one in self.rules for node in _nodes(one, values)):
-            bounds = [bound.replace("*", node) for bound in rule.when.split(", ")]
-            holds = all(self._holds(*bound.split(), values=values) for bound in bounds)
+            bounds = [bound.replace("*", node).split() for bound in rule.when.split(", ")]
+            if any(name not in values for name, *_ in bounds):
+                continue  # an iteration that measures less tells nothing
+            holds = all(self._holds(*bound, values=values) for bound in bounds)
             self.held[rule.name, node] = self.held[rule.name, node] + 1 if holds else 0
             if self.held[rule.name, node] == rule.times and (rule.name, node) not in self.spoke:
                 self.spoke.add((rule.name, node))
@@ -61,11 +63,15 @@ class Watchdog:
         return alarms
 
     def _holds(self, name: str, sign: str, bound: str, *first: str, values: Mapping[str, float]) -> bool:
-        began = self.began.get(name, [])
-        if name not in values or (first and len(began) < FIRST):
+        began = self.began[name]
+        if first and len(began) < FIRST:
             return False
         limit = float(bound) * (sum(began) / FIRST if first else 1.0)
-        return values[name] >= limit if sign == ">=" else values[name] <= limit
+        if sign == ">=":
+            return values[name] >= limit
+        # the rewards of one node may be alike while those of another tell samples apart
+        others = [] if first else [v for other, v in values.items() if other.endswith(f"/{name}")]
+        return max([values[name], *others]) <= limit
 
     def _alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> dict[str, Any]:
         name = rule.when.split()[0].replace("*", node)
@@ -112,7 +118,8 @@ def _names(plan: Plan, node: str) -> dict[str, Any]:
         names |= {"dtype": held.train.dtype} if held.train else {}
         if held.optimizer and isinstance(held.optimizer.lr, float):
             names |= {"half_lr": held.optimizer.lr / 2, "more_lr": 3 * held.optimizer.lr}
-        if isinstance(held_back := functions[node].attributes.get("kl_coef"), float):
+        held_back = functions[node].attributes.get("kl_coef")
+        if isinstance(held_back, float) and "kl_coef" not in functions[node].courses:
             names["more_kl"] = 4 * held_back or 0.001
     return names
 

@@ -104,6 +104,30 @@ def test_a_rule_speaks_once_after_so_many_iterations_in_a_row(rule: Rule, plan: 
         assert rule.name not in {alarm["rule"] for alarm in said(plan, lines(NEARLY[rule.name]))}
 
 
+def test_iterations_that_measure_nothing_of_a_rule_do_not_interrupt_it(plan: Plan) -> None:
+    """A rollout or an update that runs every other iteration is watched too."""
+    rare = {"reward/std", "reward/mean", "rollout/truncated", "update_policy/clip_fraction"}
+    wrong = {"reward/std": 0.0, "rollout/truncated": 0.9, "update_policy/clip_fraction": 0.5}
+    every = (
+        {name: v for name, v in line.items() if line["step"] % 2 or name not in rare} for line in lines(wrong)
+    )
+    alarms = {alarm["rule"]: alarm["step"] for alarm in said(plan, every)}
+    assert alarms == {"reward-flat": 49, "cut-off": 49, "clipped": 49}
+
+
+def test_rewards_of_one_node_that_are_alike_are_no_flat_reward(plan: Plan) -> None:
+    others = ({**line, "formatted/reward/std": 0.5} for line in lines({"reward/std": 0.0}))
+    assert said(plan, others) == []
+    others = ({**line, "formatted/reward/std": 0.0} for line in lines({"reward/std": 0.0}))
+    assert [alarm["rule"] for alarm in said(plan, others)] == ["reward-flat"]
+
+
+def test_a_coefficient_that_changes_over_the_run_is_not_proposed_as_a_number() -> None:
+    setting = "update_policy.kl_coef={linear: [0.1, 0.01], over: 100}"
+    (alarm,) = said(compile_graph("ppo", (setting,), 1), lines(WRONG["reference-left"]))
+    assert alarm["edits"] == ["models.policy.optimizer.lr=5e-07"]
+
+
 def test_what_is_no_number_counts_for_nothing(plan: Plan) -> None:
     assert said(plan, ({"step": n, "reward/std": float("nan"), "reward/mean": None} for n in range(40))) == []
 
