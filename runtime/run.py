@@ -112,10 +112,8 @@ def run_graph(
                 for served in endpoint:
                     open_here.callback(served.close)
                     notes.append(f"metrics for Prometheus: {served.url}")
-                folder.trackers, folder.profile = (
-                    Trackers(path, plan.graph, track, endpoint),
-                    frozenset(profile),
-                )
+                folder.trackers = Trackers(path, plan.graph, track, endpoint, progress.note)
+                folder.profile = frozenset(profile)
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)
