@@ -99,3 +99,9 @@ def test_a_terminal_gets_colours_unless_it_wants_none(monkeypatch: pytest.Monkey
     assert "\x1b[" in shown_in_a_terminal(*plan)
     plain = shown_in_a_terminal(*plan, NO_COLOR="1", COLUMNS="100").replace("\r\n", "\n")
     assert plain == fitted(plan_text(compile_graph("grpo", devices=2), width=100), 100)
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "8", "20"])
+def test_a_terminal_may_be_narrower_than_a_lane(columns: str) -> None:
+    shown = shown_in_a_terminal("plan", "grpo", "--cluster", "h100-8", COLUMNS=columns)
+    assert "memory of a device at its peak" in click.unstyle(shown) and "Traceback" not in shown
