@@ -274,6 +274,14 @@ def test_a_place_to_listen_at_is_a_port(address: str) -> None:
         MetricsEndpoint(address, "graph")
 
 
+def test_a_place_that_is_taken_leaves_no_run_directory(in_demo: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(RunError, match=f"--metrics-port {port}: nothing can listen there"):
+            run_graph(ONES, (), 1, run_dir=Path("run"), inline=True, metrics_port=port)
+    assert not Path("run").exists()
+
+
 @pytest.mark.filterwarnings("default")  # the service's own
 def test_mlflow_keeps_one_run_over_a_restart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", exc_type=ImportError)
