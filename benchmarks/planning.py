@@ -5,12 +5,7 @@
 Planning is timed in a fresh process, start-up included, as a user meets it. The search is held against every
 split of 16 devices with the same groups and micro-batches, and against the layout that the graph has.
 
-Then large models: what the search chooses, why, and in how long; and the predicted step beside those that
-NeMo RL v0.4 publishes (docs/about/performance-summary.md of NVIDIA-NeMo/RL: on policy, H100, bfloat16,
-Megatron-core and vLLM). Its tokens per second, over the samples of a step, leave some 110 for a prompt.
-Not published, and taken here: a pass of a reference, and how many samples a prompt has: so many that each
-device has a prompt, which it generates whole. DeepSeek V3 on 256, which is published too, is left out: no
-server of one host holds it. ``--large`` runs these alone.
+Then large models: what the search chooses, why, and in how long; ``--large`` runs these alone.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from pathlib import Path
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
-from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.ir.plan import Plan, Target
 from rlgraph.reports.layout_search import Candidate, autoplace, layouts, overrides
 from rlgraph.reports.layout_text import contest_text
 from rlgraph.units import range_text
@@ -41,14 +36,6 @@ LARGE = [  # model, devices, new tokens
     ("Qwen/Qwen3-32B", 64, 65_024),
     ("Qwen/Qwen3-235B-A22B", 128, 32_256),
 ]
-# model, devices, most tokens of a row, mean of a response, prompts, samples of one, mini-batches, seconds
-PUBLISHED = [
-    ("meta-llama/Llama-3.1-8B", 16, 4_096, 1_060, 64, 32, 4, 97.7),
-    ("Qwen/Qwen3-32B", 32, 4_096, 3_206, 64, 32, 4, 393),
-    ("Qwen/Qwen3-30B-A3B", 32, 4_096, 3_154, 64, 32, 4, 225),
-    ("Qwen/Qwen3-235B-A22B", 128, 8_192, 5_671, 128, 4, 1, 506),
-]
-PROMPT = 110  # tokens of a prompt
 
 
 def main() -> None:
@@ -119,16 +106,6 @@ def _large(folder: Path) -> None:
         candidates, best = _placed(given, Target(_cluster(folder, devices)))
         print(f"  {model} on {devices} x H100, {tokens:,} new tokens: {_range(best)}")
         print(textwrap.indent(contest_text(candidates), "    "))
-    for model, devices, longest, mean, prompts, samples, minibatches, took in PUBLISHED:
-        given = [*_paths(model), f"prompts.batch={prompts}", f"rollout.n={samples}"]
-        given += [f"rollout.max_new_tokens={longest - PROMPT}", "prompts.max_prompt_tokens=256"]
-        given += [f"update_policy.minibatches={minibatches}"]
-        target = Target(_cluster(folder, devices), prompt_tokens=PROMPT, response_tokens=mean)
-        candidates, best = _placed(given, target)
-        print(f"  {model} on {devices}: NeMo RL took {took} s; planned {_range(best)}, at best and worst:")
-        slow = [step for step in best.steps if step.seconds and step.seconds[0] > 0.01 * took]
-        print("    " + ", ".join(f"{step.node} {_of(step)}" for step in slow))
-        print(f"    {' '.join(overrides(candidates[0].settings))}")
 
 
 def _placed(given: list[str], target: Target) -> tuple[list[Candidate], Plan]:
@@ -146,11 +123,6 @@ def _paths(model: str) -> list[str]:
 def _range(plan: Plan) -> str:
     assert plan.predicted
     return range_text(plan.predicted.seconds)
-
-
-def _of(step: Step) -> str:
-    assert step.seconds
-    return f"{step.seconds[0]:,.0f} to {step.seconds[1]:,.0f} s"
 
 
 def seconds(plan: Plan) -> float:

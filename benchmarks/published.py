@@ -1,242 +1,194 @@
-"""How far is the cost model from phases that others measured? See docs/cost_model.md.
+"""How far are plans from runs that others measured? See docs/cost_model.md.
 
     python benchmarks/published.py
 
-The formulas and constants are those of ``rlgraph plan --cluster``. What a report leaves open is taken alike
-for all rows: see ``Run``. The mean response length of the H20 runs is not known: they are shown with the rule
-of ``rlgraph plan`` (half of the maximum), and with the one length at which the middle of the predicted
-log-prob pass of one configuration, 64 x H20, is the measured one. That cell then says nothing; the others do.
+Every row of published.yaml is planned as ``rlgraph plan GRAPH --cluster NAME`` plans it: settings that a run
+publishes are set, all others are as the planner settles them. Where that does not fit, the first change is
+made that the refusal offers. Nothing is calibrated, on any run. The engines that were measured are others
+than ours, and train with other divisions of a model.
 
-Last, the model is calibrated on that same configuration, one factor a phase, and held against the others:
-nothing is fitted to any of these.
+Where a run does not publish the mean length of its responses, it is inferred: the one at which the middle of
+what is predicted for one of its phases is the measured time. Such rows stand apart, that phase counts in no
+error, and they say less.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from itertools import groupby
+from pathlib import Path
 
-from rlgraph.compiler import plan_tree
+import yaml
+
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
-from rlgraph.costs.efficiency import BEST, WORST, Rates
-from rlgraph.costs.formulas import (
-    Tokens,
-    decode_seconds,
-    prefill_seconds,
-    score_seconds,
-    sync_seconds,
-    update_seconds,
-)
-from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.model_size import size_of
-from rlgraph.costs.workload import Lengths, Workload
-from rlgraph.frontend.compose import compose
-from rlgraph.planning.auto_settings import in_flight
-from rlgraph.planning.predict import Scenario, laid_out
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.units import middle
 
-# Hosts of eight H20. Operations, memory, bandwidth, NVLink: NVIDIA's figures; the adapter as for the H100.
-H20 = Cluster(
-    cluster="h20",
-    hosts=16,
-    devices=8,
-    memory=96e9,
-    bf16_flops=148e12,
-    fp32_flops=44e12,
-    memory_bandwidth=4.0e12,
-    intra_link=450e9,
-    inter_link=50e9,
-    reserve=3.9e9,
-)
+ROWS = Path(__file__).with_suffix(".yaml")
+PHASES = ("generation", "scoring", "update", "iteration")
+KINDS = {
+    "generate": "generation",
+    "score": "scoring",
+    "update": "update",
+}  # of steps, as calibrations have them
+Seconds = tuple[float, float]  # at best, at worst
 
 
 @dataclass(frozen=True)
 class Run:
-    """One published run. Below the line: not published, and so the same for every run.
+    """One published run. The head of published.yaml says what its fields are."""
 
-    Nor is it published how much of the memory is for keys and values: that is what ``rlgraph plan`` settles.
-    """
-
-    name: str
+    run: str
+    source: str
     model: str
-    cluster: Cluster
-    devices: int
+    cluster: str
     prompts: int
-    n: int
-    responses: Lengths
-    measured: Mapping[str, float]
-    # ---
-    prompt: float = 256
-    micro_tokens: int = 16384
-    minibatches: int = 16
-    recomputed: float = 4  # activation checkpointing: 8 N FLOPs a token
-    references: int = field(default=0)  # log-prob passes of a frozen model
+    samples: int
+    tokens: tuple[float, float]
+    most: int
+    mini: int
+    server: int
+    seconds: Mapping[str, float]
+    graph: str = "grpo"
+    apart: int = 0
+    experts: int = 1
+    inferred: str = ""
+    changed: tuple[str, ...] = field(default=())  # what was changed so that it fits
 
     @property
-    def work(self) -> Workload:
-        rows = {"samples": float(self.prompts * self.n)}
-        return Workload(rows, self.prompt, 2 * self.prompt, self.responses, ())
+    def settings(self) -> list[str]:
+        """Return what the run publishes, as it is typed."""
+        cluster = load_cluster(self.cluster)
+        given = [
+            f"prompts.batch={self.prompts}",
+            f"rollout.n={self.samples}",
+            f"models.policy.path={self.model}",
+        ]
+        given += [f"rollout.max_new_tokens={self.most}", f"update_policy.minibatches={self.mini}"]
+        given += [f"models.policy.serve.tensor_parallel={self.server}"]
+        if self.server > cluster.devices:
+            given += [f"models.policy.serve.hosts={self.server // cluster.devices}"]
+        trained = ["policy"]
+        if self.apart:
+            pools = f"train: {{devices: {cluster.total - self.apart}}}, gen: {{devices: {self.apart}}}"
+            given += [f"pools={{{pools}}}"]
+        elif self.graph == "grpo":
+            given += [f"models.ref.path={self.model}"]
+            trained += ["ref"]
+        if self.experts > 1:
+            given += [f"models.{name}.train.expert_parallel={self.experts}" for name in trained]
+        return [*given, *self.changed]
 
-    def phases(self, grade: int) -> dict[str, float]:
-        """Seconds of each phase at one grade."""
-        size = size_of(self.model)
-        rates = Rates(self.cluster, self.devices, "bfloat16", grade)
-        alone = Rates(self.cluster, 1, "bfloat16", grade)
-        rows = self.prompts * self.n / self.devices
-        slots = in_flight_of(self)
-        generation = prefill_seconds(size, alone, rows / self.n, self.prompt)
-        generation += decode_seconds(size, alone, rows, slots, self.prompt, self.responses, graphs=True)
-        score = score_seconds(size, rates, self.tokens(1))
-        trained = self.tokens(self.minibatches)
-        found = {
-            "generation": generation,
-            "old log-probs": score,
-            "update": update_seconds(size, rates, trained, self.minibatches, self.recomputed),
-            "references": self.references * score,
-            "sync": sync_seconds(size, rates, 2),
+    def planned(self) -> Plan:
+        """Return its plan on its cluster, not calibrated.
+
+        Raises:
+            GraphError: it does not fit, with the changes that help.
+        """
+        prompt, response = self.tokens
+        target = Target(self.cluster, prompt_tokens=prompt, response_tokens=response)
+        return compile_graph("decoupled_ppo" if self.apart else self.graph, self.settings, target=target)
+
+    def predicted(self) -> dict[str, Seconds]:
+        """Return the seconds of each phase, at best and at worst."""
+        plan = self.planned()
+        assert plan.predicted
+        spent = {phase: [0.0, 0.0] for phase in PHASES}
+        for step in plan.steps:
+            phase = KINDS.get(step.rate)
+            for grade in (0, 1) if phase and step.seconds else ():
+                spent[phase][grade] += step.seconds[grade]
+        return {name: (best, worst) for name, (best, worst) in spent.items()} | {
+            "iteration": plan.predicted.seconds
         }
-        return {**found, "step": sum(found.values())}
-
-    def tokens(self, minibatches: int) -> Tokens:
-        """What the busiest device computes, as ``rlgraph.costs.pricing`` has it."""
-        rows = self.prompts * self.n / minibatches
-        longest = self.work.longest(rows)
-        tokens = max(rows * self.work.mean / self.devices, longest)
-        passes = minibatches * math.ceil(tokens / max(self.micro_tokens, longest))
-        return Tokens(tokens * minibatches, tokens / self.work.mean * self.work.square * minibatches, passes)
 
 
-def in_flight_of(run: Run) -> int:
-    """Samples that an engine has in flight, with the cache that ``rlgraph plan`` settles for the like."""
-    given = (
-        f"models.policy.path={run.model}",
-        f"prompts.batch={run.prompts}",
-        f"rollout.n={run.n}",
-        f"rollout.max_new_tokens={int(run.responses.longest)}",
+def fitting(run: Run) -> Run:
+    """Return a run that fits: itself, or with the first change that its refusal offers."""
+    try:
+        run.planned()
+    except GraphError as error:
+        first = next(re.finditer(r"^\s*(models\..*?)\s+#", error.problems[0].remedy, re.M))
+        return replace(run, changed=tuple(first[1].split()))
+    return run
+
+
+def with_length(run: Run) -> Run:
+    """Return a run with the mean response that its inferred phase says, where it is not published."""
+    if not run.inferred:
+        return run
+    low, high = 16.0, float(run.most)
+    while high / low > 1.002:
+        mean = math.sqrt(low * high)
+        tried = replace(run, tokens=(run.tokens[0], mean))
+        short = middle(tried.predicted()[run.inferred]) < run.seconds[run.inferred]
+        low, high = (mean, high) if short else (low, mean)
+    return replace(run, tokens=(run.tokens[0], round(low)))
+
+
+def runs() -> list[Run]:
+    """Return all rows, each as it fits, with the lengths that are inferred."""
+    rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["runs"]
+    return [with_length(fitting(Run(**row | {"tokens": tuple(row["tokens"])}))) for row in rows]
+
+
+def compared(run: Run) -> Iterator[tuple[str, float, Seconds, float]]:
+    """Yield each measured phase: its name, its seconds, what is predicted, and their ratio."""
+    predicted = run.predicted()
+    for phase, seconds in run.seconds.items():
+        yield phase, seconds, predicted[phase], middle(predicted[phase]) / seconds
+
+
+def error(ratios: list[float]) -> float:
+    """Return the geometric error of predictions, as a factor: of how many times they are off, up or down.
+
+    Example:
+        >>> round(error([0.5, 2.0, 1.0]), 2)
+        1.59
+    """
+    return math.exp(sum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
+
+
+def show(title: str, rows: list[Run]) -> None:
+    """Print a table of runs, and the error of each phase."""
+    print(
+        f"{title}\n  {'run':<28}{'from':<12}{'phase':<12}{'measured':>9}{'predicted':>18}{'ratio':>7}  inside"
     )
-    graph = "grpo" if run.references else "dr_grpo"
-    return _in_flight(graph, given, run.cluster, run.devices, run.prompt, run.responses.mean)
-
-
-@cache
-def _in_flight(
-    graph: str, given: tuple[str, ...], cluster: Cluster, devices: int, prompt: float, response: float
-) -> int:
-    plan = plan_tree(compose(graph, given), devices, cluster.device)
-    footprint, _ = laid_out(plan, Scenario(cluster, {"prompt_tokens": prompt, "response_tokens": response}))
-    (step,) = (step for step in footprint.plan.steps if step.node == "rollout")
-    return in_flight(footprint, step)[0]
-
-
-QWEN = "Qwen/Qwen2.5-Math-7B"
-LONGEST = 28 * 1024
-PHASES = ("step", "generation", "old log-probs", "update")
-RULE = Lengths(LONGEST / 2, LONGEST)
-RUNS = tuple(
-    Run(
-        f"7B DAPO, {devices} x H20",
-        QWEN,
-        H20,
-        devices,
-        512,
-        16,
-        RULE,
-        dict(zip(PHASES, seconds, strict=True)),
-    )
-    for devices, seconds in {
-        32: (790, 357, 108, 270),
-        64: (365, 151, 70, 133),
-        128: (356, 178, 54, 114),
-    }.items()
-)
-BASE = RUNS[1]  # 64 devices: the one configuration that anything is fitted to
-LLAMA = Run(
-    "8B GRPO, 16 x H100",
-    "meta-llama/Llama-3.1-8B",
-    load_cluster("h100-64"),
-    16,
-    64,
-    32,
-    Lengths(1019 - 256, 4096),  # the mean is that of prompt and response; the maximum is not published
-    {"step": 92.8},
-    references=1,
-)
-
-
-def middle(run: Run, phase: str) -> float:
-    """The geometric middle of a predicted range, in seconds."""
-    return math.sqrt(run.phases(BEST)[phase] * run.phases(WORST)[phase])
-
-
-def of_length(run: Run, mean: float) -> Run:
-    """The run with another mean response length."""
-    return replace(run, responses=Lengths(mean, run.responses.longest))
-
-
-def inferred_length(run: Run, phase: str = "old log-probs") -> float:
-    """The mean response length at which the predicted middle of a phase is the measured time."""
-    low, high = 16.0, run.responses.longest
-    for _ in range(40):
-        mean = (low + high) / 2
-        low, high = (mean, high) if middle(of_length(run, mean), phase) < run.measured[phase] else (low, mean)
-    return low
-
-
-def factors(run: Run) -> dict[str, float]:
-    """Measured over predicted, of each phase: one calibration."""
-    found = {phase: run.measured[phase] / middle(run, phase) for phase in PHASES if phase != "step"}
-    return {**found, "references": found["old log-probs"], "sync": 1.0}
-
-
-def calibrated(run: Run, by: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each phase with these factors."""
-    found = {phase: factor * middle(run, phase) for phase, factor in by.items()}
-    return {**found, "step": sum(found.values())}
-
-
-def held_out(mean: float) -> Iterator[tuple[str, str, float, float]]:
-    """Calibrated on ``BASE``: run, phase, measured and predicted seconds of all others."""
-    by = factors(of_length(BASE, mean))
-    for run in (*(of_length(run, mean) for run in RUNS if run is not BASE), LLAMA):
-        for phase, seconds in run.measured.items():
-            yield run.name, phase, seconds, calibrated(run, by)[phase]
-
-
-def show_held_out(mean: float) -> None:
-    by = factors(of_length(BASE, mean))
-    said = ", ".join(f"{phase} x {by[phase]:.2f}" for phase in PHASES if phase != "step")
-    print(f"\ncalibrated on {BASE.name} with responses of {mean:,.0f} tokens: {said}")
-    print(f"  {'held out':<22}{'phase':<15}{'measured':>9}{'predicted':>12}{'ratio':>8}  error")
-    for name, phase, measured, seconds in held_out(mean):
-        ratio = seconds / measured
-        print(f"  {name:<22}{phase:<15}{measured:>7.1f} s{seconds:>10.1f} s{ratio:>8.2f}  {ratio - 1:+.0%}")
-
-
-def rows(run: Run) -> Iterator[tuple[str, float, float, float, float]]:
-    """For each phase: its name, measured, predicted at best and at worst, middle over measured."""
-    best, worst = run.phases(BEST), run.phases(WORST)
-    for phase, measured in run.measured.items():
-        yield phase, measured, best[phase], worst[phase], middle(run, phase) / measured
-
-
-def show(title: str, runs: tuple[Run, ...]) -> None:
-    print(f"{title}\n  {'run':<22}{'phase':<15}{'measured':>9}{'predicted':>20}{'ratio':>8}  inside")
-    for run in runs:
-        for phase, measured, best, worst, ratio in rows(run):
-            inside = "yes" if best <= measured <= worst else "no"
-            predicted = f"{best:,.0f} to {worst:,.0f}"
-            print(f"  {run.name:<22}{phase:<15}{measured:>7.1f} s{predicted:>18} s{ratio:>8.2f}  {inside}")
+    ratios: dict[str, list[tuple[float, bool]]] = {phase: [] for phase in PHASES}
+    for run in rows:
+        for phase, seconds, (best, worst), ratio in compared(run):
+            inside, inferred = best <= seconds <= worst, phase == run.inferred
+            said = "inferred from" if inferred else "yes" if inside else "no"
+            span = f"{best:,.0f} to {worst:,.0f} s"
+            print(
+                f"  {run.run:<28}{run.source:<12}{phase:<12}{seconds:>7.1f} s{span:>18}{ratio:>7.2f}  {said}"
+            )
+            if not inferred:
+                ratios[phase].append((ratio, inside))
+    for phase, found in ratios.items():
+        if found:
+            values, inside = [ratio for ratio, _ in found], sum(inside for _, inside in found)
+            bias = math.exp(sum(map(math.log, values)) / len(values))
+            print(
+                f"  {phase}: geometric error {error(values):.2f} x, middle of all {bias:.2f} x, "
+                f"{inside} of {len(found)} inside"
+            )
+    for run in rows:
+        if run.changed:
+            print(f"  {run.run} ({run.source}) fits with {' '.join(run.changed)}")
+        if run.inferred:
+            print(f"  {run.run}: responses of {run.tokens[1]:,.0f} tokens")
 
 
 def main() -> None:
-    show(f"responses of half the maximum, {RULE.mean:,.0f} tokens (the rule of rlgraph plan)", RUNS)
-    mean = inferred_length(BASE)
-    inferred = tuple(of_length(run, mean) for run in RUNS)
-    show(f"\nresponses of {mean:,.0f} tokens (inferred from the log-prob pass on 64 devices)", inferred)
-    show("\nwith the published mean length", (LLAMA,))
-    show_held_out(mean)
-    show_held_out(RULE.mean)
+    found = sorted(runs(), key=lambda run: bool(run.inferred))
+    for inferred, rows in groupby(found, key=lambda run: bool(run.inferred)):
+        show(f"mean lengths {'inferred' if inferred else 'published'}", list(rows))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ class Efficiency:
     # Numbers per second that a worker steps on its host, by AdamW and a cast: one thread has done 2.4e8. With
     # workers that contend for the host's memory it is less, with several threads each more (assumed).
     host_step: Range = (1e8, 5e8)
+    # Bytes per second of a GPU's memory that a server maps, or unmaps: 51.6 GiB have taken 1.5 s (facts), at
+    # best a quarter of that (assumed).
+    mapped: Range = (3.7e10, 1.5e11)
     # Columns travel through the host: copies, and Ray's object store (assumed), bytes per second.
     objects: Range = (0.5e9, 4e9)
     # Seconds per step of driver and worker; best measured, 1 to 2 ms (benchmarks/results/2026-11-20.md).

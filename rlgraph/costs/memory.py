@@ -78,18 +78,18 @@ class Footprint:
         domains = (self.plan.columns[step.phase][column].domain for column in columns)
         return max((self.work.rows.get(domain, math.inf) for domain in domains), default=0.0)
 
-    def device_rows(self, step: Step) -> float:
-        """Return how many samples the busiest device generates: whole prompts; of an evaluation, infinity."""
+    def server_rows(self, step: Step) -> float:
+        """Return how many samples the busiest server generates: whole prompts; of an evaluation, infinity."""
         if step.phase != "train":
             return math.inf
         samples = self.plan.domain(step.phase, step.writes[0])
-        prompts = self.work.rows[samples.name] / samples.times
-        return -(-prompts // len(step.devices)) * samples.times
+        share = self.serve(next(iter(step.models))).tensor_parallel / len(step.devices)
+        return math.ceil(self.work.rows[samples.name] / samples.times * share) * samples.times
 
     def slots(self, step: Step, times: float = 1.0) -> int:
         """Return the samples that an engine generates at a time, of so many times the expected rows."""
         serve = self.serve(next(iter(step.models)))
-        rows = self.device_rows(step) * serve.tensor_parallel * times
+        rows = self.server_rows(step) * times
         # a sample takes what it has so far in a paged cache, on average no more than the mean
         sample = self.work.mean if serving(serve).paged else self.work.most
         return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))

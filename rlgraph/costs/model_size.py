@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,16 +13,19 @@ from typing import Any, get_args
 
 from rlgraph.costs.limits import buckets
 from rlgraph.costs.models.config import Config
-from rlgraph.costs.models.fields import Family
+from rlgraph.costs.models.fields import TEXTS, Family
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.syntax.source import OPEN, Tree, read
 from rlgraph.syntax.validate import read_record
 from rlgraph.variables import with_values
 
+WITHOUT = "a plan without --cluster needs no sizes"
 CARDS = Path(__file__).parent / "models/cards.yaml"
-# same shapes as the model without the suffix
-TWINS = re.compile(r"(-(Instruct|Base|Thinking|Think|SFT|DPO|Zero|it|pt))*(-2507|-0324|-0528)?(-1M)?$", re.I)
-MATH = re.compile(r"2\.5-(Math|Coder)-")
+# same shapes, of a mixture of pictures and text those of its text, as the model without these words and dates
+TWINS = re.compile(r"-(Instruct|Base|Thinking|Think|SFT|DPO|Zero|it|pt|1M)(?=-|$)", re.I)
+DATES = re.compile(r"-\d{4}(?=-|$)")
+KIN = re.compile(r"(?<=2\.5-)(Math-|Coder-|VL-)|(?<=Qwen3-)VL-")
+SEEING = re.compile(r"Qwen(2\.5|3)-VL-")  # with a longer context than the model of their text
 
 
 class Size:
@@ -205,10 +209,27 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
     fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
         return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head, fields)
-    for name in (with_values(path), MATH.sub("2.5-", TWINS.sub("", with_values(path)))):
+    given = with_values(path)
+    twin = TWINS.sub("", given)
+    for name in (given, twin, KIN.sub("", twin), DATES.sub("", twin)):
         if card := _cards().get(name):
+            if SEEING.search(given):
+                fields = (("max_position_embeddings", None), *fields)
             return _size(name if card.is_map else str(card.value), None, 0, head, fields)
+    if cached := _downloaded(given):
+        return _size(str(cached), cached, cached.stat().st_mtime_ns, head, fields)
     raise _unknown(path)
+
+
+def _downloaded(name: str) -> Path | None:
+    """Return the ``config.json`` of a model on the hub that lies in this machine's cache of it."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home) / "hub")
+    folder = hub / f"models--{name.replace('/', '--')}"
+    main = folder / "refs/main"
+    commit = main.read_text(encoding="utf-8").strip() if main.is_file() else "-"
+    file = folder / "snapshots" / commit / "config.json"
+    return file if file.is_file() else None
 
 
 @lru_cache(maxsize=64)  # a run asks with every layout of rows
@@ -218,9 +239,17 @@ def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tup
 
 def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
     family = kind.plain() if (kind := tree.items.get("model_type")) else ""
-    if kind and family not in get_args(Family):
+    if (
+        family in TEXTS
+    ):  # some have the fields of their text apart, but for whether embedding and head are one
+        text, tied = tree.items.get("text_config", tree), "tie_word_embeddings"
+        own = {"model_type": Tree(TEXTS[family], tree.mark), tied: tree.items.get(tied)}
+        fields = {**text.items, **{key: value for key, value in own.items() if value}}
+        tree = Tree(fields, tree.mark)
+    elif kind and family not in get_args(Family):
         law = f"{family}: sizes of models of this type are not known, so memory and times can't be predicted"
-        raise fail("unknown-size", f"{law}; plan without --cluster", kind.mark, get_args(Family))
+        remedy = f"{WITHOUT}, or name a model of one of these types that has about its size"
+        raise fail("unknown-size", law, kind.mark, get_args(Family), remedy)
     after = {key: Tree(value, tree.mark) for key, value in changed.items()}
     return read_record(Config, Tree({**tree.items, **after}, tree.mark), name)
 
@@ -231,13 +260,17 @@ def _cards() -> Tree:
 
 
 def known_models() -> tuple[str, ...]:
-    """Return the hub names that have a card, or share that of another."""
+    """Return the names that have a card, or share that of another."""
     return tuple(_cards().items)
 
 
 def _unknown(path: str) -> GraphError:
-    law = f"the size of `{path}` is not known: it is no folder with a `config.json`, and no shipped card"
-    remedy = nearest(path, known_models()) or "put the model's `config.json` into a folder and give its path"
+    law = f"the size of `{path}` is not known: it is no folder with a `config.json`, no shipped card, and "
+    law += "in no cache of the hub on this machine"
+    remedy = "put the model's `config.json` into a folder and give its path, or fetch it into the cache: "
+    remedy += f"hf download {path} config.json; {WITHOUT}"
     if path == OPEN:
         law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
-    return fail("unknown-size", law, None, known_models(), remedy)
+    elif near := nearest(path, known_models()):
+        remedy += f"\n  {near}"
+    return fail("unknown-size", law, None, (), remedy)

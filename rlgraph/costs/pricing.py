@@ -90,7 +90,8 @@ class Pricing(Footprint):
         if step.inserted:
             return 0.0, 0.0
         touched = (*step.reads, *step.writes)
-        text = any(self.plan.columns[step.phase][name].type.dtype in LISTED for name in touched)
+        # a source's text was made into tokens before the first iteration
+        text = any(self.plan.columns[step.phase][name].type.dtype in LISTED for name in step.reads)
         row = ASSUMED.text_row if text else ASSUMED.row
         return self.rows(touched, step) / len(step.devices) * row[grade], 0.0
 
@@ -100,7 +101,7 @@ class Pricing(Footprint):
         group, graphs = model.serve.tensor_parallel, serving(model.serve).cuda_graphs
         first = devices_of(self.plan, step.pool).start
         rates = Rates(self.cluster, group, model.serve.dtype, grade, first=first, group=group)
-        rows, prompt = self.device_rows(step) * group, self.work.prompt
+        rows, prompt = self.server_rows(step), self.work.prompt
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
         prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
         function = self.plan.functions[step.phase][step.node]
@@ -211,11 +212,14 @@ class Pricing(Footprint):
         return seconds, moved
 
     def _move(self, step: Step, grade: int) -> tuple[float, float]:
-        """Price a move of an engine's parts; a serve engine drops its own, and frozen ones are there."""
+        """Price a move of an engine's parts. A serve engine drops its own, which on a GPU takes as long as
+        their memory is unmapped, and mapped again; frozen ones are on the host."""
         (name,) = step.models
-        dropped = step.engine == "serve" or (step.facts.moves == "off" and self.plan.models[name].frozen)
         items = self.items(step.pool)
-        moved = 0.0 if dropped else float(sum(items[Item(name, "train", part)] for part in step.parts))
+        held = float(sum(items[Item(name, step.engine, part)] for part in step.parts))
+        if step.engine == "serve":
+            return held / ASSUMED.mapped[grade] * (self.plan.device == "cuda"), 0.0
+        moved = 0.0 if step.facts.moves == "off" and self.plan.models[name].frozen else held
         return formulas.host_seconds(moved, self._rates(step.pool, "float32", grade)), moved
 
     def _repartition(self, step: Step, grade: int) -> tuple[float, float]:

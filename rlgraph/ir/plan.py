@@ -55,6 +55,7 @@ class Step:
     filters: bool = False  # its column says which rows stay
     updates: bool = False  # it writes the next version of its model
     joins: str = ""  # the node of the update to whose optimizer steps it adds its loss
+    beside: bool = False  # its op runs on CPUs of the hosts, and its devices go on with other steps
     leaves: int = 0  # how many columns hold what a region leaves for its next round
     when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
     region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
@@ -265,9 +266,8 @@ class Plan:
             return terms
 
         def read(term: Step) -> tuple[Any, ...]:
-            function = self.functions[term.phase][term.node]
-            tokens = function.ins.get("tokens", term.node)
-            return tokens, function.value("temperature"), function.ins.get("routing")
+            op = self.functions[term.phase][term.node]
+            return op.ins.get("tokens", term.node), op.ins.get("routing"), op.value("temperature")
 
         return [*{read(term): term for term in terms}.values()]
 

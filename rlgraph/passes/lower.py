@@ -101,6 +101,7 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 filters=node.call is not None and node.op.declared.filters,
                 updates=node.updates,
                 joins=node.joins,
+                beside=node.call is not None and node.op.declared.beside,
                 leaves=node.op.declared.leaves if node.call else 0,
                 when=node.when,
                 region=regions.get(node.name, ""),

@@ -95,9 +95,8 @@ def settle(
 
 def in_flight(footprint: Footprint, step: Step) -> tuple[int, int]:
     """Return how many samples an engine has in flight at a time in a rollout, and in how many waves."""
-    serve, at_once = footprint.serve(next(iter(step.models))), footprint.slots(step)
-    rows = footprint.device_rows(step) * serve.tensor_parallel
-    return at_once, math.ceil(rows / at_once)
+    at_once = footprint.slots(step)
+    return at_once, math.ceil(footprint.server_rows(step) / at_once)
 
 
 def _waits(footprint: Footprint, model: str) -> bool:
@@ -135,7 +134,7 @@ def _useful(footprint: Footprint, model: str) -> int:
     serve, rollouts = footprint.serve(model), _rollouts(footprint.plan, model)
     # nobody says how many rows an evaluation has
     trains = [step for step in rollouts if step.phase == "train"]
-    rows = (footprint.device_rows(step) * serve.tensor_parallel for step in trains or rollouts)
+    rows = (footprint.server_rows(step) for step in trains or rollouts)
     return math.ceil(min(max(rows, default=1), serve.max_rows) * footprint.work.most)
 
 

@@ -1,8 +1,8 @@
 """Run a plan without devices: when each step would start and end, and whether all that it promises holds.
 
 Follows what the driver and Ray do: steps are submitted slot by slot; a pool carries out its steps in the
-order in which they were submitted; a step waits for what it reads, and with it what is behind it on its pool;
-the next slot is submitted when the iteration that this one ends is complete.
+order in which they were submitted; a step waits for what it reads, and with it what is behind it on its pool,
+unless it runs beside the devices; the next slot is submitted when the iteration that this one ends is done.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[
     return run.events
 
 
+def occupied(step: Step) -> set[str]:
+    """Return the pools whose devices do nothing else meanwhile."""
+    return set() if step.beside else {step.pool, step.source or step.pool}
+
+
 def depth(plan: Plan) -> int:
     """Return how many iterations generation runs ahead."""
     return max((step.lead for step in plan.steps), default=0)
@@ -83,7 +88,7 @@ class _Run:
         self.weights, steps = _Weights(self.plan), self.plan.steps
         moves = {step.id for step in steps if step.facts.moves}  # these are in order on their pool anyway
         self.needs = {step.id: () if step.id in moves else tuple({*step.after} - moves) for step in steps}
-        self.pools = {step.id: (step.pool, step.source)[: 1 + bool(step.source)] for step in steps}
+        self.pools = {step.id: occupied(step) for step in steps}
 
     def submit(self, slot: int, step: Step, iteration: int) -> None:
         pools = self.pools[step.id]
@@ -185,7 +190,7 @@ def _by_pool(times: Iterable[tuple[Step, float]]) -> dict[str, float]:
     """Return pool -> the seconds of the steps that it takes part in."""
     pools: dict[str, float] = defaultdict(float)
     for step, seconds in times:
-        for pool in {step.pool, step.source} - {""}:
+        for pool in occupied(step):
             pools[pool] += seconds
     return dict(pools)
 

@@ -184,7 +184,7 @@ def sentence(step: Step) -> str:
         op=step.op,
         models=models,
         with_model=models and f" with {models}",
-        where=f"{step.pool}[{devices}]",
+        where=f"{'the CPUs of ' * step.beside}{step.pool}[{devices}]",
         reads=", ".join(step.reads),
         row=re.sub(r".*\*|s(:.*)?$", "", ", ".join(step.writes)),  # sample, of a copy `answer*samples`
         region=step.region,

@@ -18,86 +18,26 @@ A first look over coarse splits, then a closer one around the best of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
-from typing import Any
+from itertools import combinations, groupby, product
 
 from rlgraph.compiler import compile_graph, plan_tree
-from rlgraph.costs.muon import may_step_on_host
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.device_groups import GROUPS, has_groups, sharing_sizes
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.predict import Scenario, predict
+from rlgraph.reports.layout import HOST, PoolLayout, Settings
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.yaml_text import flow
 from rlgraph.units import middle, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
-# settings of models that train, by what is on the host: each is tried where nothing fits with those before it
-HOST: Mapping[str, tuple[str, ...]] = {
-    "": (),
-    ", optimizer on the host": ("optimizer_offload",),
-    ", optimizer and activations on the host": ("optimizer_offload", "activation_offload"),
-}
-
-Division = tuple[str, int]  # a setting, as ``expert_parallel``, and how many devices divide what it says
-Settings = Mapping[str, Any]  # path in the graph -> value
 PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
-
-
-@dataclass(frozen=True)
-class PoolLayout:
-    """One choice: devices that only generate (0: none), models beside them, groups, micro-batches."""
-
-    generating: int
-    beside: frozenset[str]  # scoring models and critics on the pool that generates
-    group: int
-    micro: int
-    recompute: bool
-    shard: int | None = None  # devices over which the models that train are sharded; None: as the graph says
-    host: str = ""  # of HOST
-    sequence: int | None = None  # devices that share the tokens of a row; None: as the graph says
-    divided: Division | None = None  # None: as the graph says
-
-    @property
-    def family(self) -> str:
-        """Return what it is called among others: how the devices are shared out."""
-        if not self.generating:
-            return "together"
-        return f"apart, {' and '.join(sorted(self.beside))} with generation" if self.beside else "apart"
-
-    def settings(self, plan: Plan, total: int) -> Settings:
-        """Return what to set in the graph. Pools keep the names that it has, as far as it has two."""
-        trains, generates = [*plan.pools, "gen"][:2] if self.generating else [next(iter(plan.pools))] * 2
-        pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
-        settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
-        for name in sharing(plan) if self.sequence else ():
-            settings[f"models.{name}.train.sequence_parallel"] = self.sequence
-        if self.divided:
-            for name in dividing(plan, *self.divided):
-                settings[f"models.{name}.train.{self.divided[0]}"] = self.divided[1]
-        for name, model in plan.models.items():
-            if model.train:
-                settings[f"models.{name}.train.pool"] = generates if name in self.beside else trains
-                settings[f"models.{name}.train.micro_tokens"] = self.micro
-            whole = model.train and model.train.tensor_parallel == 1
-            if whole and self.shard and name not in self.beside:
-                settings[f"models.{name}.train.shard"] = self.shard
-            if model.train and model.optimizer:
-                settings[f"models.{name}.train.recompute"] = self.recompute
-                may = {"optimizer_offload": may_step_on_host(model), "activation_offload": self.recompute}
-                chosen = (setting for setting in HOST[self.host] if may[setting])
-                settings |= {f"models.{name}.train.{setting}": True for setting in chosen}
-            if model.serve:
-                settings[f"models.{name}.serve.pool"] = generates
-            if has_groups(model):
-                settings[f"models.{name}.serve.tensor_parallel"] = self.group
-        return settings
 
 
 @dataclass(frozen=True)
@@ -172,13 +112,35 @@ def search(plan: Plan, total: int, per_host: int, attempt: PlanAttempt, row: flo
         if best := _best_layout(tried, at):  # what shares rows may need less on the host
             for host in [*HOST][: [*HOST].index(best.host) + 1]:
                 lighter, most = replace(best, host=host), per_host if fits else total
-                tried += _all(sequences(plan, lighter, per_host, most, row), plan, total, attempt)
+                more = sequences(plan, lighter, per_host, min(most, total - best.generating), row)
+                tried = _doubled(tried, more, plan, total, attempt)
         if best := _best_layout(tried, at):
-            tried += _all(divisions(plan, best, "expert_parallel", per_host, row), plan, total, attempt)
+            more = divisions(plan, best, "expert_parallel", per_host, row)
+            tried = _doubled(tried, more, plan, total, attempt)
     if best := _best_layout(tried):
         whole = replace(best, sequence=None, shard=None)  # who divides layers shares no rows
-        tried += _all(divisions(plan, whole, "tensor_parallel", per_host, row), plan, total, attempt)
+        more = divisions(plan, whole, "tensor_parallel", per_host, row)
+        tried = _doubled(tried, more, plan, total, attempt)
     return sorted(tried, key=lambda candidate: candidate.rank)
+
+
+def _doubled(
+    tried: list[Candidate], more: Iterable[PoolLayout], plan: Plan, total: int, attempt: PlanAttempt
+) -> list[Candidate]:
+    """Return what was tried and more layouts, in which ever more devices share rows or divide a model.
+
+    With each doubling a device computes or holds half as much, and sends more instead. So where something
+    fits and a doubling is no gain, no further one is tried, unless the graph itself asks for several devices.
+    """
+    asked = False
+    for ways, alike in groupby(more, key=lambda layout: layout.ways):
+        asked |= ways == 1
+        before = min(candidate.rank for candidate in tried)
+        even = [layout for layout in alike if not any(count % ways for count in layout.trained(total))]
+        tried = [*tried, *_all(even, plan, total, attempt)]
+        if not asked and before[0] is False and min(candidate.rank for candidate in tried) == before:
+            break
+    return tried
 
 
 def _best_layout(tried: Iterable[Candidate], generating: int | None = None) -> PoolLayout | None:

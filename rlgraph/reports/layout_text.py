@@ -11,7 +11,8 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from rlgraph.reports.layout_search import Candidate, PoolLayout, overrides
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import Candidate, overrides
 from rlgraph.units import middle, range_text, size_text
 
 BEST = 5  # rows of the table

@@ -25,7 +25,8 @@ from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.planning.auto_settings import as_planned, fixed
 from rlgraph.planning.device_groups import GROUPS, has_groups
 from rlgraph.planning.predict import Scenario, predict
-from rlgraph.reports.layout_search import Settings, generates, overrides
+from rlgraph.reports.layout import Settings
+from rlgraph.reports.layout_search import generates, overrides
 from rlgraph.reports.measured import MetricsLine, Priced, measured_work
 from rlgraph.units import middle
 

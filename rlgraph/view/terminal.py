@@ -12,7 +12,7 @@ import click
 
 from rlgraph.errors import fitted, visible
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.planning.simulate import depth
+from rlgraph.planning.simulate import depth, occupied
 from rlgraph.printing.headline import headline
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.units import size_text
@@ -62,7 +62,7 @@ def _lanes(plan: Plan, width: int) -> Iterator[str]:
     for pool in plan.pools:
         cells = [" "] * room
         for event in events:
-            if pool in (event.step.pool, event.step.source):
+            if pool in occupied(event.step):
                 first, last = (round((at - start) / period * room) for at in (event.start, event.end))
                 name = _fitted(event.step, last - first)
                 cells[max(first, 0) : max(min(last, room), 0)] = name[max(-first, 0) : max(room - first, 0)]

@@ -38,6 +38,7 @@ class Lane:
     first: int
     last: int
     steps: frozenset[int]
+    beside: bool  # it is of the CPUs beside these devices
 
 
 def expected(plan: Plan) -> tuple[list[Event], float]:
@@ -60,21 +61,23 @@ def places(plan: Plan, step: Step) -> Iterator[DeviceAddress]:
 
 
 def lanes(plan: Plan) -> list[Lane]:
-    """Return the devices of all pools; neighbours that do the same share a lane.
+    """Return the devices of all pools, and what runs beside them; neighbours that do the same share a lane.
 
     Example:
         >>> from rlgraph.compiler import compile_graph
         >>> [(lane.first, lane.last) for lane in lanes(compile_graph("grpo", devices=8))]
-        [(0, 0), (1, 7)]
+        [(0, 0), (1, 7), (0, 7)]
     """
-    busy = {(pool, device): set[int]() for pool, count in plan.pools.items() for device in range(count)}
+    pools = [(pool, beside, count) for pool, count in plan.pools.items() for beside in (False, True)]
+    busy = {(pool, beside, device): set[int]() for pool, beside, count in pools for device in range(count)}
     for step in plan.steps:
-        for place in places(plan, step):
-            busy[place].add(step.id)
+        for pool, device in places(plan, step):
+            busy[pool, step.beside, device].add(step.id)
     alike = []
-    for (pool, steps), group in groupby(busy, key=lambda place: (place[0], frozenset(busy[place]))):
-        devices = [device for _, device in group]
-        alike.append(Lane(pool, devices[0], devices[-1], steps))
+    for (*_, steps), group in groupby(busy, key=lambda place: (*place[:2], frozenset(busy[place]))):
+        (pool, beside, first), *_, (*_, last) = [*group] * 2
+        if steps or not beside:
+            alike.append(Lane(pool, first, last, steps, beside))
     return alike
 
 

@@ -38,7 +38,8 @@ def trace(plan: Plan, measured: Sequence[Measured] = (), lines: Sequence[Mapping
     bars = [
         Measured(event.step.id, "train", event.iteration, pool, device, event.start, event.end)
         for event in expected(plan)[0]
-        for pool, device in places(plan, event.step)
+        for pool, number in places(plan, event.step)
+        for device in [f"{number} beside" if event.step.beside else number]
     ]
     counts = [*predicted_memory(plan, bars), *predicted_requests(plan, bars)]
     events = [*_Group(plan, 0, bars, counts).events()]

@@ -22,8 +22,15 @@ def one(rows: int, devices: int) -> Layout:
 
 
 def even(rows: int, devices: int) -> Layout:
-    """Return contiguous shares whose sizes differ by at most one."""
-    return np.array_split(np.arange(rows), devices)
+    """Return contiguous shares whose sizes differ by at most one, the larger ones spread over the devices, so
+    that the servers that span several have as many rows as others.
+
+    Example:
+        >>> [share.tolist() for share in even(2, 4)]
+        [[0], [], [1], []]
+    """
+    starts = -(-np.arange(1, devices) * rows // devices)
+    return np.split(np.arange(rows), starts)
 
 
 def grouped(groups: Any, devices: int) -> Layout:

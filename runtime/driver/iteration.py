@@ -18,7 +18,6 @@ import numpy as np
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
-from rlgraph.ops import registry
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.refill import repeated, streams
 from rlgraph.runtime.driver.row_buffer import Arguments, Selection, Waiting
@@ -102,7 +101,7 @@ class Execution:
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
         self.unheard = self.unread.copy()  # column -> its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
-        self.beside = {step.id for step in self.steps if self._is_beside(step)}
+        self.beside = {step.id for step in self.steps if step.beside}
         self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(EXECUTIONS)
         self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
         away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
@@ -111,11 +110,6 @@ class Execution:
         self.left: dict[int, list[ColumnRef]] = {}  # device -> what a round leaves unfinished
         self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
         self.happened = set[Awaited]()  # what steps may need
-
-    def _is_beside(self, step: Step) -> bool:
-        """Return whether a step's op runs beside the devices."""
-        function = self.plan.functions[self.phase].get(step.node)
-        return function is not None and registry.load(function.target).declared.beside
 
     def _is_awaited(self, step: Step, away: Collection[str]) -> bool:
         """Return whether the driver needs a step's rows, or another pool its columns."""

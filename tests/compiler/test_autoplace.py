@@ -19,7 +19,8 @@ from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
-from rlgraph.reports.layout_search import Candidate, PoolLayout, autoplace, layouts, overrides, search
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import Candidate, autoplace, layouts, overrides, search
 from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import load
 

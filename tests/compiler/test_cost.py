@@ -195,9 +195,9 @@ def test_every_step_is_priced_and_parts_sum_to_the_peak(name: str, graph: str) -
         assert step.seconds and 0 < step.seconds[0] <= step.seconds[1]
         assert step.bytes is not None and step.bytes >= 0
     for end in (0, 1):
-        assert plan.predicted.seconds[end] == pytest.approx(
-            sum(s.seconds[end] for s in plan.steps if s.seconds)
-        )
+        took = [(step.beside, step.seconds[end]) for step in plan.steps if step.seconds]
+        hidden = sum(seconds for beside, seconds in took if not beside)  # all of what runs beside the devices
+        assert hidden * (1 - 1e-6) <= plan.predicted.seconds[end] <= sum(one for _, one in took) * (1 + 1e-6)
     for peak in plan.peak.values():
         assert sum(peak.parts.values()) == peak.bytes <= peak.capacity
         assert all(isinstance(size, int) and size > 0 for size in peak.parts.values())

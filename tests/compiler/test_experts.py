@@ -22,7 +22,8 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import PoolLayout, autoplace, divisions
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import autoplace, divisions
 from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
 
@@ -160,17 +161,18 @@ def test_the_experts_that_a_token_chooses_are_counted() -> None:
 def test_a_search_divides_experts_where_that_is_faster() -> None:
     found, best = autoplace("dr_grpo", [f"models.policy.path={MIXTURE}"], Target("h100-8", margin=0.0))
     assert found[0].layout
-    tried = {layout.divided for one in found if (layout := one.layout)}
-    assert tried == {None, *(("expert_parallel", ranks) for ranks in (2, 4, 8))}
-    fastest = [min(c.rank for c in found if c.layout and c.layout.divided == division) for division in tried]
-    assert found[0].rank == min(fastest)
+    tried = {one.layout.divided: one.rank for one in reversed(found) if one.layout}  # each with its best
+    sizes = [None, *(("expert_parallel", ranks) for ranks in (2, 4, 8))][: len(tried)]
+    assert {*tried} == {*sizes} and found[0].rank == min(tried.values())
+    gains = [tried[larger] < min(tried[size] for size in sizes[:at]) for at, larger in enumerate(sizes) if at]
+    assert all(gains[:-1]) and (len(sizes) == 4 or not gains[-1])  # the first that is no gain is the last
     _, ranks = found[0].layout.divided or ("", 1)
     assert mesh_of(best, "policy").experts == ranks
     others = "all of a layer on each device" if ranks > 1 else r"experts over \d devices"
     assert re.search(rf"the same with {others}: (\d.\d\d x the time|main needs)", contest_text(found))
     layout = PoolLayout(0, frozenset(), 8, 2048, True)
     again = {one.divided for one in divisions(planned(2), layout, "expert_parallel", 8)}
-    assert again - tried == {("expert_parallel", 1)}
+    assert again == {("expert_parallel", ranks) for ranks in (1, 2, 4, 8)}
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_experts_that_are_divided() -> None:

@@ -17,7 +17,8 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import HOST, PoolLayout, Settings, autoplace, overrides, search
+from rlgraph.reports.layout import HOST, PoolLayout, Settings
+from rlgraph.reports.layout_search import autoplace, overrides, search
 from rlgraph.reports.layout_text import contest_text
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"

@@ -20,7 +20,8 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import PoolLayout, autoplace, meshes
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import autoplace, meshes
 from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlgraph.compiler import lower
+from rlgraph.compiler import compile_graph, lower
 from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.lower import make_plan
 from rlgraph.planning.overlap import guess, pipeline
 from rlgraph.planning.simulate import BrokenPlanError, Event, busy, period, simulate, slot_steps
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.syntax.source import Source, parse
+from rlgraph.view.timeline import lanes
 from share import examples
 
 GRAPH = """
@@ -226,3 +228,15 @@ def test_steps_of_one_iteration_come_in_an_order_that_frees_last() -> None:
         held |= {*step.writes}
         held -= {*step.frees}
     assert not held
+
+
+def test_a_reward_beside_the_devices_holds_up_only_those_that_read_it() -> None:
+    plan = compile_graph("grpo", devices=1)
+    (reward,) = (step for step in plan.steps if step.beside)
+    seconds = dict.fromkeys((step.id for step in plan.steps), 1.0)
+    events = {event.step.node: event for event in simulate(plan, {**seconds, reward.id: 2.5}, 1)}
+    assert reward.node == "rewards" and "on the CPUs of main[0]" in plan_text(plan)
+    assert events["old_logprobs"].start < events["rewards"].end <= events["advantages"].start
+    assert busy(plan, seconds) == {"main": len(plan.steps) - 1}
+    lane = next(lane for lane in lanes(plan) if lane.beside)
+    assert lane.steps == {reward.id}

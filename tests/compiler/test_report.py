@@ -157,13 +157,13 @@ def test_memory_and_idle_time() -> None:
     assert plan.peak
     assert (held.pool, held.measured) == ("main", 6e10)
     assert (held.predicted, held.capacity) == (plan.peak["main"].bytes, plan.peak["main"].capacity)
-    assert report.idle == {"main": pytest.approx(0, abs=1e-9)}
+    assert report.idle == {"main": pytest.approx(0, abs=0.01)}  # rewards run beside its devices
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     beside = {"time/save": 1.0, "time/eval": 9.0}  # which are no steps
     slower = [json.dumps({**line, "time/step": 2 * line["time/step"], **beside}) for line in lines]
     (folder / "metrics.jsonl").write_text("\n".join(slower) + "\n")
     assert not {"save", "eval"} & {row.step for row in make_report(folder).steps}
-    assert make_report(folder).idle == {"main": pytest.approx(0.5)}
+    assert make_report(folder).idle == {"main": pytest.approx(0.5, abs=0.005)}
     assert "pool main is idle for 50% of an iteration" in report_text(make_report(folder))
     assert "a device of main has held 60 GB at most; predicted" in report_text(make_report(folder))
     on_gpus = [json.dumps({**line, "perf/memory_used/main-3": 7e10}) for line in lines]

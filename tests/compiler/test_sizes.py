@@ -124,10 +124,48 @@ def test_a_finetune_has_the_shapes_of_its_base(name: str) -> None:
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3"),
         ("zai-org/GLM-4.5-Base", "zai-org/GLM-4.5"),
         ("allenai/Olmo-3-7B-Think-SFT", "allenai/Olmo-3-7B"),
+        ("allenai/OLMo-2-1124-7B-Instruct", "allenai/OLMo-2-1124-7B"),
+        ("allenai/Olmo-3-1025-7B", "allenai/Olmo-3-7B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen/Qwen3-235B-A22B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("mistralai/Mistral-Nemo-Base-2407", "mistralai/Mistral-Nemo"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Mistral-Small-24B"),
     ],
 )
 def test_a_name_finds_the_card_of_its_shapes(name: str, card: str) -> None:
     assert size_of(name).config == size_of(card).config
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-3B"),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-1.7B"),
+        ("Qwen/Qwen3-VL-8B-Thinking", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-VL-235B-A22B-Instruct", "Qwen/Qwen3-235B-A22B"),
+    ],
+)
+def test_a_model_that_sees_is_counted_by_its_text_and_has_a_longer_context(name: str, card: str) -> None:
+    assert size_of(name).tensors == size_of(card).tensors
+    assert size_of(name).config.max_position_embeddings is None
+
+
+def test_a_config_in_the_cache_of_the_hub_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "models--me--mine"
+    (model / "snapshots/abc").mkdir(parents=True)
+    folder(model / "snapshots/abc", TINY)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(GraphError, match="in no cache of the hub"):
+        size_of("me/mine")  # no branch says which of its snapshots is the newest
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("abc")
+    assert size_of("me/mine").parameters == size_of(str(model / "snapshots/abc")).parameters
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/hub").symlink_to(tmp_path)
+    assert size_of("me/mine").parameters
 
 
 def test_a_folder_with_a_config(tmp_path: Path) -> None:
@@ -136,8 +174,9 @@ def test_a_folder_with_a_config(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_says_how_to_give_one() -> None:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder") as caught:
         size_of("Qwen/Qwen2.5-9B")
+    assert "hf download Qwen/Qwen2.5-9B config.json; a plan without --cluster" in str(caught.value)
     assert "did you mean `Qwen/Qwen2.5-" in str(caught.value)
     with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder"):
         size_of("nobody/nothing")
@@ -152,7 +191,10 @@ def test_an_open_path_is_said_to_be_open() -> None:
     ("change", "law"),
     [
         ({"hidden_size": None}, "hidden_size"),
-        ({"model_type": "rwkv"}, r"rwkv: sizes .*; plan without --cluster(\n.*){2}\n  accepted: llama"),
+        (
+            {"model_type": "rwkv"},
+            r"rwkv: sizes (.*\n){2,5}  accepted: llama(.*\n)+?.*a plan without --cluster",
+        ),
         ({"vocab_size": "many"}, "whole number"),
     ],
 )

@@ -132,7 +132,9 @@ def test_predicted_and_measured_are_two_groups_of_processes(plan: Plan) -> None:
     assert groups == {"predicted": len(plan.pools), "measured": len(plan.pools)}
     assert {event["pid"] for event in read(plan)} == names.keys()
     devices = Counter(e["pid"] for e in read(plan) if e["name"] == "thread_name")
-    assert sorted(devices.values()) == sorted([*plan.pools.values()] * 2)
+    tasks = Counter({step.pool: len(step.devices) for step in plan.steps if step.beside})  # predicted ones
+    predicted = [count + tasks[pool] for pool, count in plan.pools.items()]
+    assert sorted(devices.values()) == sorted([*plan.pools.values(), *predicted])
 
 
 def test_memory_is_counted_where_the_cluster_is_known(plan: Plan) -> None:
@@ -192,9 +194,10 @@ def test_devices_that_do_the_same_share_a_lane(tmp_path: Path) -> None:
     path = tmp_path / "ahead.yaml"
     path.write_text(AHEAD)
     found = lanes(compile_graph(str(path), devices=8))
-    assert [(lane.pool, lane.first, lane.last) for lane in found] == [
-        ("train", 0, 0),
-        ("train", 1, 5),
-        ("gen", 0, 0),
-        ("gen", 1, 1),
+    assert [(lane.pool, lane.first, lane.last, lane.beside) for lane in found] == [
+        ("train", 0, 0, False),
+        ("train", 1, 5, False),
+        ("gen", 0, 0, False),
+        ("gen", 1, 1, False),
+        ("gen", 0, 1, True),
     ]

@@ -45,6 +45,9 @@ def test_every_row_is_somewhere_once(rows: int, devices: int, times: int) -> Non
         assert held(layouts.children(layout, times)) == list(range(rows * times))
     sizes = [len(share) for share in layouts.even(rows, devices)]
     assert max(sizes) - min(sizes) <= 1
+    for span in (2, 4):  # consecutive devices, as a server has
+        together = [sum(sizes[first : first + span]) for first in range(0, devices, span)]
+        assert devices % span or max(together) - min(together) <= 1
 
 
 @quick

@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForTokenClassification,
+)
 
 from rlgraph.costs import limits
 from rlgraph.costs.layer_memory import Layer, logits_bytes
@@ -130,6 +135,26 @@ def test_a_saved_config_counts_what_transformers_builds(
         model = built(kind, {**SMALL, "num_hidden_layers": 3, **more})
     model.config.save_pretrained(tmp_path)
     assert [*size_of(str(tmp_path)).tensors] == shapes_of(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen2_5_vl", {}),
+        ("qwen3_vl", {"head_dim": 16}),
+        ("qwen3_vl_moe", {"head_dim": 16, "num_experts": 4, "moe_intermediate_size": 32}),
+        ("mistral3", {"head_dim": 16}),
+    ],
+)
+def test_of_a_model_that_sees_the_text_is_counted(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    shape = {**SMALL, "num_hidden_layers": 3, **more}
+    text = {name: value for name, value in shape.items() if name != "tie_word_embeddings"}
+    with torch.device("meta"):
+        config = AutoConfig.for_model(kind, text_config=text, tie_word_embeddings=False)
+        model = AutoModelForImageTextToText.from_config(config)
+    config.save_pretrained(tmp_path)
+    counted = [*shapes_of(model.model.language_model), (97, 64)]
+    assert [*size_of(str(tmp_path)).tensors] == counted
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "phi3", "olmo3", "glm4", "qwen3"])

@@ -12,6 +12,8 @@ Family = Literal[
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",
     "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
 ]  # fmt: skip
+# families of models that see pictures, and those of their text, which alone is counted
+TEXTS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "mistral3": "mistral"}
 # families whose decoder layers devices can't divide, and what one device has to have whole
 UNDIVIDED = {
     "glm4": "gate and up projections are one",

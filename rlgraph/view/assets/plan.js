@@ -198,4 +198,4 @@ class PlanPanel {
   }
 }
 
-const laneText = ({ first, last }) => (first === last ? `device ${first}` : `devices ${first}-${last}`);
+const laneText = ({ first, last, beside }) => `${beside ? "beside" : first === last ? "device" : "devices"} ${first === last ? first : `${first}-${last}`}`;
