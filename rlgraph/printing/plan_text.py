@@ -211,7 +211,7 @@ def step_text(plan: Plan, step: Step) -> str:
         return ""
     said = range_text(step.seconds)
     if step.bytes:
-        said += f", receives {size_text(step.bytes)} a device"
+        said += f", receives {size_text(step.bytes)} per device"
     if step.facts.syncs and step.bytes:
         from rlgraph.costs.pricing import sync_buckets, sync_least
 

@@ -175,6 +175,8 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases: as its environment says, WANDB_PROJECT, WANDB_MODE=offline and the like.
 
+    A sweep's agent names the run by WANDB_RUN_ID.
+
     A service takes no step twice: what a resumed run repeats stays as it was.
     """
 
@@ -185,7 +187,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", graph),
             name=folder.name,
             dir=str(folder),
-            id=_id(folder, "wandb", lambda: uuid.uuid4().hex[:12]),
+            id=_id(folder, "wandb", lambda: os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]),
             resume="allow",
             config={"graph": (folder / "graph.yaml").read_text(encoding="utf-8")},
         )

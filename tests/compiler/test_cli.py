@@ -18,7 +18,7 @@ from rlgraph.printing.plan_text import plan_text
 
 STEP_KEYS = {"id", "phase", "kind", "op", "node", "pool", "devices", "layout", "reads", "writes", "frees"}
 STEP_KEYS |= {"models", "inserted", "because", "after", "filters", "joins", "updates", "seconds", "bytes"}
-STEP_KEYS |= {"lead", "source", "path", "engine", "parts", "when", "region", "leaves"}
+STEP_KEYS |= {"lead", "source", "path", "engine", "parts", "when", "region", "leaves", "beside"}
 
 
 def call(*args: str) -> Result:

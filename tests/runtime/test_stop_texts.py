@@ -147,3 +147,30 @@ def test_a_run_ends_its_samples_there(
     responses = [json.loads(line)["responses"] for line in text.splitlines()]
     assert any(response[-1:] in "123" for response in responses)
     assert not any(digit in response[:-1] for response in responses for digit in "123")
+
+
+@pytest.mark.parametrize("op", [rollout, partial])
+def test_no_end_token_comes_before_so_many(engine: Recorded, op: Callable[..., Any]) -> None:
+    prompts, changed = Ragged.of(PROMPTS, torch.int64), {"min_new_tokens": 20, "repetition_penalty": 1.3}
+    plain, long = (op(engine, context(), prompts, n=8, max_new_tokens=30, **more) for more in ({}, changed))
+    lengths = [[sum(mask) for mask in out.loss_mask.tolist()] for out in (plain, long)]
+    assert min(lengths[0]) <= 20 < min(lengths[1])
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_rounds_count_the_tokens_that_earlier_ones_drew(engine: Recorded, chunk: int) -> None:
+    requests = [Request(prompt, [9]) for prompt in PROMPTS]
+    whole = [many[0] for many in engine.generate(requests, Sampling(24, min_new_tokens=9))]
+    samples = [Generation((), (), "abort") for _ in PROMPTS]
+    while not all(_ended(sample, 24) for sample in samples):
+        sampling = Sampling(chunk, min_new_tokens=9)
+        _go_on(engine, PROMPTS, samples, [9] * len(PROMPTS), 24, sampling, len(PROMPTS))
+    assert [list(sample.tokens) for sample in samples] == [list(one.tokens) for one in whole]
+
+
+def test_a_turn_has_the_tokens_that_it_has_to_have(engine: Recorded) -> None:
+    short, out = (converse(engine, tools={}, max_turns=1, **more) for more in ({}, {"min_new_tokens": 12}))
+    turns = [[sum(mask) for mask in each.loss_mask.tolist()] for each in (short, out)]
+    limits = out.truncated.tolist()
+    assert min(turns[0]) <= 12
+    assert all(length > 12 or limit for length, limit in zip(turns[1], limits, strict=True))

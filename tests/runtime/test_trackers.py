@@ -320,6 +320,11 @@ def test_wandb_keeps_one_run_over_a_restart(folder: Path, monkeypatch: pytest.Mo
     again = Wandb(folder, "small")
     assert again.run.id == name
     again.close(failed=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "of-a-sweep")  # its agent says which run this is
+    (folder / IDS).unlink()
+    swept = Wandb(folder, "small")
+    assert swept.run.id == "of-a-sweep"
+    swept.close(failed=False)
 
 
 @pytest.mark.parametrize("text", ["0", "x", "1,,2", "3-4"])
