@@ -77,7 +77,8 @@ class Watchdog:
         name = rule.when.split()[0].replace("*", node)
         numbers = {"value": values[name], "first": sum(self.began[name]) / len(self.began[name])}
         names = _names(self.plan, node)
-        edits = [edit.format_map(names) for edit in rule.edits if _named(edit) <= names.keys()]
+        every = [edit.format_map(names) for edit in rule.edits if _named(edit) <= names.keys()]
+        edits = [edit for edit in every if not _is_set(self.plan, edit)]
         law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
 
@@ -115,8 +116,9 @@ def _names(plan: Plan, node: str) -> dict[str, Any]:
     )
     if node in functions and (held := plan.models.get(functions[node].model or "")):
         names |= {"node": node, "model": functions[node].model}
-        names |= {"dtype": held.train.dtype} if held.train else {}
-        if held.optimizer and isinstance(held.optimizer.lr, float):
+        differ = held.train and held.serve and held.serve.dtype != held.train.dtype
+        names |= {"dtype": held.train.dtype} if held.train and differ else {}
+        if held.optimizer and isinstance(held.optimizer.lr, float) and held.rate is None:
             names |= {"half_lr": held.optimizer.lr / 2, "more_lr": 3 * held.optimizer.lr}
         held_back = functions[node].attributes.get("kl_coef")
         if isinstance(held_back, float) and "kl_coef" not in functions[node].courses:
@@ -126,3 +128,11 @@ def _names(plan: Plan, node: str) -> dict[str, Any]:
 
 def _named(edit: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(edit) if name}
+
+
+def _is_set(plan: Plan, edit: str) -> bool:
+    """Return whether an edit of a node is what the graph has already."""
+    name, _, value = edit.partition("=")
+    node, _, attribute = name.partition(".")
+    function = plan.functions["train"].get(node)
+    return bool(function and str(function.attributes.get(attribute)) == value)
