@@ -171,7 +171,7 @@ def plan(
         options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        options.say(_brief(shown, form), file=output)
+        (options.say if form == "text" else click.echo)(_brief(shown, form), file=output)
     elif form in ("svg", "png"):
         made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
@@ -282,5 +282,10 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     from rlgraph.frontend.graph_diff import diff_yaml
 
     difference = rlgraph.api.diff(a, b)
-    options.say(diff_yaml(difference.edits) if form == "yaml" else str(difference), nl=False)
+    if form == "yaml":
+        click.echo(
+            diff_yaml(difference.edits), nl=False
+        )  # its escapes are spelled out, and no line is broken
+    else:
+        options.say(str(difference), nl=False)
     ctx.exit(1 if difference else 0)

@@ -118,6 +118,6 @@ def report(
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
     shown = make_report(run_dir, cluster, prompt_tokens)
     told = report_text(shown, columns(sys.stdout) or 100) if form == "text" else shown.json() + "\n"
-    say(told, nl=False)
+    (say if form == "text" else click.echo)(told, nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, fitted
@@ -46,6 +48,21 @@ def test_a_terminal_of_80_columns_is_wide_enough(words: str) -> None:
     assert 60 < max(map(len, lines)) <= 80
     for lane in [line for line in lines if "█" in line or "·|" in line]:
         assert lane.startswith("  main ")  # none is broken
+
+
+def test_json_stays_json_on_a_narrow_terminal() -> None:
+    words = ("plan", "grpo", "--cluster", "h100-8", "--brief", "--format", "json")
+    assert json.loads(shown_in_a_terminal(*words, COLUMNS="40"))["iteration"]["value"] > 0
+
+
+def test_the_edits_of_a_diff_stay_yaml_on_a_narrow_terminal(tmp_path: Path) -> None:
+    path, pattern = tmp_path / "other.yaml", "seven eight nine ten  eleven"  # a break would lose a space
+    node = f"{{op: reward.format, pattern: '{pattern}'}}"
+    path.write_text(f"graph: other\nextends: grpo\nedits:\n  - add: {{formatted: {node}}}\n")
+    words = ("diff", "grpo", str(path), "--format", "yaml")
+    for columns in range(40, 90, 10):
+        shown = yaml.safe_load(shown_in_a_terminal(*words, COLUMNS=str(columns), expect=1))
+        assert shown["edits"][0]["add"]["formatted"]["pattern"] == pattern
 
 
 def test_settings_for_a_shell_stay_in_a_line() -> None:
@@ -86,7 +103,7 @@ def test_pools_have_lanes_and_bars_within_the_columns(tmp_path: Path, width: int
     assert full == pytest.approx(shares, abs=0.03)
 
 
-def shown_in_a_terminal(*words: str, **env: str) -> str:
+def shown_in_a_terminal(*words: str, expect: int = 0, **env: str) -> str:
     """What ``rlgraph`` with these words prints to a terminal."""
     own, theirs = pty.openpty()
     command = [sys.executable, "-m", "rlgraph", *words]
@@ -96,7 +113,7 @@ def shown_in_a_terminal(*words: str, **env: str) -> str:
         pieces = []
         while piece := _read(terminal.fileno()):
             pieces.append(piece)
-        assert running.wait() == 0
+        assert running.wait() == expect
     return b"".join(pieces).decode()
 
 
