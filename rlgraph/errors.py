@@ -124,7 +124,8 @@ def fitted(text: str, width: int) -> str:
     """Return a text whose lines have at most so many characters, but for longer words.
 
     A line that is broken goes on below its second column, where two spaces part it from the first, else
-    behind where it began, past a mark in its first place. What a shell is to read as one word is not broken.
+    behind where it began, past a mark in its first place. What a shell is to read as one word is not broken, nor
+    a line of a file and the mark below it, which a terminal breaks at the same column.
 
     Example:
         >>> print(fitted("+ move prompt to main[0-7]", 16))
@@ -139,7 +140,7 @@ def fitted(text: str, width: int) -> str:
         broken = textwrap.wrap(
             line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
         )
-        whole = len(line) <= width or line.lstrip().startswith("'")
+        whole = len(line) <= width or re.match(r"\s*('|\d* \| )", line)
         lines += [line] if whole else broken
     return "\n".join(lines)
 

@@ -73,7 +73,7 @@ def evaluate(
         StopSignals(partial(progress.say, stays=True)) as signals,
     ):
         own.describe(plan, show_text(tree.written()))
-        own.trackers = Trackers(own.path, plan.graph, track)
+        own.trackers = Trackers(own.path, plan.graph, track, note=progress.note)
         for note in notes:
             progress.note(note)
         try:

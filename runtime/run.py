@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -98,24 +98,23 @@ def run_graph(
     plan, tree, warnings = ready(graph, overrides, devices, target, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
-        with RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder:
+        with (
+            # first: where nothing can listen, no run directory is left
+            closing(MetricsEndpoint(metrics_port, plan.graph)) if metrics_port else nullcontext() as served,
+            RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder,
+        ):
             path = folder.path
             notes = _go_on(folder, plan, resume_from) if resume else []
             folder.describe(plan, show_text(tree.written()))
             total = plan.iterations if steps is None else steps
             with (
-                ExitStack() as open_here,
                 Progress(plan, total, folder.path) as progress,
                 StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
-                endpoint = [MetricsEndpoint(metrics_port, plan.graph)] if metrics_port else []
-                for served in endpoint:
-                    open_here.callback(served.close)
-                    notes.append(f"metrics for Prometheus: {served.url}")
-                folder.trackers, folder.profile = (
-                    Trackers(path, plan.graph, track, endpoint),
-                    frozenset(profile),
-                )
+                notes += [f"metrics for Prometheus: {served.url}"] if served else []
+                lasting = [served] if served else []
+                folder.trackers = Trackers(path, plan.graph, track, lasting, progress.note)
+                folder.profile = frozenset(profile)
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
                 _train(Attempt(plan, folder, progress, total, address, there, signals), resume)

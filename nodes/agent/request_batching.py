@@ -77,6 +77,7 @@ class RequestBatcher:
         try:
             generations = self.engine.generate(requests, self.sampling)
         except Exception as error:
+            error.add_note(f"it was in a batch of {len(waiting)} turns")
             for each in waiting:
                 each.answer.set_exception(error)
             return

@@ -184,7 +184,8 @@ async def _named(chat: Chat, row: int, n: int, loop: Loop | None) -> float:
     try:
         return await _lead(chat, loop)
     except Exception as error:
-        error.add_note(f"it was in sample {row}, which is of prompt {row // n}, in turn {chat.turns}")
+        if not any(note.startswith("it was in ") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"it was in sample {row}, which is of prompt {row // n}, in turn {chat.turns}")
         raise
 
 

@@ -110,9 +110,13 @@ def decoupled_ppo_approx(
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo_approx, staleness: 1}}
     """
-    part = staleness / (staleness + 1)
-    between = logprobs.like(torch.lerp(old_logprobs.values, logprobs.values.detach(), part))
+    between = logprobs.like(proximal(logprobs.values.detach(), old_logprobs.values, staleness))
     return decoupled_ppo(logprobs, between, old_logprobs, advantages, clip=clip, clip_high=clip_high, cap=cap)
+
+
+def proximal(now: torch.Tensor, sampled: torch.Tensor, staleness: float) -> torch.Tensor:
+    """Return the log-probs that ``decoupled_ppo_approx`` clips around, in nats, of the shape of both."""
+    return torch.lerp(sampled, now, staleness / (staleness + 1))
 
 
 def sft(logprobs: float32[samples, tokens]) -> float32[samples, tokens]:

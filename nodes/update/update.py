@@ -225,6 +225,8 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
         measured["no_advantage"] = batch["advantages"].values.abs() < NO_ADVANTAGE
     if "old_logprobs" in batch:
         now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
+        if loss.body is losses.decoupled_ppo_approx:
+            old = losses.proximal(now, old, loss.attributes["staleness"])
         measured["kl_old"] = losses.kl(old, now, "k3")
         measured["ratio"] = rho = losses.ratio(now, old)
         if loss.body is gspo:

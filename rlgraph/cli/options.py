@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from rlgraph.ir.plan import Target
 
 
-WIDEST = 120  # columns of a terminal that are used: longer lines are hard to read
+NARROWEST, WIDEST = 40, 120  # columns that text is fitted to: longer lines are hard to read
 
 
 def columns(file: IO[Any]) -> int:
-    """Return how many columns a terminal has, as far as they are used; 0 where a file is none."""
-    return min(shutil.get_terminal_size((100, 24)).columns, WIDEST) if file.isatty() else 0
+    """Return how many columns text for a terminal has, at least 40; 0 where a file is none."""
+    there = shutil.get_terminal_size((100, 24)).columns
+    return min(max(there, NARROWEST), WIDEST) if file.isatty() else 0
 
 
 def say(text: str, **options: Any) -> None:

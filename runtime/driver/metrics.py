@@ -93,7 +93,7 @@ def times(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
 def _seconds(plan: Plan, item: FinishedStep) -> float:
     reports = item.reports.values()
     # its devices work together on a train engine, and in a sync, which gathers its weights
-    if not (item.step.facts.syncs or _uses(plan, item.step, "train")):
+    if not (item.step.facts.syncs or _trains(plan, item.step)):
         return max(report.end - report.start for report in reports)
     starts = [report.start for report in reports]
     return max(report.end for report in reports) - (max(starts) if item.step.source else min(starts))
@@ -108,8 +108,7 @@ def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, fl
     tokens = sum(int(lengths.sum()) for item in ran for lengths in _sequences(plan, item))
     if tokens:
         rates["perf/tokens_per_second"] = tokens / values["time/step"]
-    generating = sum(_seconds(plan, item) for item in ran if item.reports and _uses(plan, item.step, "serve"))
-    if "tokens/generated" in values and generating:
+    if generating := sum(_seconds(plan, item) for item in ran if _generates(item)):
         rates["perf/generated_per_second"] = values["tokens/generated"] / generating
     passed = Counter[str]()  # node -> tokens that its train engine went through
     for item in ran:
@@ -118,10 +117,15 @@ def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, fl
     return {**rates, **_utilisations(plan, ran), **_memory(ran)}
 
 
-def _uses(plan: Plan, step: Step, engine: str) -> bool:
-    """Return whether a step's op uses an engine, ``train`` or ``serve``."""
+def _trains(plan: Plan, step: Step) -> bool:
+    """Return whether a step's op uses a train engine."""
     function = plan.functions[step.phase].get(step.node)
-    return bool(function and engine in function.handles.values())
+    return bool(function and "train" in function.handles.values())
+
+
+def _generates(item: FinishedStep) -> bool:
+    """Return whether a step is a rollout: a judge generates too, and its tokens are no samples."""
+    return any("tokens/generated" in report.metrics for report in item.reports.values())
 
 
 def _sequences(plan: Plan, item: FinishedStep) -> list[Any]:

@@ -20,6 +20,13 @@ from rlgraph.runtime.rundir.trackers import SampleRow, Values
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class MetricsServer(ThreadingHTTPServer):
+    """Answers each request in a thread of its own."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of who hangs up before the answer: the terminal is the run's."""
+
+
 class MetricsEndpoint:
     """A tracker that answers ``GET /metrics`` while the run goes on."""
 
@@ -29,10 +36,10 @@ class MetricsEndpoint:
         Raises:
             RunError: nothing can listen there.
         """
-        self.graph, self.text = graph, ""
+        self.graph, self.text, self.evaluated = graph, "", dict[str, float]()
         host, _, port = address.rpartition(":")
         try:
-            self.server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), self._handler())
+            self.server = MetricsServer((host or "127.0.0.1", int(port)), self._handler())
         except (OSError, ValueError, OverflowError) as error:
             law = f"--metrics-port {address}: nothing can listen there: {error}"
             raise RunError(f"{law}\n  name another: 9464, or 0.0.0.0:9464 for other hosts to ask") from None
@@ -58,8 +65,13 @@ class MetricsEndpoint:
         return MetricsHandler
 
     def log(self, values: Values, step: int) -> None:
-        """Serve these numbers from now on, with the iteration and the time at which they came."""
-        self.text = exposition({"step": step, "timestamp_seconds": time.time(), **values}, self.graph)
+        """Serve these numbers from now on, with the iteration and the time at which they came.
+
+        An evaluation's are served until the next: who asks once per minute may miss its iteration.
+        """
+        self.evaluated |= {name: value for name, value in values.items() if name.startswith("eval/")}
+        newest = {"step": step, "timestamp_seconds": time.time(), **self.evaluated, **values}
+        self.text = exposition(newest, self.graph)
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
         """Serve nothing of what the model wrote."""

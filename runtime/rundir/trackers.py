@@ -8,7 +8,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,13 +71,23 @@ class Trackers:
     """All trackers of a run, opened with its first metrics and again after a restart.
 
     What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
-    graph's name.
+    graph's name. The run goes on without one that fails: all that it measures is in its directory anyway.
     """
 
-    def __init__(self, folder: Path, graph: str, names: Sequence[str] = (), lasting: Sequence[Tracker] = ()):
-        """``lasting`` ones are there already, and go on where the run is begun anew."""
+    def __init__(
+        self,
+        folder: Path,
+        graph: str,
+        names: Sequence[str] = (),
+        lasting: Sequence[Tracker] = (),
+        note: Callable[[str], None] = print,
+    ) -> None:
+        """``lasting`` ones are there already, and go on where the run is begun anew.
+
+        ``note`` tells the user something.
+        """
         self.folder, self.graph, self.makers, self.lasting = folder, graph, make_of(names), lasting
-        self.opened: list[Tracker] = []
+        self.note, self.opened = note, list[Tracker]()
 
     def open(self, step: int) -> list[Tracker]:
         """Return all; charts of a run that goes on are cut at ``step``, that of the first metrics to come."""
@@ -88,19 +98,25 @@ class Trackers:
 
     def log(self, values: Values, step: int) -> None:
         """Give numbers to all."""
-        for tracker in self.open(step):
-            tracker.log(values, step)
+        self._each(self.open(step), lambda tracker: tracker.log(values, step))
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
         """Give rows to all."""
-        for tracker in self.open(step):
-            tracker.samples(name, rows, step)
+        self._each(self.open(step), lambda tracker: tracker.samples(name, rows, step))
 
     def close(self, failed: bool) -> None:
         """Close those that do not last."""
-        for tracker in self.opened:
-            tracker.close(failed)
+        self._each(self.opened, lambda tracker: tracker.close(failed))
         self.opened = []
+
+    def _each(self, trackers: Iterable[Tracker], give: Callable[[Tracker], None]) -> None:
+        for tracker in [*trackers]:
+            try:
+                give(tracker)
+            except Exception as error:  # of a service, or of the user's own code
+                self.opened = [other for other in self.opened if other is not tracker]
+                law = f"the tracker {type(tracker).__name__} failed: {type(error).__name__}: {error}"
+                self.note(f"{law}\n  the run goes on without it; metrics.jsonl and samples/ have the rest")
 
 
 def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
@@ -238,7 +254,8 @@ TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {"wandb": Wandb, "mlflow":
 def _cell(value: Any) -> str:
     """Return a cell of a table in markdown: one line in which nothing but text has a meaning."""
     text = str(value if not isinstance(value, float) else f"{value:.4g}")
-    return re.sub(r"([\\`*_{}\[\]#|])", r"\\\1", escape(text, quote=False)).replace("\n", "<br>")
+    marked = re.sub(r"([\\`*_{}\[\]#|])", r"\\\1", escape(text, quote=False))
+    return re.sub(r"\r\n?|\n", "<br>", marked)
 
 
 def _id(folder: Path, service: str, make: Callable[[], str]) -> str:

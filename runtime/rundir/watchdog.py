@@ -52,8 +52,10 @@ class Watchdog:
             self.began[name] += [value] * (len(self.began[name]) < FIRST)
         alarms = []
         for rule, node in ((one, node) for one in self.rules for node in _nodes(one, values)):
-            bounds = [bound.replace("*", node) for bound in rule.when.split(", ")]
-            holds = all(self._holds(*bound.split(), values=values) for bound in bounds)
+            bounds = [bound.replace("*", node).split() for bound in rule.when.split(", ")]
+            if any(name not in values for name, *_ in bounds):
+                continue  # an iteration that measures less tells nothing
+            holds = all(self._holds(*bound, values=values) for bound in bounds)
             self.held[rule.name, node] = self.held[rule.name, node] + 1 if holds else 0
             if self.held[rule.name, node] == rule.times and (rule.name, node) not in self.spoke:
                 self.spoke.add((rule.name, node))
@@ -61,17 +63,22 @@ class Watchdog:
         return alarms
 
     def _holds(self, name: str, sign: str, bound: str, *first: str, values: Mapping[str, float]) -> bool:
-        began = self.began.get(name, [])
-        if name not in values or (first and len(began) < FIRST):
+        began = self.began[name]
+        if first and len(began) < FIRST:
             return False
         limit = float(bound) * (sum(began) / FIRST if first else 1.0)
-        return values[name] >= limit if sign == ">=" else values[name] <= limit
+        if sign == ">=":
+            return values[name] >= limit
+        # the rewards of one node may be alike while those of another tell samples apart
+        others = [] if first else [v for other, v in values.items() if other.endswith(f"/{name}")]
+        return max([values[name], *others]) <= limit
 
     def _alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> dict[str, Any]:
         name = rule.when.split()[0].replace("*", node)
         numbers = {"value": values[name], "first": sum(self.began[name]) / len(self.began[name])}
         names = _names(self.plan, node)
-        edits = [edit.format_map(names) for edit in rule.edits if _named(edit) <= names.keys()]
+        every = [edit.format_map(names) for edit in rule.edits if _named(edit) <= names.keys()]
+        edits = [edit for edit in every if not _is_set(self.plan, edit)]
         law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
 
@@ -109,13 +116,23 @@ def _names(plan: Plan, node: str) -> dict[str, Any]:
     )
     if node in functions and (held := plan.models.get(functions[node].model or "")):
         names |= {"node": node, "model": functions[node].model}
-        names |= {"dtype": held.train.dtype} if held.train else {}
-        if held.optimizer and isinstance(held.optimizer.lr, float):
+        differ = held.train and held.serve and held.serve.dtype != held.train.dtype
+        names |= {"dtype": held.train.dtype} if held.train and differ else {}
+        if held.optimizer and isinstance(held.optimizer.lr, float) and held.rate is None:
             names |= {"half_lr": held.optimizer.lr / 2, "more_lr": 3 * held.optimizer.lr}
-        if isinstance(held_back := functions[node].attributes.get("kl_coef"), float):
+        held_back = functions[node].attributes.get("kl_coef")
+        if isinstance(held_back, float) and "kl_coef" not in functions[node].courses:
             names["more_kl"] = 4 * held_back or 0.001
     return names
 
 
 def _named(edit: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(edit) if name}
+
+
+def _is_set(plan: Plan, edit: str) -> bool:
+    """Return whether an edit of a node is what the graph has already."""
+    name, _, value = edit.partition("=")
+    node, _, attribute = name.partition(".")
+    function = plan.functions["train"].get(node)
+    return bool(function and str(function.attributes.get(attribute)) == value)

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.errors import fitted
+from rlgraph.errors import GraphError, fitted
 from rlgraph.ir.plan import Target
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.view.terminal import terminal_text
@@ -51,6 +51,20 @@ def test_a_terminal_of_80_columns_is_wide_enough(words: str) -> None:
 def test_settings_for_a_shell_stay_in_a_line() -> None:
     long = "  'pools={" + "main: {devices: 8}, " * 10 + "}'"
     assert fitted(f"a b\n{long}\n", 40).splitlines() == ["a b", long]
+
+
+def test_the_mark_of_an_error_stays_below_its_place(tmp_path: Path) -> None:
+    """A terminal breaks both lines at the same column."""
+    rollout = "{op: rollout, model: policy, n: 8, max_new_tokens: 1024, temperature: 1.0, top_pp: 0.9}"
+    path = tmp_path / "long.yaml"
+    path.write_text(f"graph: long\nextends: grpo\nedits:\n  - replace: {{rollout: {rollout}}}\n")
+    with pytest.raises(GraphError) as raised:
+        compile_graph(str(path))
+    lines = fitted(str(raised.value), 60).splitlines()
+    (source,) = (line for line in lines if line.endswith("top_pp: 0.9}}"))
+    (mark,) = (line for line in lines if line.endswith("^"))
+    assert source[mark.index("^") :].startswith("top_pp")
+    assert max(map(len, lines[lines.index(mark) + 1 :])) <= 60
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -99,3 +113,9 @@ def test_a_terminal_gets_colours_unless_it_wants_none(monkeypatch: pytest.Monkey
     assert "\x1b[" in shown_in_a_terminal(*plan)
     plain = shown_in_a_terminal(*plan, NO_COLOR="1", COLUMNS="100").replace("\r\n", "\n")
     assert plain == fitted(plan_text(compile_graph("grpo", devices=2), width=100), 100)
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "8", "20"])
+def test_a_terminal_may_be_narrower_than_a_lane(columns: str) -> None:
+    shown = shown_in_a_terminal("plan", "grpo", "--cluster", "h100-8", COLUMNS=columns)
+    assert "memory of a device at its peak" in click.unstyle(shown) and "Traceback" not in shown

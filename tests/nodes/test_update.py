@@ -6,7 +6,7 @@ from statistics import pvariance
 import pytest
 import torch
 
-from rlgraph.nodes.loss.policy import ppo_clip, reinforce, sft
+from rlgraph.nodes.loss.policy import decoupled_ppo_approx, ppo_clip, reinforce, sft
 from rlgraph.nodes.loss.sequence import gspo
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import critic_objective, policy_objective
@@ -67,6 +67,15 @@ def test_policy_objective_measures_the_ratios_of_sequences_where_those_are_clipp
     _, metrics = policy_objective(loss, "seq-mean-token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
     # the first sequence's changes, 0.5 and -0.5, cancel; the second's ratio is exp(0.1)
     assert metrics["clip_fraction"].value == 1 / 3
+
+
+def test_policy_objective_measures_ratios_to_the_policy_that_an_approximation_clips_around() -> None:
+    columns = batch(old_logprobs=column(0, -1, -2.5, 0, -1), advantages=column(0, 1, 1, 0, 1))
+    loss = Loss(decoupled_ppo_approx, {"staleness": 1.0, "clip": 0.4, "clip_high": None, "cap": None}, {})
+    _, metrics = policy_objective(loss, "token-mean", 0.0, "k3", 0.0)(columns, TOTALS)
+    ratios = [1.0, math.exp(0.25), math.exp(-1)]  # half as far as from the policy that sampled
+    assert metrics["clip_fraction"].value == 1 / 3
+    assert metrics["ratio"].value == pytest.approx(sum(ratios) / 3)
 
 
 def test_policy_objective_divides_by_a_constant_norm() -> None:

@@ -132,6 +132,18 @@ def test_what_comes_out_is_what_the_engine_read_and_wrote(
     assert out.group.tolist() == [row // n for row in range(3 * n)]
 
 
+def test_an_error_of_the_engine_is_of_a_batch_and_says_so_once(
+    engine: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*_: Any) -> list[list[Generation]]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine, "generate", generate)
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        converse(engine, n=4)
+    assert raised.value.__notes__ == ["it was in a batch of 12 turns"]
+
+
 def test_one_turn_is_what_rollout_samples(engine: Recorded) -> None:
     prompt = Ragged.of(PROMPTS, torch.int64)
     ctx = context()

@@ -62,6 +62,13 @@ def test_an_evaluation_reports_each_source_and_keeps_rows_and_weights_apart() ->
     assert not [name for name in line if "mfu" in name], "a CPU has no peak"
 
 
+JUDGED = """graph: judged
+extends: ppo
+edits:
+  - set: {prompts.tokenizer: policy}
+  - add: {models.judge: {path: judge, frozen: true}}
+  - replace: {rewards: {op: reward.judge, model: judge, prompt: "Is {response} right?"}}
+"""
 PLAN = compile_graph("ppo", ("prompts.files=[a.jsonl]",), 2)
 STEPS = {step.node: step for step in PLAN.steps}
 
@@ -110,6 +117,16 @@ def test_utilisation_counts_the_models_operations(demo_files: Path) -> None:
         "perf/memory/main-1": 2.0,
         "perf/memory_step/old_logprobs": 2.0,
     }
+
+
+def test_the_rate_of_generation_is_that_of_rollouts_without_the_time_of_a_judge() -> None:
+    Path("judged.yaml").write_text(JUDGED)
+    plan = compile_graph("judged.yaml", ("prompts.files=[a.jsonl]",), 1)
+    steps = {step.node: step for step in plan.steps}
+    generated = {"tokens/generated": Metric.of("sum", [100.0], "tokens")}
+    every = [ran(steps["rollout"], (0.0, 2.0), metrics=generated), ran(steps["rewards"], (2.0, 10.0))]
+    found = performance(plan, every, {"time/step": 10.0, **metrics(every)})
+    assert found["perf/generated_per_second"] == 50
 
 
 class Card:

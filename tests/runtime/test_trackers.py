@@ -6,6 +6,9 @@ import gzip
 import importlib.util
 import json
 import re
+import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -132,6 +135,59 @@ def test_a_tracker_of_ones_own_gets_metrics_and_samples(
     assert lines[2]["time/save"] > 0 and "time/save" not in lines[1]
 
 
+FAILS = """
+class Tracker:
+    def __init__(self, folder, graph):
+        pass
+
+    def log(self, values, step):
+        self.fail("log", step == 1)
+
+    def samples(self, name, rows, step):
+        self.fail("samples", False)
+
+    def close(self, failed):
+        self.fail("close", True)
+
+    def fail(self, where, fails):
+        print("tracker", where)
+        if fails:
+            raise OSError(f"no service in {where}")
+
+
+class Closes(Tracker):
+    def log(self, values, step):
+        pass
+"""
+
+
+def test_a_run_goes_on_without_a_tracker_that_fails(
+    in_demo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("own.py").write_text(FAILS)
+    few = ("prompts.batch=2", "rollout.n=2", "schedule.iterations=2")
+    names = ["own.py:Tracker", "own.py:Closes"]
+    run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, track=names)
+    said = capsys.readouterr().out
+    assert said.count("note: the tracker Tracker failed: OSError: no service in log\n") == 1
+    assert said.count("note: the tracker Closes failed: OSError: no service in close\n") == 1
+    assert said.count("tracker log") == 2, "it is not asked again"
+    assert "is done after 2 iterations" in said
+    assert [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_samples_stay_cells_of_their_table(folder: Path) -> None:
+    trackers = Trackers(folder, "small")
+    trackers.samples("train", [{"responses": "one\r\ntwo\rthree\nfour"}], 1)
+    trackers.close(failed=False)
+    found = b"".join(file.read_bytes() for file in (folder / "tensorboard").iterdir())
+    assert b"| one<br>two<br>three<br>four |" in found
+
+
 def test_the_tracker_of_the_documents_takes_what_a_run_gives(folder: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     block = text.split("A tracker of your own is a class")[1].split("```python\n")[1].split("```")[0]
@@ -177,6 +233,33 @@ def test_prometheus_can_ask_for_the_newest_metrics_while_a_run_goes_on(folder: P
     assert sum(one.startswith("rlgraph_a_b_c{") for one in lines) == 2, "two names that become one stay apart"
 
 
+def test_an_evaluation_is_served_until_the_next_and_a_loss_that_is_lost_is_not(folder: Path) -> None:
+    endpoint = MetricsEndpoint("0", "small")
+    try:
+        endpoint.log({"eval/accuracy": 0.5, "update/loss": 1.0}, 1)
+        endpoint.log({"reward/mean": 0.25}, 2)
+        names = set(re.findall(r'name="([^"]*)"', asked(endpoint.url)))
+        assert names == {"step", "timestamp_seconds", "reward/mean", "eval/accuracy"}
+        endpoint.log({"eval/accuracy": 0.75}, 3)
+        assert asked(endpoint.url).count("eval/accuracy") == 1 and "0.75" in asked(endpoint.url)
+    finally:
+        endpoint.close()
+
+
+def test_who_hangs_up_before_the_answer_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    endpoint = MetricsEndpoint("0", "small")
+    try:
+        with socket.create_connection(endpoint.server.server_address[:2]) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset at once
+            client.sendall(b"GET /metr")
+        assert asked(endpoint.url) == "", "the first request has a thread by now"
+        for thread in (each for each in threading.enumerate() if "process_request" in each.name):
+            thread.join()
+    finally:
+        endpoint.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_what_prometheus_gets_is_read_by_its_own_parser() -> None:
     parser = pytest.importorskip("prometheus_client.parser", exc_type=ImportError)
     found = [*parser.text_string_to_metric_families(exposition(SECOND, 'a"\\\n'))]
@@ -189,6 +272,14 @@ def test_what_prometheus_gets_is_read_by_its_own_parser() -> None:
 def test_a_place_to_listen_at_is_a_port(address: str) -> None:
     with pytest.raises(RunError, match=r"--metrics-port .*: nothing can listen there"):
         MetricsEndpoint(address, "graph")
+
+
+def test_a_place_that_is_taken_leaves_no_run_directory(in_demo: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(RunError, match=f"--metrics-port {port}: nothing can listen there"):
+            run_graph(ONES, (), 1, run_dir=Path("run"), inline=True, metrics_port=port)
+    assert not Path("run").exists()
 
 
 @pytest.mark.filterwarnings("default")  # the service's own

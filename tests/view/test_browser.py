@@ -229,6 +229,19 @@ def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) ->
     quiet.look(1400, 900)
 
 
+def test_lanes_of_a_run_say_what_ran_beside_a_device(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
+    made = contents(subject(str(run_dir)))
+    bar, lane = made["run"]["bars"][-1], made["timeline"]["lanes"][0]
+    bar["device"] = "0 beside"
+    made["timeline"]["lanes"].append({**lane, "beside": True})
+    path = tmp_path / "run.html"
+    path.write_text(page(made))
+    quiet.open(path)
+    quiet.settle()
+    labels = "return [...document.querySelectorAll('#panel-run .label title')].map((t) => t.textContent)"
+    assert quiet.do(labels) == ["main[0]", "main[0] beside"] * 2
+
+
 @pytest.mark.parametrize("size", [(390, 800), (1400, 900), (3840, 2160)])
 def test_it_fits_from_a_phone_to_a_wall(quiet: Any, grpo: Path, size: tuple[int, int]) -> None:
     for dark in (False, True):

@@ -111,7 +111,7 @@ class RunPanel {
     const ends = [Math.max(...mine.map((bar) => bar.end - from)), Math.max(0, ...predicted.map((bar) => bar.end))];
     const apart = predicted.length > 0 && Math.max(...ends) > 4 * Math.min(...ends);
     const width = Math.max(this.lanes.clientWidth, 280);
-    const labels = [...mine.map((bar) => `${bar.pool}[${bar.device}]`), ...this.contents.timeline.lanes.map(lanePlace)];
+    const labels = [...mine.map(barPlace), ...this.contents.timeline.lanes.map(lanePlace)];
     const chart = new TimeChart(width, 0, apart ? ends[0] : Math.max(...ends), labels);
     const below = apart ? new TimeChart(width, 0, ends[1], labels) : chart;
     this.measuredLanes(chart, mine, from);
@@ -122,9 +122,8 @@ class RunPanel {
 
   measuredLanes(chart, mine, from) {
     chart.heading("measured");
-    for (const place of [...new Set(mine.map((bar) => `${bar.pool} ${bar.device}`))].sort()) {
-      const bars = mine.filter((bar) => `${bar.pool} ${bar.device}` === place).map((bar) => this.bar(bar, from));
-      chart.lane(place.replace(/ (\d+)$/, "[$1]"), bars);
+    for (const place of [...new Set(mine.map(barPlace))].sort()) {
+      chart.lane(place, mine.filter((bar) => barPlace(bar) === place).map((bar) => this.bar(bar, from)));
     }
   }
 
@@ -168,7 +167,8 @@ class RunPanel {
   }
 }
 
-const lanePlace = ({ pool, first, last }) => `${pool}[${first}${last > first ? `-${last}` : ""}]`;
+const barPlace = ({ pool, device }) => `${pool} ${device}`.replace(/ (\d+)( beside)?$/, "[$1]$2"); // 0, or "0 beside"
+const lanePlace = ({ pool, first, last, beside }) => `${pool}[${first}${last > first ? `-${last}` : ""}]${beside ? " beside" : ""}`;
 
 // As the charts' own, but for one value alone.
 function yRange(_, from, to) {
