@@ -124,8 +124,8 @@ def fitted(text: str, width: int) -> str:
     """Return a text whose lines have at most so many characters, but for longer words.
 
     A line that is broken goes on below its second column, where two spaces part it from the first, else
-    behind where it began, past a mark in its first place. What a shell is to read as one word is not broken, nor
-    a line of a file and the mark below it, which a terminal breaks at the same column.
+    behind where it began, past a mark in its first place. What a shell is to read as one word is not broken,
+    nor a line of a file and the mark below it, which a terminal breaks at the same column.
 
     Example:
         >>> print(fitted("+ move prompt to main[0-7]", 16))
