@@ -26,6 +26,7 @@ TWINS = re.compile(r"-(Instruct|Base|Thinking|Think|SFT|DPO|Zero|it|pt|1M)(?=-|$
 DATES = re.compile(r"-\d{4}(?=-|$)")
 KIN = re.compile(r"(?<=2\.5-)(Math-|Coder-|VL-)|(?<=Qwen3-)VL-")
 SEEING = re.compile(r"Qwen(2\.5|3)-VL-")  # with a longer context than the model of their text
+ON_HUB = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")  # names that a model on the hub may have
 
 
 class Size:
@@ -223,11 +224,13 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
 
 def _downloaded(name: str) -> Path | None:
     """Return the ``config.json`` of a model on the hub that lies in this machine's cache of it."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home) / "hub")
-    folder = hub / f"models--{name.replace('/', '--')}"
+    if not ON_HUB.fullmatch(name):
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home) / "hub"
+    folder = Path(os.path.expanduser(hub)) / f"models--{name.replace('/', '--')}"
     main = folder / "refs/main"
-    commit = main.read_text(encoding="utf-8").strip() if main.is_file() else "-"
+    commit = main.read_text(encoding="utf-8", errors="replace").strip() if main.is_file() else "-"
     file = folder / "snapshots" / commit / "config.json"
     return file if file.is_file() else None
 
@@ -238,10 +241,9 @@ def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tup
 
 
 def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
-    family = kind.plain() if (kind := tree.items.get("model_type")) else ""
-    if (
-        family in TEXTS
-    ):  # some have the fields of their text apart, but for whether embedding and head are one
+    family = str(kind.plain()) if (kind := tree.items.get("model_type")) else ""
+    if family in TEXTS:
+        # some have the fields of their text apart, but for whether embedding and head are one
         text, tied = tree.items.get("text_config", tree), "tie_word_embeddings"
         own = {"model_type": Tree(TEXTS[family], tree.mark), tied: tree.items.get(tied)}
         fields = {**text.items, **{key: value for key, value in own.items() if value}}
@@ -267,8 +269,10 @@ def known_models() -> tuple[str, ...]:
 def _unknown(path: str) -> GraphError:
     law = f"the size of `{path}` is not known: it is no folder with a `config.json`, no shipped card, and "
     law += "in no cache of the hub on this machine"
-    remedy = "put the model's `config.json` into a folder and give its path, or fetch it into the cache: "
-    remedy += f"hf download {path} config.json; {WITHOUT}"
+    remedy = "put the model's `config.json` into a folder and give its path"
+    if ON_HUB.fullmatch(path):
+        remedy += f", or fetch it into the cache: hf download {path} config.json"
+    remedy += f"; {WITHOUT}"
     if path == OPEN:
         law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
     elif near := nearest(path, known_models()):

@@ -166,6 +166,14 @@ def test_a_config_in_the_cache_of_the_hub_is_found(tmp_path: Path, monkeypatch: 
     (tmp_path / "home").mkdir()
     (tmp_path / "home/hub").symlink_to(tmp_path)
     assert size_of("me/mine").parameters
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", "~/home")
+    assert size_of("me/mine").parameters
+    (model / "refs/main").write_bytes(b"\xff")
+    for name in ("me/mine", "/models/" + 20 * "some-experiment/"):  # longer than a name of a file may be
+        with pytest.raises(GraphError, match="in no cache of the hub") as caught:
+            size_of(name)
+        assert ("hf download" in str(caught.value)) == (name == "me/mine")
 
 
 def test_a_folder_with_a_config(tmp_path: Path) -> None:
