@@ -26,7 +26,7 @@ import networkx as nx
 from rlgraph.ir.intervals import cycle, settled
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import with_order
-from rlgraph.planning.simulate import BrokenPlanError, period, simulate, steady, weighed
+from rlgraph.planning.simulate import BrokenPlanError, occupied, period, simulate, steady, weighed
 
 # where no cluster says what steps take: relative times, in the order of what they usually take
 ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
@@ -155,7 +155,7 @@ def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     while ready:
         at, longest, number = heapq.heappop(ready)
         step = by_id[number]
-        pools = [pool for pool in (step.pool, step.source) if pool]
+        pools = occupied(step)
         start = max([at, *(free.get(pool, 0.0) for pool in pools)])
         if start > at:  # a pool is busy: another step may go first
             heapq.heappush(ready, (start, longest, number))

@@ -240,3 +240,12 @@ def test_a_reward_beside_the_devices_holds_up_only_those_that_read_it() -> None:
     assert busy(plan, seconds) == {"main": len(plan.steps) - 1}
     lane = next(lane for lane in lanes(plan) if lane.beside)
     assert lane.steps == {reward.id}
+
+
+def test_steps_are_ordered_as_if_a_reward_beside_the_devices_took_none_of_their_time() -> None:
+    plan = compile_graph("decoupled_ppo", devices=4)
+    took = {"sync:policy": 4.0, "prompts": 4.0, "repartition:rollout": 2.0, "rollout": 1.0}
+    took |= {"repartition:answer*samples": 0.5, "answer*samples": 2.0, "rewards": 4.0, "advantages": 4.0}
+    took |= {"repartition:old_logprobs": 0.5, "old_logprobs": 1.0, "repartition:update_policy": 4.0}
+    made = pipeline(plan, timed(plan, **took))
+    assert period(simulate(made, timed(made, **took), 12), 12) < 19  # ordered as if it did, 21.5
