@@ -129,17 +129,19 @@ def _doubled(
 ) -> list[Candidate]:
     """Return what was tried and more layouts, in which ever more devices share rows or divide a model.
 
-    With each doubling a device computes or holds half as much, and sends more instead. So where something
-    fits and a doubling is no gain, no further one is tried, unless the graph itself asks for several devices.
+    With each doubling a device computes or holds half as much, and sends more instead. So where a doubling
+    fits and is no gain, no further one is tried, unless the graph itself asks for several devices: of those
+    that keep activations, which may fit later, and of those that compute them again, each by itself.
     """
-    asked = False
+    asked, done = False, set[bool]()
     for ways, alike in groupby(more, key=lambda layout: layout.ways):
         asked |= ways == 1
         before = min(candidate.rank for candidate in tried)
         even = [layout for layout in alike if not any(count % ways for count in layout.trained(total))]
-        tried = [*tried, *_all(even, plan, total, attempt)]
-        if not asked and before[0] is False and min(candidate.rank for candidate in tried) == before:
-            break
+        doubled = _all((layout for layout in even if layout.recompute not in done), plan, total, attempt)
+        tried = [*tried, *doubled]
+        if not asked and min(candidate.rank for candidate in tried) == before:
+            done |= {one.layout.recompute for one in doubled if one.layout and one.fits}
     return tried
 
 

@@ -160,6 +160,16 @@ def test_devices_share_rows_that_one_cannot_hold() -> None:
     assert not any(candidate.fits for candidate in others)
 
 
+def test_a_doubling_that_does_not_fit_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096,))
+    paths = [f"models.{name}.path=Qwen/Qwen2.5-7B" for name in ("policy", "ref")]
+    found, best = autoplace("grpo", [*paths, "rollout.max_new_tokens=16000"], Target("h100-4", None, 8000))
+    kept = [one for one in found if one.layout and one.layout.sequence and not one.layout.recompute]
+    assert {one.layout.sequence for one in kept if one.layout and not one.fits} == {2}
+    policy = best.models["policy"].train  # with recompute, rows over 2 devices fit and are no gain
+    assert policy and policy.sequence_parallel == 4 and not policy.recompute
+
+
 def test_the_command_prints_a_table_and_saves_the_best(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = call("plan", "grpo", "--cluster", "h100-8", "--autoplace", *SEVEN, "-o", str(path))
