@@ -157,7 +157,7 @@ def error(ratios: list[float]) -> float:
 def show(title: str, rows: list[Run]) -> None:
     """Print a table of runs, and the error of each phase."""
     print(
-        f"{title}\n  {'run':<28}{'from':<12}{'phase':<12}{'measured':>9}{'predicted':>18}{'ratio':>7}  inside"
+        f"{title}\n  {'run':<30}{'from':<12}{'phase':<12}{'measured':>9}{'predicted':>18}{'ratio':>7}  inside"
     )
     ratios: dict[str, list[tuple[float, bool]]] = {phase: [] for phase in PHASES}
     for run in rows:
@@ -166,7 +166,7 @@ def show(title: str, rows: list[Run]) -> None:
             said = "inferred from" if inferred else "yes" if inside else "no"
             span = f"{best:,.0f} to {worst:,.0f} s"
             print(
-                f"  {run.run:<28}{run.source:<12}{phase:<12}{seconds:>7.1f} s{span:>18}{ratio:>7.2f}  {said}"
+                f"  {run.run:<30}{run.source:<12}{phase:<12}{seconds:>7.1f} s{span:>18}{ratio:>7.2f}  {said}"
             )
             if not inferred:
                 ratios[phase].append((ratio, inside))
