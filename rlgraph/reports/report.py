@@ -115,7 +115,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         why = str(error).splitlines()[0]
     if cluster and timed:
         plan = Priced.of(run_dir, cluster, prompt_tokens).priced(timed)
-    rows, outside, whole = _rows(plan, timed)
+    rows, whole = _rows(plan, timed)
     seconds = {row.step: row.measured for row in rows}
     if timed and (cluster or (plan and plan.origin and plan.origin.target)):
         try:
@@ -124,6 +124,10 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
             why = str(error).splitlines()[0]
     of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
     took = busy(plan, of_steps) if plan and whole else {}
+    chain = critical_path(plan, of_steps) if plan and timed else []
+    # steps of two pools, and those beside devices, overlap: together they may take more than the iteration
+    inside = sum(link.seconds for link in chain) if plan else sum(seconds.values())
+    rest = max(whole.measured - inside, 0.0) if whole else 0.0
     return RunReport(
         run=str(run_dir),
         iterations=sum("time/step" in line for line in lines),
@@ -138,9 +142,9 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         headline=headline(plan) if plan else {},
         response_tokens=response_tokens(timed),
         steps=tuple(sorted(rows, key=lambda row: -row.off)),
-        outside=outside,
+        outside=ReportRow("outside the steps", rest, rest / whole.measured) if whole else None,
         iteration=whole,
-        critical_path=tuple(critical_path(plan, of_steps)) if plan and timed else (),
+        critical_path=tuple(chain),
         idle={pool: max(1 - work / whole.measured, 0.0) for pool, work in took.items()} if whole else {},
         memory=tuple(_memory(plan, lines)),
         outlook=changes,
@@ -155,12 +159,10 @@ def _ended(plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
     return early.reached
 
 
-def _rows(
-    plan: Plan | None, timed: Sequence[MetricsLine]
-) -> tuple[list[ReportRow], ReportRow | None, ReportRow | None]:
-    """Return the steps, the rest, and the iteration: means over those that count."""
+def _rows(plan: Plan | None, timed: Sequence[MetricsLine]) -> tuple[list[ReportRow], ReportRow | None]:
+    """Return the steps and the iteration: means over those that count."""
     if not timed:
-        return [], None, None
+        return [], None
     timers = dict.fromkeys(name for line in timed for name in line if name.startswith("time/"))
     # a step that some iterations leave out takes nothing there
     means = {name: sum(line.get(name, 0.0) for line in timed) / len(timed) for name in timers}
@@ -168,11 +170,8 @@ def _rows(
     seconds = {name.removeprefix("time/"): took for name, took in means.items() if name not in LAST}
     said = {step.node: step.seconds for step in plan.steps} if plan and plan.predicted else {}
     rows = [ReportRow(node, took, took / whole, said.get(node)) for node, took in seconds.items()]
-    # steps of two pools may overlap, and then they add up to more than the iteration
-    rest = max(whole - sum(seconds.values()), 0.0)
     predicted = plan.predicted.seconds if plan and plan.predicted else None
-    outside = ReportRow("outside the steps", rest, rest / whole)
-    return rows, outside, ReportRow("iteration", whole, 1.0, predicted)
+    return rows, ReportRow("iteration", whole, 1.0, predicted)
 
 
 def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]:

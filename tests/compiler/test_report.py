@@ -72,6 +72,18 @@ def test_in_one_pool_it_is_every_step() -> None:
     assert chain(plan, took) == took
 
 
+def test_what_runs_beside_a_device_takes_nothing_from_what_is_outside_the_steps() -> None:
+    plan = compile_graph("grpo", (), 1)
+    took = {"rollout": 4.0, "rewards": 3.0, "old_logprobs": 1.0, "ref_logprobs": 1.5, "update_policy": 3.0}
+    Path("run").mkdir()
+    look_no_further(Path("run"), plan)
+    line = {"step": 1, "time/step": 11.5, **{f"time/{node}": seconds for node, seconds in took.items()}}
+    Path("run/metrics.jsonl").write_text(json.dumps(line) + "\n")
+    report = make_report(Path("run"))
+    assert report.outside  # the reward's last half second is waited for
+    assert report.outside.measured == pytest.approx(11.5 - 4.0 - 3.0 - 3.0)
+
+
 def test_with_generation_ahead_it_is_the_busier_pool() -> None:
     plan = compile_graph("grpo", AHEAD, 8)
     assert chain(plan, {"rollout": 4.0, "ref_logprobs": 1.5, "update_policy": 7.0}) == {
