@@ -111,6 +111,18 @@ def test_a_run_may_begin_without_an_evaluation() -> None:
     assert "\nevaluate after the last, reporting accuracy = mean of rewards\n" in said
 
 
+def test_an_evaluation_needs_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("a", steps=1)
+
+    def refuse(*args: Any) -> None:
+        raise RunError("a checkpoint does not fit")
+
+    monkeypatch.setattr("rlgraph.runtime.rundir.rundir.RunDir.check_room", refuse)
+    assert len(metrics(str(evaluate("a", (), 1, inline=True)))) == 1
+    with pytest.raises(RunError, match="does not fit"):
+        train("b", steps=1)
+
+
 def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.MonkeyPatch) -> None:
     train("a", steps=1)
 
