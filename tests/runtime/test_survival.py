@@ -265,6 +265,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
     assert same_weights("a", "b")
 
 
+@pytest.mark.nightly
 def test_a_time_limit_ends_a_run_with_a_checkpoint(in_demo: None) -> None:
     settings = ("schedule={iterations: 100000}", "--inline", "--run-dir", "a")
     with begun(ONE, *settings, "--time-limit", "20s") as process:
