@@ -148,6 +148,10 @@ def test_models_at_urls_are_copied_once_and_used_from_there(
     assert url in Path("a/plan.json").read_text()
     assert len([*(tmp_path / "cache").rglob("config.json")]) == 1
     memory.rm(url, recursive=True)  # it is not asked again
+    monkeypatch.setenv("MODEL_AT", url)
+    train("d", "models.policy.path=${env:MODEL_AT}", steps=1)
+    assert metrics("d") == metrics("a")
+    assert size_of("${env:MODEL_AT}").parameters == size_of(url).parameters
     export(Path("a"), Path("out"), checkpoint="step-000001")
     assert size_of(url).parameters == size_of("out").parameters
     with pytest.raises(RunError, match="memory://nowhere: there is no such file"):
