@@ -146,7 +146,7 @@ def ready(
     if not is_plan(graph):
         models = (compose(graph, overrides).get("models") or Tree({}, None)).items.values()
         paths = [str(path.value) for model in models if (path := model.get("path"))]
-        COPIES.update({path: local_path(with_values(path)) for path in paths if "://" in path})
+        COPIES.update({path: local_path(url) for path in paths if "://" in (url := with_values(path))})
     plan = _planned(graph, overrides, devices, target, there)
     assert plan.origin
     tree = compose(plan.origin.graph, plan.origin.overrides)

@@ -70,6 +70,7 @@ class TrainingRun:
             StoppedError: it was stopped otherwise, and has saved a checkpoint.
         """
         self._setup(resume)
+        self.folder.check_room(sum(self.calls.all("checkpoint_bytes", engines=True)))
         if resume:
             self._restore()
         with self.signals.orderly():
@@ -182,7 +183,6 @@ class TrainingRun:
         if again:  # what was lost may be ending still
             wait_for_memory(self.plan, places, partial(self.calls.all, "free_memory"))
         self._note(self.calls.all("setup", with_values(self.plan, values), meeting, place=True))
-        self.folder.check_room(sum(self.calls.all("checkpoint_bytes", engines=True)))
 
     def _note(self, reports: Iterable[Report]) -> None:
         """Tell the user once what workers noticed."""

@@ -275,6 +275,9 @@ def _unknown(path: str) -> GraphError:
     remedy += f"; {WITHOUT}"
     if path == OPEN:
         law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
+    elif "://" in path:
+        law = f"the size of `{path}` is not known: a run copies what is at a URL, and a plan does not"
+        remedy = f"copy the model's `config.json` into a folder and plan with its path; {WITHOUT}"
     elif near := nearest(path, known_models()):
         remedy += f"\n  {near}"
     return fail("unknown-size", law, None, (), remedy)

@@ -18,6 +18,6 @@ def with_level(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     own = (
         {LEVEL: level, "TRANSFORMERS_VERBOSITY": level, "TORCH_CPP_LOG_LEVEL": level.upper()} if level else {}
     )
-    if given := own | {name: str(value) for name, value in env.get("env_vars", {}).items()}:
+    if given := own | {name: str(value) for name, value in (env.get("env_vars") or {}).items()}:
         env["env_vars"] = given
     return env

@@ -188,6 +188,9 @@ def test_an_unknown_model_says_how_to_give_one() -> None:
     assert "did you mean `Qwen/Qwen2.5-" in str(caught.value)
     with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder"):
         size_of("nobody/nothing")
+    with pytest.raises(GraphError, match="a run copies what is at a URL, and a plan does not") as caught:
+        size_of("s3://models/Qwen2.5-9B")
+    assert "hf download" not in str(caught.value)
 
 
 def test_an_open_path_is_said_to_be_open() -> None:

@@ -111,6 +111,18 @@ def test_a_run_may_begin_without_an_evaluation() -> None:
     assert "\nevaluate after the last, reporting accuracy = mean of rewards\n" in said
 
 
+def test_an_evaluation_needs_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("a", steps=1)
+
+    def refuse(*args: Any) -> None:
+        raise RunError("a checkpoint does not fit")
+
+    monkeypatch.setattr("rlgraph.runtime.rundir.rundir.RunDir.check_room", refuse)
+    assert len(metrics(str(evaluate("a", (), 1, inline=True)))) == 1
+    with pytest.raises(RunError, match="does not fit"):
+        train("b", steps=1)
+
+
 def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.MonkeyPatch) -> None:
     train("a", steps=1)
 
@@ -136,6 +148,10 @@ def test_models_at_urls_are_copied_once_and_used_from_there(
     assert url in Path("a/plan.json").read_text()
     assert len([*(tmp_path / "cache").rglob("config.json")]) == 1
     memory.rm(url, recursive=True)  # it is not asked again
+    monkeypatch.setenv("MODEL_AT", url)
+    train("d", "models.policy.path=${env:MODEL_AT}", steps=1)
+    assert metrics("d") == metrics("a")
+    assert size_of("${env:MODEL_AT}").parameters == size_of(url).parameters
     export(Path("a"), Path("out"), checkpoint="step-000001")
     assert size_of(url).parameters == size_of("out").parameters
     with pytest.raises(RunError, match="memory://nowhere: there is no such file"):

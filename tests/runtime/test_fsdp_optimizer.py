@@ -78,3 +78,9 @@ def test_a_share_warms_up_and_a_floor_and_waves_are_kept() -> None:
     assert waves[5] == pytest.approx(0) and waves[10] == pytest.approx(1)
     with pytest.raises(ValueError, match="a share of it needs total_steps"):
         options_of({"lr": 1.0, "warmup_steps": 0.1})
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1.0)])
+def test_a_schedule_that_has_ended_stays_where_it_ended(schedule: str, last: float) -> None:
+    rates = rates_of(25, schedule=schedule, min_lr_ratio=0.1, total_steps=10)
+    assert rates[10:] == pytest.approx([last] * 15)

@@ -21,6 +21,7 @@ from ran import assert_gone, metrics, rlgraph, wait_for
 
 from rlgraph.errors import RunError
 from rlgraph.reports.report import make_report, report_text
+from rlgraph.runtime.messages.log_level import LEVEL, with_level
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
@@ -204,6 +205,13 @@ def test_workers_meet_at_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> Non
     run_graph(ONES, ("eval.before=false",), 2, steps=1, run_dir=Path("six"))
     assert [line["step"] for line in metrics("six")] == [1]
     assert any(re.fullmatch(r"tcp://\[::1\]:\d+", arg) for arg in called if isinstance(arg, str))
+
+
+def test_an_environment_without_variables_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LEVEL, raising=False)
+    assert with_level({"env_vars": None, "pip": ["six"]}) == {"env_vars": None, "pip": ["six"]}
+    monkeypatch.setenv(LEVEL, "info")
+    assert with_level({"env_vars": None})["env_vars"][LEVEL] == "info"
 
 
 def test_workers_have_the_environment_and_the_log_level_that_they_are_given(tmp_path: Path) -> None:

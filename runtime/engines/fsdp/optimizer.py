@@ -62,6 +62,8 @@ def make_optimizer(
 def factor_of(options: Optimizer, step: int) -> float:
     """Return the factor on the learning rate of an optimizer step, counted from 0: a warm-up, then a fall.
 
+    From ``total_steps`` on it stays as it is then.
+
     Example:
         >>> falls = Optimizer(lr=1, schedule="linear", warmup_steps=0.2, min_lr_ratio=0.1, total_steps=10)
         >>> [round(factor_of(falls, step), 3) for step in (0, 1, 2, 6, 10)]
@@ -72,7 +74,7 @@ def factor_of(options: Optimizer, step: int) -> float:
         warm = int(warm * total)
     if step < warm:
         return step / warm
-    done = (step - warm) / max(total - warm, 1)
+    done = min((step - warm) / max(total - warm, 1), 1.0)
     shapes = {
         "constant": 1.0,
         "linear": max(0.0, 1 - done),

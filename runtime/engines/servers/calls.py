@@ -170,7 +170,7 @@ class Calls:
             if (reply := await self._reply(ask, server)) is None:
                 continue
             (status, text), client = reply, self.clients[server]
-            if status in (LATE, *client.busy) and (tries := tries + 1) <= self.retries:
+            if status in (LATE, *client.busy) and (ask.aborted or (tries := tries + 1) <= self.retries):
                 if status != LATE:
                     self._lost(server)
                 continue
