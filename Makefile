@@ -49,8 +49,8 @@ nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as 
 	{ $(call again,$(PYTEST) $(NIGHTLY) $$((start + 48 * $(MINUTES)))); } && \
 	{ $(call again,$(SGLANG_PYTEST) $(NIGHTLY) $$((start + 60 * $(MINUTES)))); }
 
-# SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in tests/sglang/cpu
-SGLANG := tests/sglang/cpu
+# SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/engines/sglang/cpu
+SGLANG := runtime/engines/sglang/cpu
 SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) tests/sglang
 .sglang/installed: $(SGLANG)/requirements.txt requirements/sglang-cpu.txt pyproject.toml
 	$(PYTHON) -m venv --clear .sglang

@@ -1,6 +1,6 @@
 """What does it bring to send a request to the server with the least to do, rather than to each in turn?
 
-    PYTHONPATH=tests/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_router.py
 
 Two SGLang servers on this host, each pinned to a core of its own, generate samples whose lengths nobody knows
 beforehand, so many in flight on each at a time. Once each server takes every second request, whatever it has

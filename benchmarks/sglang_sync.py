@@ -1,6 +1,6 @@
 """How fast do weights reach an SGLang server, and how long does it take to sleep and wake?
 
-    PYTHONPATH=tests/sglang/cpu .sglang/bin/python benchmarks/sglang_sync.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_sync.py
 
 A random Qwen2 in float32 (bfloat16 on a GPU) is sent to a server of the same host as an engine does: in
 buckets of bounded size, through shared memory or CUDA IPC, then broadcast, then by files. Beside them stands

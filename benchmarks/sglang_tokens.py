@@ -1,6 +1,6 @@
 """How many tokens per second come through our client, beside SGLang's own offline engine?
 
-    PYTHONPATH=tests/sglang/cpu .sglang/bin/python benchmarks/sglang_tokens.py
+    PYTHONPATH=runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sglang_tokens.py
 
 Both run the same model with the same settings, prompts, samples and log-probs, and take turns; the one that
 waits sleeps. Ours speaks HTTP to a server, a request a sample; theirs (``sglang.Engine``) hands a whole batch

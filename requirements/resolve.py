@@ -25,7 +25,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 PROJECT = FOLDER.parent / "pyproject.toml"
-SGLANG_CPU = FOLDER.parent / "tests/sglang/cpu/requirements.txt"
+SGLANG_CPU = FOLDER.parent / "runtime/engines/sglang/cpu/requirements.txt"
 PLATFORM = "x86_64-manylinux_2_34"  # the oldest that SGLang 0.5.23 has wheels for
 BUILDS = re.compile(r"(torch|torchvision|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")  # other on every index
 HASHED = ("--universal", "--python-version", "3.11", "--generate-hashes")
@@ -56,7 +56,7 @@ SETS: dict[str, tuple[str, Arguments]] = {
         (str(PROJECT), *("--extra", "run", "--extra", "dev"), *HASHED, "-c", str(FOLDER / "torch.txt")),
     ),
     "sglang-cpu.txt": (
-        "What tests/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
+        "What runtime/engines/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
         (str(SGLANG_CPU), "--no-deps", *HASHED),
     ),
 }

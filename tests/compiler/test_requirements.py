@@ -58,7 +58,7 @@ def test_the_sets_agree_on_what_decides_numbers() -> None:
 
 
 def test_sglang_is_tested_with_the_versions_of_the_set() -> None:
-    cpu, have = pins(ROOT / "tests/sglang/cpu/requirements.txt"), pins(FILES["3.11"])
+    cpu, have = pins(ROOT / "runtime/engines/sglang/cpu/requirements.txt"), pins(FILES["3.11"])
     assert {name for name in cpu.keys() & have.keys() if cpu[name] != have[name]} == OF_CPU
     run = PROJECT["project"]["optional-dependencies"]["run"]
     assert {canonicalize_name(Requirement(text).name) for text in run} <= cpu.keys()
@@ -104,7 +104,7 @@ def test_the_set_of_tests_is_a_solution_of_the_project() -> None:
 
 
 def test_the_set_of_sglangs_tests_is_what_is_listed_but_for_builds() -> None:
-    listed = pins(ROOT / "tests/sglang/cpu/requirements.txt")
+    listed = pins(ROOT / "runtime/engines/sglang/cpu/requirements.txt")
     have = {
         canonicalize_name(r.name): str(r.specifier)[2:] for r in map(Requirement, locked("sglang-cpu.txt"))
     }
