@@ -226,7 +226,7 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     if "old_logprobs" in batch:
         now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
         if loss.body is losses.decoupled_ppo_approx:
-            old = losses.proximal(now, old, loss.attributes["staleness"])
+            old = losses.proximal(now, old, loss.attributes.get("staleness", 1.0))
         measured["kl_old"] = losses.kl(old, now, "k3")
         measured["ratio"] = rho = losses.ratio(now, old)
         if loss.body is gspo:
