@@ -18,13 +18,7 @@ from rlgraph.ops.declare import Role
 
 Metrics = dict[str, Metric | tuple[Any, Any]]  # scalars on the micro-batch's device
 NO_ADVANTAGE = 1e-6  # what is less is rounding
-SPREAD = (
-    "advantage",
-    "ratio",
-    "return",
-    "value",
-    "rollout_gap",
-)  # deviation, least and most are measured too
+SPREAD = ("advantage", "ratio", "return", "value", "rollout_gap")  # of which there are _std, _min and _max
 PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 
 
@@ -226,7 +220,7 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     if "old_logprobs" in batch:
         now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
         if loss.body is losses.decoupled_ppo_approx:
-            old = losses.proximal(now, old, loss.attributes.get("staleness", 1.0))
+            old = losses.proximal(now, old, loss.attributes["staleness"])
         measured["kl_old"] = losses.kl(old, now, "k3")
         measured["ratio"] = rho = losses.ratio(now, old)
         if loss.body is gspo:
@@ -239,13 +233,15 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
 
 def _metrics(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
     """Return metrics over the loss mask of each measure, on its device, without waiting for it."""
-    mask, metrics = loss_mask.values, Metrics()
+    mask, count, metrics = loss_mask.values, loss_mask.values.sum(), Metrics()
     for name, values in measured.items():
-        moments = _moments(values, loss_mask)
-        metrics[name] = Metric("mean", "tokens", {part: moments[part] for part in ("count", "total")})
+        values = values.detach()
+        masked = torch.where(mask, values.double(), 0)
+        mean = {"count": count, "total": masked.sum()}
+        metrics[name] = Metric("mean", "tokens", mean)
         if name in SPREAD:
-            least, most = (torch.where(mask, values.detach(), far) for far in (math.inf, -math.inf))
-            metrics[f"{name}_std"] = Metric("std", "tokens", moments)
+            least, most = (torch.where(mask, values, far) for far in (math.inf, -math.inf))
+            metrics[f"{name}_std"] = Metric("std", "tokens", mean | {"squares": masked.square().sum()})
             metrics[f"{name}_min"] = Metric("min", "tokens", {"least": least.amin()})
             metrics[f"{name}_max"] = Metric("max", "tokens", {"most": most.amax()})
     return metrics

@@ -283,9 +283,8 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
 
     difference = rlgraph.api.diff(a, b)
     if form == "yaml":
-        click.echo(
-            diff_yaml(difference.edits), nl=False
-        )  # its escapes are spelled out, and no line is broken
+        # its escapes are spelled out, and no line is broken
+        click.echo(diff_yaml(difference.edits), nl=False)
     else:
         options.say(str(difference), nl=False)
     ctx.exit(1 if difference else 0)

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.messages.address import host_port
 from rlgraph.runtime.rundir.trackers import SampleRow, Values
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +44,7 @@ class MetricsEndpoint:
         except (OSError, ValueError, OverflowError) as error:
             law = f"--metrics-port {address}: nothing can listen there: {error}"
             raise RunError(f"{law}\n  name another: 9464, or 0.0.0.0:9464 for other hosts to ask") from None
-        self.url = f"http://{self.server.server_address[0]!s}:{self.server.server_address[1]}/metrics"
+        self.url = f"http://{host_port(str(self.server.server_address[0]), self.server.server_port)}/metrics"
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

@@ -174,7 +174,8 @@ def function_of(name: str, op: Op, loss: str = "") -> tuple[Function, dict[str, 
     if loss:
         declared = registry.load(LOSSES[loss], loss, Loss)
         kinds |= {name: kind for name, kind in types_of(declared.inputs).items() if name != "logprobs"}
-        hooks = {"loss": Function(LOSSES[loss], {})}
+        defaults = {key: field.default for key, field in declared.attributes.model_fields.items()}
+        hooks = {"loss": Function(LOSSES[loss], defaults)}
     function = Function(
         target=OPS[name],
         attributes=ATTRIBUTES.get(name, {}),
