@@ -64,6 +64,7 @@ OPS: dict[str, str] = {
     "correction.tis": "rlgraph.nodes.select.correction:tis",
     "correction.mis": "rlgraph.nodes.select.correction:mis",
     "correction.reject": "rlgraph.nodes.select.correction:reject",
+    "filter.all": "rlgraph.nodes.select.filter:everything",
     "filter.mixed": "rlgraph.nodes.select.filter:mixed",
     "filter.threshold": "rlgraph.nodes.select.filter:threshold",
     "filter.widest": "rlgraph.nodes.select.filter:widest",

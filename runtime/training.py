@@ -115,7 +115,9 @@ class TrainingRun:
         if profiled:
             self.calls.all("begin_profile", place=True)
         since, end = time.time(), self._boundary()
-        for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
+        for execution in stretch(
+            self.plan, self.driver, self.state, end, self._stops, self._kept, self.total
+        ):
             values, since = self._measured(execution, since), time.time()
             values |= {"time/save": self.standing} if self.standing else {}
             self.standing = 0.0
@@ -224,6 +226,7 @@ class TrainingRun:
             states=state.states,
         )
         self.calls.when = f"in the evaluation {after(self.state.iteration)}"
+        self.driver.settle()
         self.driver.submit((execution, step) for step in self.plan.eval_steps)
         self.driver.finish(execution)
         self.folder.timeline(execution.ran, self.state.iteration, spans=True)

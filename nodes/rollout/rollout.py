@@ -58,6 +58,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
     when={**CUT, "routing": "routing"},
     stores={"routing": "int16"},
     assumes=("routed", "grammar"),
+    streams="rollout.partial",
     roles={**SAMPLING, "routing": "routing"},
 )
 def rollout(

@@ -13,6 +13,16 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, boolean, float32, int64, op, samples
 
 
+@op(filters=True)
+def everything(group: int64[samples]) -> boolean[samples]:
+    """Keep all samples: with ``refill``, behind rollout.partial, only what has not finished is left out.
+
+    Example:
+        finished: {op: filter.all, refill: {keep: 1}}
+    """
+    return torch.ones_like(group, dtype=torch.bool)
+
+
 @op(filters=True, rows="group")
 def mixed(
     ctx: Context,

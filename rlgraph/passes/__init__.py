@@ -15,10 +15,12 @@ from rlgraph.passes.partition import partition
 from rlgraph.passes.place import place
 from rlgraph.passes.prune import prune
 from rlgraph.passes.refill import refill
+from rlgraph.passes.stream import stream
 from rlgraph.passes.versions import version
 from rlgraph.passes.weight_sync import sync
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    stream,
     infer,
     version,
     prune,  # nothing must have been inserted for nodes that go

@@ -38,6 +38,9 @@ def place(graph: Graph) -> Graph:
 
 def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
     """Return the pool that a node has to be on, if there is one."""
+    if node.kind.facts.collects and graph.regions[node.after[0]].streams:
+        trains = (other for other in graph.nodes if other.updates)  # what streams goes to where it is read
+        return graph.engines[f"{next(trains).model}.train"]
     if node.kind.facts.at_filter:
         return pools[node.after[0]]  # the pool of its filter, which marks the rows that stay
     if node.call and node.op.engine:

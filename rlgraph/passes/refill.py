@@ -76,6 +76,9 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
     tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
     because = f"`{filtering.name}` refills: the steps from `{region.source}` on are repeated with the next "
     because += f"{region.kind} until {region.rows} rows stay, {tries}"
+    if region.streams:
+        because = f"`schedule.stream`: rows come as they finish, and an iteration takes {region.rows} that "
+        because += f"were begun at most {region.keep} update{'s' * (region.keep != 1)} before"
     collect = Node(
         name=f"collect:{filtering.name}",
         kind=Kind.COLLECT,
@@ -111,6 +114,7 @@ def _region(graph: Graph, filtering: Node) -> Region:
         over_sample=wanted.over_sample,
         keep=wanted.keep,
         policy=wanted.policy or "",
+        streams=graph.schedule.stream is not None,
     )
 
 

@@ -137,6 +137,10 @@ def _repeated(plan: Plan, region: str) -> str:
     """Return the line above the steps of a region."""
     numbers = [step.id for step in plan.steps if step.region == region and not step.facts.collects]
     wanted = plan.regions[region]
+    if wanted.streams:
+        begun = (wanted.keep + 1) * wanted.rows
+        law = f"all along, steps {numbers[0]} to {numbers[-1]}, on rows as they finish"
+        return f"  {law}; at most {begun:,} rows are begun and not used"
     rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
     return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
 

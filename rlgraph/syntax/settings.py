@@ -52,6 +52,26 @@ class Stop(Section):
     times: Count = option(1, "how often in a row it has to be measured so.")
 
 
+class Stream(Section):
+    """Streaming: groups go on as they finish, and new weights reach generation while the rest of it goes on.
+
+    ``stream: {}`` is all of the defaults.
+    """
+
+    staleness: Natural = 1
+    """by how many updates the weights that draw a token may be older than those that an update of it starts
+    from. 0: only what one iteration needs is begun."""
+    order: str = "fifo"
+    """which groups an iteration takes. fifo: the first to finish, and before them those that would be too old
+    in the next. in_order: in the order of their prompts, and weights change only where nothing is begun, so
+    that runs repeat. Or a function in a file, as my_buffer.py:name, as of `refill.policy`."""
+    too_old: Literal["wait", "drop", "correct"] = "wait"
+    """what becomes of a group that would be older. wait: the iteration waits for it. drop: it is dropped.
+    correct: it is used, and the loss corrects for any age."""
+    in_flight: Count | None = option(None, "groups begun at a time, at most; null: as staleness allows.")
+    chunk: Count = option(64, "tokens of each sample between two looks at what has finished.")
+
+
 class Schedule(Section):
     """Length of a run, and what is kept on the way."""
 
@@ -62,6 +82,9 @@ class Schedule(Section):
     staleness: Natural = 0
     """how many iterations generation may run ahead of training, on a pool of its own: as many iterations old
     are its weights. 0: both take turns."""
+    stream: Stream | None = None
+    """whether generation, on a pool of its own, streams, and how stale rows may be. null: an iteration's
+    rows are drawn as a whole."""
     stop: Stop | None = option(None, "the metric that ends the run early; null: none does.")
     save_every: Natural = option(0, "iterations between checkpoints; 0: only at the end.")
     keep: Count = option(2, "checkpoints that stay on disk.")

@@ -21,6 +21,7 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import plan_text, sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.driver.flow import Flow
 from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
 from rlgraph.runtime.driver.refill import repeated
@@ -91,11 +92,18 @@ class Driver:
         self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
+        self.flows: dict[str, Flow] = {}  # of each region that streams
 
     def submit(self, steps: Iterable[tuple[Execution, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
         mine = [(execution, step) for execution, step in steps if not repeated(step)]
         self.waiting += [Queued(execution, step, needs_of(execution, step)) for execution, step in mine]
+        for execution, step in mine:
+            for name, flow in self.flows.items():
+                if step.facts.syncs and flow.models & step.models.keys():
+                    flow.synced(execution.entry.iteration)
+                if step.facts.collects and step.region == name:
+                    flow.want(execution, execution.streams[name])
         self._hand_over()
 
     def finish(self, execution: Execution) -> None:
@@ -105,8 +113,20 @@ class Driver:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
             LostError: a step failed as a worker is gone.
         """
+        self._until(lambda: execution.done, execution)
+
+    def settle(self) -> None:
+        """Where weights change only between groups, go on until none is begun; raises as ``finish``."""
+        for flow in self.flows.values():
+            if flow.settings.order == "in_order" and flow.whole:
+                self._until(lambda flow=flow: flow.is_settled, flow.whole)
+
+    def _until(self, there: Callable[[], bool], execution: Execution) -> None:
         last, before = time.monotonic(), dict[str, Step]()
-        while not execution.done:
+        while not there():
+            self._stream(execution)
+            if there():
+                return
             assert self.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
             running = self._running()
             self.watch(running)
@@ -120,6 +140,17 @@ class Driver:
                 self._hand_over()
             elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
                 raise self._too_late(execution, f"nothing came for {silent:.0f} s (schedule.timeout)")
+
+    def _stream(self, execution: Execution) -> None:
+        """Begin the next round of each region that streams, and hand over what its rows were missing for."""
+        for flow in self.flows.values():
+            try:
+                begun = flow.advance()
+            except RunError as error:
+                raise self._failed(execution, flow.collect, (flow.collect.pool, 0), error) from error
+            self.waiting += [Queued(*one, needs_of(*one)) for one in begun]
+        if self.flows:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait

@@ -65,6 +65,7 @@ class Execution:
         waiting: Mapping[str, Waiting] | None = None,
         controls: Mapping[str, float] | None = None,
         states: Mapping[str, str] | None = None,
+        flows: Mapping[str, Any] | None = None,
     ) -> None:
         """Start an iteration.
 
@@ -78,6 +79,7 @@ class Execution:
             waiting: of each region, what the iterations before left over.
             controls: adaptive numbers behind the iterations before ``before``, or before this execution.
             states: of each node that keeps one, its state then, as JSON.
+            flows: of each region that streams, its ``Flow``.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
         self.waiting, self.controls, self.states = waiting or {}, controls or {}, states or {}
@@ -87,7 +89,7 @@ class Execution:
         every = [self.as_it_runs(step) for step in every]
         self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns, self.domains = plan.columns[phase], plan.domains[phase]
-        self.streams = streams(plan, every, entry.iteration)
+        self.streams = streams(plan, every, entry.iteration, flows or {})
         self.rounds: dict[str, list[Execution]] = {region: [] for region in self.streams}
         self._begin([step for step in every if not repeated(step)], keep)
 

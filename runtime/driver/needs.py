@@ -24,6 +24,8 @@ def needs_of(execution: Execution, step: Step) -> set[Need]:
     """Return what the calls of a step depend on; of a collect, what its region's first round does."""
     if step.facts.collects:
         stream = execution.streams[step.region]
+        if stream.region.streams:
+            return {(execution, filled(step.region))}
         measured = {need for inner in stream.steps for need in _measured(execution, inner)}
         measured |= {need for inner in stream.steps for need in _stated(execution, inner)}
         return measured | {*_positioned(execution, stream.region.source)}

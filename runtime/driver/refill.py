@@ -8,8 +8,9 @@ collect   what waited from the iteration before, then the rounds in order: exact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -134,8 +135,16 @@ def repeated(step: Step) -> bool:
     return bool(step.region) and not step.facts.collects
 
 
-def streams(plan: Plan, steps: Sequence[Step], iteration: int) -> dict[str, Stream]:
-    """Return filter -> a stream for each region whose rows are collected by one of the steps."""
+def streams(plan: Plan, steps: Sequence[Step], iteration: int, flows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return filter -> a stream for each region whose rows are collected by one of the steps.
+
+    Of one that streams, it is the ``Intake`` of its ``Flow``.
+    """
     ends = {step.region: step for step in steps if step.facts.collects}
     inside = {name: [s for s in steps if s.region == name and repeated(s)] for name in ends}
-    return {name: Stream(plan.regions[name], inside[name], end, iteration) for name, end in ends.items()}
+    return {
+        name: flows[name].intake(iteration)
+        if name in flows
+        else Stream(plan.regions[name], inside[name], end, iteration)
+        for name, end in ends.items()
+    }

@@ -61,6 +61,7 @@ class Round(Execution):
         self.collect = stream.collect
         self.source = next(step for step in stream.steps if step.node == stream.region.source)
         self.partial = next((step for step in stream.steps if step.leaves), None)
+        self.drawing = self.partial or next(step for step in stream.steps if step is not self.source)
         kept = self.source.writes if self.partial else ()
         self._begin(stream.steps, frozenset((*stream.collect.reads, *kept)))
 
@@ -68,7 +69,11 @@ class Round(Execution):
         """Return the outcome of the round, once it is done."""
         asked = self.rows.source_rows(self.source.node) - len(self.begun.prompts)
         seen = self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
-        return Outcome(self._kept(), asked, seen, self._unfinished())
+        return Outcome(self._kept(), asked, seen, self.unfinished())
+
+    def groups(self) -> Any:
+        """Return int64: the numbers of its prompts."""
+        return self.numbers(self.columns[self.source.writes[0]].domain)
 
     def _kept(self) -> BufferedRows:
         """Return the rows that the region's filter kept."""
@@ -78,7 +83,7 @@ class Round(Execution):
         numbers = self.numbers(parent)[rows] // self.region.times
         return BufferedRows(self.rows.lengths(domain), numbers, self._made(numbers), columns)
 
-    def _unfinished(self) -> Waiting:
+    def unfinished(self) -> Waiting:
         """Return the groups that are not whole yet."""
         if self.partial is None:
             return Waiting()

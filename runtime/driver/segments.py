@@ -20,6 +20,7 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.flow import Flow
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.row_buffer import Waiting
 from rlgraph.runtime.driver.states import states_after
@@ -55,6 +56,7 @@ def stretch(
     end: int,
     stop: Callable[[], bool],
     keep: Callable[[int], frozenset[str]],
+    last: int = 0,
 ) -> Iterator[Execution]:
     """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
 
@@ -65,12 +67,14 @@ def stretch(
         end: the number of iterations after which the stretch ends.
         stop: once it says so, no further iteration is begun.
         keep: from an iteration, counted from 0, the columns that outlive their last reader.
+        last: the number of iterations of the run.
 
     Raises:
         StepError: a step failed, or took longer than ``schedule.timeout``.
         LostError: a step failed as a worker is gone.
     """
     ahead = lead(plan)
+    _open(plan, driver, state, last)
     start, first = Entry(state.iteration, dict(state.versions)), state.iteration
     executions: dict[int, Execution] = {}
     early: list[tuple[int, Step]] = []  # submitted with the slot before
@@ -84,14 +88,25 @@ def stretch(
                 entry = _entry(plan, start, iteration)
                 before = executions.get(iteration - 1)
                 past = state.positions, before, keep(iteration), state.waiting, state.controls, state.states
-                executions[iteration] = Execution(plan, "train", entry, *past)
+                executions[iteration] = Execution(plan, "train", entry, *past, driver.flows)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
         mine = [(executions[iteration], step) for iteration, step in (*steps, *early)]
+        driver.settle()
         driver.submit((execution, execution.as_it_runs(step)) for execution, step in mine)
         if now >= first:
             driver.finish(executions[now])
-            yield _complete(executions, now, state)
+            yield _complete(executions, now, state, driver)
+
+
+def _open(plan: Plan, driver: Driver, state: State, last: int) -> None:
+    """Let regions that stream go on from where they are, or from what a checkpoint has, to the last iteration."""
+    for name, region in plan.regions.items():
+        if region.streams and name not in driver.flows:
+            waiting, position = state.waiting.get(name, Waiting()), state.positions.get(region.source, 0)
+            driver.flows[name] = Flow(plan, name, waiting, position, lambda: driver.sent)
+    for flow in driver.flows.values():
+        flow.last = last or plan.iterations
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:
@@ -116,12 +131,13 @@ def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
     return {model: version + new[model] for model, version in start.versions.items()}
 
 
-def _complete(executions: dict[int, Execution], iteration: int, state: State) -> Execution:
+def _complete(executions: dict[int, Execution], iteration: int, state: State, driver: Driver) -> Execution:
     """Take an iteration out of the pipeline, and note what it leaves."""
     execution = executions.pop(iteration)
     state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
     state.positions, state.waiting = execution.positions_after(), execution.waiting_after()
+    state.positions |= {flow.region.source: flow.taken() for flow in driver.flows.values()}
     state.controls, state.states = controls_after(execution), states_after(execution)
     if follower := executions.get(iteration + 1):
         follower.before, follower.controls, follower.states = None, state.controls, state.states

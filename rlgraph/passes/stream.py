@@ -1,0 +1,143 @@
+"""Makes generation for training a region that streams: ``schedule.stream``.
+
+    prompts ─> rollout ─> rewards ─┐                              groups, each as it finishes
+                  └── tokens ──────┴─> finished ─> collect ─> advantages ─> update
+
+The region is a filter's with ``refill`` (see refill.py), the graph's own or one that keeps all rows, behind
+all that needs no weights of a model that is trained, and sees rows or groups alone. The rollout is replaced
+by the op that leaves what has not ended for later (``@op(streams=...)``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.frontend.infer import infer
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ops.registry import load
+from rlgraph.nodes import OPS
+from rlgraph.passes.trace import writer
+from rlgraph.syntax.settings import Refill
+
+FINISHED, KEEPS_ALL = "finished", "filter.all"
+
+
+def stream(graph: Graph) -> Graph:
+    """Give a graph with ``schedule.stream`` the filter behind which its rows are collected as they finish.
+
+    Raises:
+        GraphError: nothing generates on a pool of its own, a node before the rollout can't be repeated, or a
+            rollout can't leave what has not ended.
+    """
+    settings = graph.schedule.stream
+    if settings is None or graph.report:
+        return graph
+    drawing = _drawing(graph)
+    names = {node.name for node in drawing}
+    nodes = [_leaving(graph, node) if node.name in names else node for node in graph.nodes]
+    refills = [node for node in nodes if node.refill]
+    if refills:
+        kept = {"keep": settings.staleness}
+        nodes = [
+            replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes
+        ]
+        return replace(graph, nodes=tuple(nodes))
+    typed = infer(replace(graph, nodes=tuple(nodes)))
+    inside = _inside(typed, drawing)
+    if clash := [node for node in nodes if node.name == FINISHED]:
+        law = f"`schedule.stream` names the rows that have finished `{FINISHED}`, and a node has that name"
+        raise GraphError([Problem("stream-name", law, clash[0].mark, (), "give the node another")])
+    read = {
+        node.name
+        for node in typed.nodes
+        if node.call and node.name not in inside and any(writer(typed, c).name in inside for c in node.reads)
+    }
+    rows = [replace(n, rows=(FINISHED,)) if n.name in read and not n.rows else n for n in nodes]
+    return replace(graph, nodes=(*rows, _finished(drawing[0], settings.staleness)))
+
+
+def _drawing(graph: Graph) -> list[Node]:
+    """Return the nodes that generate, on a pool of its own, with a model that is trained."""
+    trained = {node.model for node in graph.nodes if node.updates}
+    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve" and node.model in trained]
+    apart = [
+        n for n in serving if graph.engines[f"{n.model}.serve"] != graph.engines[f"{n.model}.train"]
+    ]
+    if apart and not graph.schedule.staleness:
+        return apart
+    law, mark = "`schedule.stream`: generation is to stream beside training; ", None
+    if graph.schedule.staleness:
+        law += f"`schedule.staleness` ({graph.schedule.staleness}) lets it run ahead by whole iterations"
+        remedy = "set: {schedule.staleness: 0, schedule.stream.staleness: "
+        remedy += f"{graph.schedule.staleness}}}"
+    elif serving:
+        law += f"`{serving[0].model}` generates and trains on one pool"
+        remedy = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}, or schedule.stream=null"
+        mark = serving[0].mark
+    else:
+        law += "nothing generates with a model that is trained"
+        remedy = "set: {schedule.stream: null}"
+    raise GraphError([Problem("no-stream", law, mark, (), remedy)])
+
+
+def _leaving(graph: Graph, node: Node) -> Node:
+    """Return a rollout as the op that leaves what has not ended, a look at it every ``stream.chunk`` tokens."""
+    assert graph.schedule.stream
+    name = node.op.name if node.op.declared.leaves else node.op.declared.streams
+    if not name:
+        law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
+        remedy = "replace it by rollout, or set: {schedule.stream: null}"
+        raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
+    op, given = load(OPS[name], name), node.called.attributes
+    fields, own = op.attributes.model_fields, node.op.attributes.model_fields
+    lost = [key for key, value in given.items() if key not in fields and value != own[key].default]
+    if lost:
+        law = f"`{node.name}` is to stream, and `{lost[0]}` does not hold for a sample that is taken up again"
+        remedy = f"remove: [{node.name}.{lost[0]}], or set: {{schedule.stream: null}}"
+        raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
+    defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
+    kept = {key: value for key, value in given.items() if key in fields}
+    attributes = {**defaults, "chunk": graph.schedule.stream.chunk, **kept}
+    call = replace(node.called, op=op, target=OPS[name], attributes=attributes)
+    return replace(node, call=call)
+
+
+def _inside(graph: Graph, drawing: list[Node]) -> set[str]:
+    """Return the nodes whose rows go on one group after the other: up to the rollout, and behind it."""
+    trained = {node.model for node in graph.nodes if node.updates}
+    pools = {graph.engines[f"{model}.train"] for model in trained}
+    before = reached(graph.needs, [node.name for node in drawing], waits=lambda *_: True)
+    inside: set[str] = set()
+    for node in graph.in_order:
+        if not node.call:
+            continue
+        makers = {writer(graph, column).name for column in node.reads}
+        alone = _goes_alone(graph, node, pools)
+        if node.name in before and not alone:
+            law = f"`{node.name}` ({node.op.name}) comes before `{drawing[0].name}`, which streams: it is "
+            law += "to see one group after the other, and needs more than that"
+            raise GraphError([Problem("no-stream", law, node.mark, (), "set: {schedule.stream: null}")])
+        if node.name in before or (alone and makers and makers <= inside):
+            inside.add(node.name)
+    return inside
+
+
+def _goes_alone(graph: Graph, node: Node, pools: set[str]) -> bool:
+    """Return whether a node needs no more than a group at a time, and no device that trains."""
+    declared = node.op.declared
+    if node.op.source:
+        return True
+    if node.trains or node.reads_next or node.when or declared.filters or declared.counts:
+        return False
+    if declared.rows == "all" or declared.state == "keeps" or declared.holds or node.of:
+        return False
+    return node.op.engine is None or graph.engines[f"{node.model}.{node.op.engine}"] not in pools
+
+
+def _finished(drawing: Node, staleness: int) -> Node:
+    """Return the filter that keeps all rows of what has ended."""
+    call = Call(load(OPS[KEEPS_ALL], KEEPS_ALL), OPS[KEEPS_ALL], {}, ins={"group": drawing.called.outs.get("group", "group")})
+    return Node(name=FINISHED, call=call, refill=Refill(keep=staleness), mark=drawing.mark)

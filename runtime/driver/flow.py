@@ -1,0 +1,261 @@
+"""A region that streams: its rounds go on through the iterations, and rows wait in one buffer for an update.
+
+    gen      round 7 | round 8 | sync | round 9 | round 10 ...     a round: some tokens for all that is begun
+    host         rewards of 6, 7 ...                               of the groups that finished in it
+    train    update 1: 512 rows of the buffer    | update 2 ...
+
+What is begun and not used is bounded: (staleness + 1) iterations of rows ahead of the updates that are done.
+So rows never wait for ever: those that were begun with the weights of update v all fit into the iterations up
+to v + staleness, and an iteration takes those first that would be too late for the next (``_chosen``).
+
+A checkpoint has what waits, and what was begun as it was before the oldest round that is still under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlgraph.errors import RunError
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ops.buffer_policy import chosen
+from rlgraph.ops.registry import load_function
+from rlgraph.runtime.driver.adaptive import controls
+from rlgraph.runtime.driver.iteration import Entry, Execution, filled
+from rlgraph.runtime.driver.refill_round import Round
+from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
+
+
+class FlowRound(Round):
+    """One round of a region that streams: its weights are those that generation has when it begins."""
+
+    serving: Callable[[], Mapping[str, int]]
+
+    def versions(self, step: Step) -> dict[str, int]:
+        """Return the versions that a step reads, as they were sent last."""
+        sent = self.serving()
+        return super().versions(step) | {name: sent[name] for name in step.models if name in sent}
+
+    @property
+    def is_drawn(self) -> bool:
+        """Return whether it is known which groups have finished."""
+        return {self.source.id, self.drawing.id} <= self.happened
+
+
+@dataclass
+class Intake:
+    """The rows of a region that streams in one iteration."""
+
+    flow: Flow
+    iteration: int
+    used: BufferedRows | None = None  # set once they are here
+    values: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
+        self.pools = {self.flow.collect.pool}
+
+    def release(self) -> None:
+        """Release the columns: all are collected."""
+        assert self.used
+        self.used = replace(self.used, columns={})
+
+    def leaves(self) -> Waiting:
+        """Return what waits for later."""
+        return self.flow.waiting()
+
+    def measured(self) -> dict[str, float]:
+        """Return metrics: see docs/metrics.md."""
+        return {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
+
+
+class Flow:
+    """The rounds of one region through a run, and what waits behind them."""
+
+    def __init__(
+        self, plan: Plan, name: str, waiting: Waiting, position: int, serving: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Start where ``position`` rows of the source were taken, with what a checkpoint has left waiting."""
+        assert plan.schedule.stream
+        self.settings, self.region, self.serving = plan.schedule.stream, plan.regions[name], serving
+        every = [step for step in plan.steps if step.region == name]
+        self.steps = [step for step in every if not step.facts.collects]
+        self.collect = next(step for step in every if step.facts.collects)
+        self.models = {model for step in self.steps if step.generates for model in step.models}
+        self.buffer, self.position = waiting.rows, position
+        self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
+        # number of a prompt -> the iteration with whose weights it was begun, until its rows are in the buffer
+        pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
+        self.ahead: dict[int, int] = dict(pairs)
+        self.open: deque[FlowRound] = deque()  # the last may be drawing; of the others rows are measured
+        self.wanted: deque[tuple[Execution, Intake]] = deque()
+        self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
+        self.whole: Execution | None = None  # the latest iteration that asked for rows
+        self.now, self.given, self.last = 0, 0, 0  # iterations: of the weights; that have rows; of the run
+        self.seen, self.stayed, self.dropped = 0, 0, 0  # rows since an iteration took some
+
+    def intake(self, iteration: int) -> Intake:
+        """Return what an iteration's rows come to."""
+        return Intake(self, iteration)
+
+    def want(self, execution: Execution, intake: Intake) -> None:
+        """Let an iteration have its rows as soon as they are here."""
+        if self.whole is None:
+            self.given = execution.entry.iteration
+        self.whole = execution
+        self.wanted.append((execution, intake))
+
+    def synced(self, iteration: int) -> None:
+        """Note that rounds begun from here on have the weights on entry to an iteration."""
+        self.now = max(self.now, iteration)
+
+    def waiting(self) -> Waiting:
+        """Return what a checkpoint has to have: all that was begun and not used."""
+        begun = self.open[0].begun if self.open else self.begun
+        return Waiting(self.buffer, begun.prompts, begun.samples)
+
+    def taken(self) -> int:
+        """Return the rows of the source that ``waiting`` and iterations have."""
+        return self.open[0].first if self.open else self.position
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether nothing that was begun is unfinished."""
+        return not self.open and not self.ahead and not self._room()
+
+    def advance(self) -> list[tuple[Execution, Step]]:
+        """Take up what has come in; return the steps of the next round, where one may begin.
+
+        Raises:
+            RunError: the region's filter keeps too little.
+        """
+        while self.open and self.open[0].done:
+            self._absorb(self.open.popleft())
+        self._give()
+        if self.whole is None or (self.open and not self.open[-1].is_drawn):
+            return []
+        if self.open:
+            self.begun = self._young(self.open[-1].unfinished())
+        asks = self._room()
+        if not asks and not len(self.begun.prompts):
+            return []
+        now = controls(self.whole, self.steps)
+        latest = FlowRound(self.whole, self, self.position, asks, now)
+        latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
+        self.ahead |= dict.fromkeys(range(self.position, self.position + asks), self.now)
+        self.position += asks
+        self.open.append(latest)
+        return [(latest, step) for step in self.steps]
+
+    def _room(self) -> int:
+        """Return how many groups more may be begun."""
+        iterations = min(self.now + 1 + self.region.keep, self.last) - self.given
+        rows = iterations * self.region.rows - len(self.buffer) - len(self.ahead) * self.region.times
+        groups = rows // self.region.times
+        if self.settings.in_flight is not None:
+            groups = min(groups, self.settings.in_flight - len(self.begun.prompts))
+        return max(groups, 0)
+
+    def _absorb(self, ended: FlowRound) -> None:
+        """Put the rows of a round into the buffer."""
+        outcome = ended.outcome()
+        for number in np.setdiff1d(ended.groups(), outcome.begun.prompts.prompts).tolist():
+            self.ahead.pop(number, None)
+        if not self.open:
+            self.begun = self._young(outcome.begun)
+        self.buffer = joined([self.buffer, outcome.buffered])
+        self.seen += outcome.seen
+        self.stayed += len(outcome.buffered)
+        self.past.append(ended)
+        most = self.region.rounds * (self.region.keep + 1) * self.region.rows / self.region.expected
+        if self.seen > most and not self.stayed:
+            raise RunError(self._too_few())
+
+    def _young(self, begun: Waiting) -> Waiting:
+        """Return what was begun without the groups that are given up, as they are too old."""
+        if self.settings.too_old != "drop":
+            return begun
+        young = begun.prompts.made + self.region.keep >= self.given
+        if young.all():
+            return begun
+        for number in begun.prompts.prompts[~young].tolist():
+            self.ahead.pop(number, None)
+        self.dropped += int((~young).sum()) * self.region.times
+        rows = np.flatnonzero(young)
+        each = np.flatnonzero(young.repeat(self.region.times))
+        if not len(rows):
+            return Waiting()
+        return Waiting(prompts=begun.prompts.take(rows), samples=begun.samples.take(each))
+
+    def _give(self) -> None:
+        """Give iterations that wait for rows theirs, as far as they are here."""
+        while self.wanted:
+            execution, intake = self.wanted[0]
+            if self.settings.too_old == "drop":
+                young = np.flatnonzero(self.buffer.made + self.region.keep >= intake.iteration)
+                self.dropped += len(self.buffer) - len(young)
+                self.buffer = self.buffer.take(young) if len(young) else BufferedRows()
+            now = self._chosen(intake.iteration)
+            if now is None:
+                return
+            self.wanted.popleft()
+            intake.used = self.buffer.take(now)
+            rest = np.setdiff1d(np.arange(len(self.buffer)), now)
+            self.buffer = self.buffer.take(rest) if len(rest) else BufferedRows()
+            intake.values = self._measured(intake.used, intake.iteration)
+            execution.rounds[self.region.filter], self.past = self.past, []
+            self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
+            execution.happened.add(filled(self.region.filter))
+
+    def _chosen(self, iteration: int) -> Any:
+        """Return int64: the places in the buffer of the rows that an iteration takes; None where some are missing.
+
+        Of what was begun by the weights of an iteration v, all has to be used up to v + staleness. So many of
+        these rows come first as the iterations from the next to that one have no room for.
+        """
+        rows = self.region.rows
+        if len(self.buffer) < rows:
+            return None
+        if self.settings.order == "in_order":
+            order = np.argsort(self.buffer.prompts, kind="stable")
+            known = self.buffer.prompts[order] < min(self.ahead, default=self.position)
+            return order[:rows] if known[:rows].all() else None
+        first = np.zeros(len(self.buffer), bool)
+        if self.settings.too_old == "wait":
+            begun = np.array([*self.ahead.values()], np.int64)
+            for end in range(iteration, iteration + self.region.keep + 1):
+                mine = self.buffer.made + self.region.keep <= end
+                late = int((begun + self.region.keep <= end).sum()) * self.region.times + int(mine.sum())
+                need = late - (end - iteration) * rows - int((mine & first).sum())
+                here = np.flatnonzero(mine & ~first)
+                if need > len(here):
+                    return None
+                first[here[: max(need, 0)]] = True
+        others = self._in_order(np.flatnonzero(~first), iteration)
+        return np.sort(np.concatenate([np.flatnonzero(first), others[: rows - int(first.sum())]]))
+
+    def _in_order(self, places: Any, iteration: int) -> Any:
+        """Return some places in the buffer in the order in which they are taken."""
+        if self.settings.order == "fifo" or not len(places):
+            return places
+        target = self.settings.order
+        waits = self.buffer.take(places)
+        groups = waits.groups(iteration)
+        owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
+        taken = chosen(load_function(target), target.rpartition("/")[2], groups, self.region.rows)
+        rest = [place for place in range(len(groups)) if place not in {*taken}]
+        return np.concatenate([places[owner == place] for place in (*taken, *rest)])
+
+    def _measured(self, used: BufferedRows, iteration: int) -> dict[str, float]:
+        age, begun = iteration - used.made, len(self.begun.prompts)
+        values = {"age": float(age.mean()), "age_max": float(age.max()), "waiting": float(len(self.buffer))}
+        values |= {"stayed": self.stayed / self.seen} if self.seen else {}
+        return {**values, "unfinished": float(begun), "dropped": float(self.dropped), "rounds": len(self.past)}
+
+    def _too_few(self) -> str:
+        law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"
+        return f"{law}\n  give data that it keeps more of, or another filter"
