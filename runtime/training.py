@@ -115,9 +115,7 @@ class TrainingRun:
         if profiled:
             self.calls.all("begin_profile", place=True)
         since, end = time.time(), self._boundary()
-        for execution in stretch(
-            self.plan, self.driver, self.state, end, self._stops, self._kept, self.total
-        ):
+        for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
             values, since = self._measured(execution, since), time.time()
             values |= {"time/save": self.standing} if self.standing else {}
             self.standing = 0.0

@@ -10,8 +10,9 @@ by the op that leaves what has not ended for later (``@op(streams=...)``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.infer import infer
@@ -86,7 +87,10 @@ def _drawing(graph: Graph) -> list[Node]:
 def _leaving(graph: Graph, node: Node) -> Node:
     """Return a rollout as the op that leaves what has not ended, a look at it every ``stream.chunk`` tokens."""
     assert graph.schedule.stream
-    name = node.op.name if node.op.declared.leaves else node.op.declared.streams
+    chunk, name = {"chunk": graph.schedule.stream.chunk}, node.op.declared.streams
+    if node.op.declared.leaves:
+        given = node.called.attributes
+        return replace(node, call=replace(node.called, attributes={**given, **_unset(given, chunk)}))
     if not name:
         law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
         remedy = "replace it by rollout, or set: {schedule.stream: null}"
@@ -100,9 +104,13 @@ def _leaving(graph: Graph, node: Node) -> Node:
         raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
     defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
     kept = {key: value for key, value in given.items() if key in fields}
-    attributes = {**defaults, "chunk": graph.schedule.stream.chunk, **kept}
-    call = replace(node.called, op=op, target=OPS[name], attributes=attributes)
+    call = replace(node.called, op=op, target=OPS[name], attributes={**defaults, **kept, **chunk})
     return replace(node, call=call)
+
+
+def _unset(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some values for which attributes have room, and none is given."""
+    return {name: value for name, value in values.items() if name in given and given[name] is None}
 
 
 def _inside(graph: Graph, drawing: list[Node]) -> set[str]:

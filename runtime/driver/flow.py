@@ -26,14 +26,18 @@ from rlgraph.ops.buffer_policy import chosen
 from rlgraph.ops.registry import load_function
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Entry, Execution, filled
+from rlgraph.runtime.driver.refill import Outcome
 from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
+
+MOST = 16  # rounds whose rows are measured at a time
 
 
 class FlowRound(Round):
     """One round of a region that streams: its weights are those that generation has when it begins."""
 
     serving: Callable[[], Mapping[str, int]]
+    is_measured = False  # whether what comes behind its samples was begun
 
     def versions(self, step: Step) -> dict[str, int]:
         """Return the versions that a step reads, as they were sent last."""
@@ -44,6 +48,16 @@ class FlowRound(Round):
     def is_drawn(self) -> bool:
         """Return whether it is known which groups have finished."""
         return {self.source.id, self.drawing.id} <= self.happened
+
+    def finished(self) -> Any:
+        """Return int64: the numbers of the prompts whose samples have all ended."""
+        return np.setdiff1d(self.groups(), self.unfinished().prompts.prompts)
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the round, once it is done; nothing came of one in which no group finished."""
+        if len(self.finished()):
+            return super().outcome()
+        return Outcome(BufferedRows(), 0, 0, self.unfinished())
 
 
 @dataclass
@@ -85,17 +99,19 @@ class Flow:
         every = [step for step in plan.steps if step.region == name]
         self.steps = [step for step in every if not step.facts.collects]
         self.collect = next(step for step in every if step.facts.collects)
+        self.drawing = 1 + next(at for at, step in enumerate(self.steps) if step.leaves)
         self.models = {model for step in self.steps if step.generates for model in step.models}
         self.buffer, self.position = waiting.rows, position
         self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
         # number of a prompt -> the iteration with whose weights it was begun, until its rows are in the buffer
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
-        self.open: deque[FlowRound] = deque()  # the last may be drawing; of the others rows are measured
+        self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
         self.wanted: deque[tuple[Execution, Intake]] = deque()
         self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
         self.whole: Execution | None = None  # the latest iteration that asked for rows
-        self.now, self.given, self.last = 0, 0, 0  # iterations: of the weights; that have rows; of the run
+        self.last = plan.iterations
+        self.now, self.given = 0, 0  # iterations: of the weights; that have rows
         self.seen, self.stayed, self.dropped = 0, 0, 0  # rows since an iteration took some
 
     def intake(self, iteration: int) -> Intake:
@@ -138,23 +154,36 @@ class Flow:
         self._give()
         if self.whole is None or (self.open and not self.open[-1].is_drawn):
             return []
-        if self.open:
-            self.begun = self._young(self.open[-1].unfinished())
+        measured = self._drawn(self.open[-1]) if self.open else []
         asks = self._room()
-        if not asks and not len(self.begun.prompts):
-            return []
+        if len(self.open) >= MOST or (not asks and not len(self.begun.prompts)):
+            return measured
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
         self.ahead |= dict.fromkeys(range(self.position, self.position + asks), self.now)
         self.position += asks
         self.open.append(latest)
-        return [(latest, step) for step in self.steps]
+        return [*measured, *((latest, step) for step in self.steps[: self.drawing])]
+
+    def _drawn(self, latest: FlowRound) -> list[tuple[Execution, Step]]:
+        """Return the steps behind the samples of a round, which are taken if some group has finished."""
+        if latest.is_measured:
+            return []
+        latest.is_measured, self.begun = True, self._young(latest.unfinished())
+        behind = self.steps[self.drawing :]
+        if len(latest.finished()):
+            return [(latest, step) for step in behind]
+        latest.steps = self.steps[: self.drawing]
+        latest.unsubmitted -= {step.id for step in behind}
+        return []
 
     def _room(self) -> int:
         """Return how many groups more may be begun."""
         iterations = min(self.now + 1 + self.region.keep, self.last) - self.given
         rows = iterations * self.region.rows - len(self.buffer) - len(self.ahead) * self.region.times
+        if self.settings.order != "in_order" and len(self.buffer) >= self.region.rows:
+            return 0  # the next iteration has its rows: others would only grow old
         groups = rows // self.region.times
         if self.settings.in_flight is not None:
             groups = min(groups, self.settings.in_flight - len(self.begun.prompts))
@@ -163,10 +192,8 @@ class Flow:
     def _absorb(self, ended: FlowRound) -> None:
         """Put the rows of a round into the buffer."""
         outcome = ended.outcome()
-        for number in np.setdiff1d(ended.groups(), outcome.begun.prompts.prompts).tolist():
+        for number in ended.finished().tolist():
             self.ahead.pop(number, None)
-        if not self.open:
-            self.begun = self._young(outcome.begun)
         self.buffer = joined([self.buffer, outcome.buffered])
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)

@@ -56,7 +56,6 @@ def stretch(
     end: int,
     stop: Callable[[], bool],
     keep: Callable[[int], frozenset[str]],
-    last: int = 0,
 ) -> Iterator[Execution]:
     """Run the iterations from ``state.iteration`` up to ``end``, and yield each when it is complete.
 
@@ -67,14 +66,13 @@ def stretch(
         end: the number of iterations after which the stretch ends.
         stop: once it says so, no further iteration is begun.
         keep: from an iteration, counted from 0, the columns that outlive their last reader.
-        last: the number of iterations of the run.
 
     Raises:
         StepError: a step failed, or took longer than ``schedule.timeout``.
         LostError: a step failed as a worker is gone.
     """
     ahead = lead(plan)
-    _open(plan, driver, state, last)
+    _open(plan, driver, state)
     start, first = Entry(state.iteration, dict(state.versions)), state.iteration
     executions: dict[int, Execution] = {}
     early: list[tuple[int, Step]] = []  # submitted with the slot before
@@ -99,14 +97,12 @@ def stretch(
             yield _complete(executions, now, state, driver)
 
 
-def _open(plan: Plan, driver: Driver, state: State, last: int) -> None:
-    """Let regions that stream go on from where they are, or from what a checkpoint has, to the last iteration."""
+def _open(plan: Plan, driver: Driver, state: State) -> None:
+    """Let regions that stream go on from what a checkpoint has."""
     for name, region in plan.regions.items():
         if region.streams and name not in driver.flows:
             waiting, position = state.waiting.get(name, Waiting()), state.positions.get(region.source, 0)
             driver.flows[name] = Flow(plan, name, waiting, position, lambda: driver.sent)
-    for flow in driver.flows.values():
-        flow.last = last or plan.iterations
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:

@@ -1,0 +1,78 @@
+"""What streaming saves, and where it saves nothing: two pools whose ops wait, so that two cores suffice.
+
+    python benchmarks/streaming.py [--iterations 24]
+
+Each iteration trains on 64 samples that 64 slots generate. Lengths are log-normal, the tail ten times the
+median; or all alike. The bound is what the busiest pool needs for the tokens of an iteration, were all its
+slots full: no schedule is faster. The first and last iterations, in which pools fill and drain, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+import ray
+
+from rlgraph.runtime.demo import make
+from rlgraph.runtime.run import run_graph
+
+GRAPH = Path(__file__).parent / "streaming.yaml"
+BATCH, N, SLOTS, SECOND, TRAIN, MEDIAN = 16, 4, 64, 0.001, 0.12, 64
+STREAMS = (0, 1, 2, 4, 8)
+TARGETS = {"synchronous": 1.8, "one ahead": 1.25}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--iterations", type=int, default=24)
+    count = parser.parse_args().iterations
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        make("demo_files")
+        print(f"ray {ray.__version__}, {count} iterations")
+        for tail in (10.0, 1.0):
+            compare(tail, count)
+
+
+def compare(tail: float, count: int) -> None:
+    """Print the seconds of an iteration, of each schedule."""
+    name = f"lengths up to {tail:g} x the median" if tail > 1 else "equal lengths"
+    bound = max(TRAIN, work(tail, count) * SECOND / SLOTS)
+    print(f"\n{name}: bound {bound:.3f} s an iteration")
+    schedules = {"synchronous": "{}", "one ahead": "{staleness: 1}"}
+    schedules |= {f"stream, staleness {k}": f"{{stream: {{staleness: {k}, chunk: 32}}}}" for k in STREAMS}
+    last = f"stream, staleness {STREAMS[-1]}"
+    took = {name: measure(tail, count, name, schedule) for name, schedule in schedules.items()}
+    for name, (seconds, age) in took.items():
+        print(f"  {name:<22} {seconds:6.3f} s  {seconds / bound:5.2f} of the bound  age {age:.2f}")
+    for name, target in TARGETS.items():
+        print(f"  {name} / {last}: {took[name][0] / took[last][0]:.2f}" + (f" (target {target})" * (tail > 1)))
+
+
+def work(tail: float, count: int) -> float:
+    """Return the mean tokens that an iteration trains on."""
+    from streaming_ops import length
+
+    prompts = range(BATCH * count)
+    return sum(length(p, k, MEDIAN, tail) for p in prompts for k in range(N)) / count
+
+
+def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, float]:
+    """Return the median seconds of the iterations in the middle of a run, and the mean age of rows."""
+    model = f"models.policy.path={Path('demo_files/model').resolve()}"
+    more = f"iterations: {count}" + ", " * (schedule != "{}")
+    settings = [model, f"drawn.tail={tail}", f"schedule={{{more}{schedule[1:]}"]
+    run = run_graph(str(GRAPH), settings, run_dir=Path(f"{name} {tail}".replace(" ", "-").replace(",", "")))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    middle = lines[count // 4 : -count // 6]
+    seconds = sum(line["time/step"] for line in middle) / len(middle)
+    return seconds, statistics.mean(line.get("finished/age", 0.0) for line in middle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Ops of ``streamed.yaml``: samples of lengths of their own, and an update that notes whose rows it has."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rlgraph.ops import Context, ServeEngine, TrainEngine, boolean, float32, int64, op, prompts, samples
+
+
+class Drawn(NamedTuple):
+    """The columns that ``draw`` writes."""
+
+    length: int64[samples]
+    group: int64[samples]
+    versions: int64[samples]
+
+
+def length(number: int, sample: int, longest: int) -> int:
+    """The tokens of a sample, of which a tenth has the most."""
+    drawn = np.random.default_rng((number, sample)).random()
+    return longest if drawn < 0.1 else 1 + int(drawn * longest / 4)
+
+
+@op(makes="prompts", rows="all", roles={"rows": "batch"})
+def numbers(ctx: Context, *, batch: int) -> int64[prompts]:
+    """Row numbers."""
+    import torch
+
+    return torch.arange(ctx.position, ctx.position + batch)
+
+
+@op(makes="samples", times="n", rows="each", leaves=2)
+def draw(
+    model: ServeEngine,
+    ctx: Context,
+    numbers: int64[prompts],
+    *,
+    n: int,
+    longest: int,
+    seconds: float = 0.0,
+    chunk: int | None = None,
+) -> Drawn:
+    """``n`` samples of each number, at most ``chunk`` tokens of each in a round."""
+    import torch
+
+    known = numbers.tolist()
+    assert known == [*ctx.rows], "rows are numbered by their prompts"
+    total = [length(number, k, longest) for number in known for k in range(n)]
+    begun = zip(*(column.tolist() for column in ctx.begun), strict=True) if ctx.begun else ()
+    done = [*begun, *[(0, model.version)] * len(total)][: len(total)]
+    now = [min(whole, part + (chunk or whole)) for whole, (part, _) in zip(total, done, strict=True)]
+    time.sleep(seconds)
+    groups = [[i * n + k for k in range(n)] for i in range(len(known))]
+    whole = [i for i, group in enumerate(groups) if all(now[j] == total[j] for j in group)]
+    if ctx.resumes:
+        rest = [j for i, group in enumerate(groups) if i not in {*whole} for j in group]
+        kept = [torch.tensor([row(j) for j in rest], dtype=torch.int64) for row in (now.__getitem__, lambda j: done[j][1])]
+        ctx.leave(np.array(whole, np.int64), *kept)
+    rows = [(total[j], known[i], done[j][1]) for i in whole for j in groups[i]]
+    return Drawn(*(torch.tensor([row[at] for row in rows], dtype=torch.int64) for at in range(3)))
+
+
+@op(beside=True)
+def judge(length: int64[samples], *, seconds: float = 0.0) -> float32[samples]:
+    """A reward, after a while."""
+    time.sleep(seconds)
+    return length.float()
+
+
+@op(filters=True, rows="group")
+def some(judged: float32[samples], group: int64[samples]) -> boolean[samples]:
+    """Keep two groups of three."""
+    return group % 3 != 1
+
+
+@op(updates=True)
+def train(
+    model: TrainEngine,
+    ctx: Context,
+    judged: float32[samples],
+    group: int64[samples],
+    versions: int64[samples],
+    *,
+    seconds: float = 0.0,
+    note: str = "used.jsonl",
+) -> None:
+    """Note the rows, and make a version that is as good as the last."""
+    time.sleep(seconds)
+    with Path(note).open("a") as file:
+        used = {"iteration": ctx.iteration, "groups": group.tolist(), "versions": versions.tolist()}
+        file.write(json.dumps(used) + "\n")

@@ -1,0 +1,95 @@
+"""Regions that stream: every prompt is used once, no row is too old, whatever finishes when; and resumes."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ran import metrics
+
+from rlgraph.runtime.run import run_graph
+
+GRAPH = str(Path(__file__).parent / "streamed.yaml")
+ROWS, N = 16, 2
+pytestmark = pytest.mark.usefixtures("in_demo")
+
+
+def run(
+    run_dir: str, *settings: str, graph: str = GRAPH, inline: bool = True, **given: Any
+) -> list[dict[str, Any]]:
+    """Run, and return what each iteration has used; of one that ran twice, the last."""
+    note = f"update.note={Path(f'{run_dir}.jsonl').resolve()}"
+    run_graph(graph, (note, *settings), run_dir=Path(run_dir), inline=inline, **given)
+    return used(run_dir)
+
+
+def used(run_dir: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, Path(f"{run_dir}.jsonl").read_text().splitlines())
+    return [*{line["iteration"]: line for line in lines}.values()]
+
+
+def check(iterations: list[dict[str, Any]], staleness: int, whole: bool = True) -> list[int]:
+    """Hold what was used to what a stream promises; return the prompts, each once."""
+    assert [one["iteration"] for one in iterations] == [*range(len(iterations))]
+    assert {len(one["groups"]) for one in iterations} == {ROWS}
+    groups = [*chain.from_iterable(one["groups"] for one in iterations)]
+    assert {groups.count(group) for group in groups} == {N}, "a prompt came twice, or in part"
+    for one in iterations:
+        # every update makes one version, so an iteration's number is that of the weights that it starts from
+        ages = [one["iteration"] - version for version in one["versions"]]
+        assert 0 <= min(ages) <= max(ages) <= staleness
+    begun = max(groups) + 1
+    left = begun - len({*groups})
+    assert left * N <= (staleness + 1) * ROWS if whole else True
+    return list(dict.fromkeys(groups))
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_every_prompt_is_used_once_and_no_row_is_too_old(staleness: int) -> None:
+    iterations = run("a", f"schedule.stream.staleness={staleness}")
+    check(iterations, staleness)
+    ages = [line["finished/age_max"] for line in metrics("a")]
+    assert max(ages) <= staleness and len(ages) == 8
+
+
+def test_in_order_prompts_come_as_they_are_and_each_is_of_one_version() -> None:
+    iterations = run("a", "schedule.stream.order=in_order")
+    assert check(iterations, 2) == [*range(8 * ROWS // N)]
+    assert iterations == run("b", "schedule.stream={order: in_order, staleness: 2, chunk: 3}")
+
+
+def test_a_filter_drops_groups_and_iterations_are_full() -> None:
+    ops = Path(__file__).parent / "stream_ops.py"
+    text = f"graph: kept\nextends: {GRAPH}\nedits:\n"
+    text += f"  - add: {{some: {{op: '{ops}:some', refill: true}}}}\n  - set: {{update.rows: some}}\n"
+    Path("kept.yaml").write_text(text)
+    iterations = run("a", graph="kept.yaml")
+    prompts = check(iterations, 2, whole=False)
+    assert all(prompt % 3 != 1 for prompt in prompts)
+    assert min(line["some/stayed"] for line in metrics("a")) < 1
+
+
+def test_what_is_too_old_is_dropped_where_the_graph_says_so() -> None:
+    iterations = run("a", "schedule.stream={staleness: 1, too_old: drop, chunk: 2}")
+    check(iterations, 1, whole=False)
+    assert sum(line["finished/dropped"] for line in metrics("a")) > 0
+
+
+def test_what_is_too_old_is_used_where_a_loss_corrects() -> None:
+    iterations = run("a", "schedule.stream={staleness: 1, too_old: correct, chunk: 2}")
+    ages = [one["iteration"] - version for one in iterations for version in one["versions"]]
+    assert max(ages) > 1
+
+
+def test_a_run_goes_on_with_what_was_begun() -> None:
+    run("a", "schedule={iterations: 4, stream: {staleness: 2, chunk: 6}}")
+    kept = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())
+    assert kept["positions"]["numbers"] == 4 * ROWS // N  # nothing more is begun for a run that ends
+    whole = run("b", "schedule={iterations: 8, save_every: 3, stream: {staleness: 2, chunk: 6}}", steps=3)
+    waiting = json.loads(Path("b/checkpoints/step-000003/state.json").read_text())["waiting"]["finished"]
+    assert waiting
+    whole = run("b", "schedule={iterations: 8, save_every: 3, stream: {staleness: 2, chunk: 6}}", resume=True)
+    check(whole, 2)
