@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,15 @@ from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
 
 
+@dataclass
+class Line:
+    """The metrics of an iteration, not yet written, and the evaluation that adds to them."""
+
+    values: dict[str, Any]
+    end: int  # iterations after which the run may end, where a metric is reached
+    evaluation: tuple[Execution, float] | None = None  # with the seconds that beginning it took
+
+
 class TrainingRun:
     """A run from its workers' start to the exported models."""
 
@@ -58,6 +67,7 @@ class TrainingRun:
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
         self.saving: tuple[Path, State, dict[str, str], bool] | None = None  # a checkpoint being written
+        self.line: Line | None = None  # of the last iteration, while an evaluation runs behind it
         self.standing = 0.0  # seconds that checkpoints have held the run up since the last line of metrics
         self.skipped, self.early = SkippedSteps(plan), EarlyStop(plan.schedule.stop)
         self.watchdog = Watchdog(plan)
@@ -75,6 +85,7 @@ class TrainingRun:
             self._restore()
         with self.signals.orderly():
             self._iterate()
+            self._end_line()
             self._finish_save()
             if self.folder.saved() < self.state.iteration:
                 self._begin_save()
@@ -121,24 +132,37 @@ class TrainingRun:
             self.standing = 0.0
             if self.state.iteration == 1 and (law := self.early.missing(values)):
                 self.progress.note(law)
+            self._end_line()
             self._watch(values, end)
+            self.line = Line(values, end)
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
-                measured = self._evaluate()
-                self._watch({"step": self.state.iteration, **measured}, end)
-                values |= measured
-            self.folder.metrics(values)
-            self.skipped.add(values)
-            self.progress.iteration(values)
-            for alarm in self.watchdog.add(values):
-                self.folder.alarm(alarm)
-                self.progress.note(told(alarm))
+                self.line.evaluation = self._begin_evaluation()
+            if not self.driver.flows or self.every_iteration or self.state.iteration >= self.total:
+                self._end_line()  # else training goes on meanwhile
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._begin_save()
             if self.every_iteration:
                 self._finish_save()  # a restart loses no more than the iteration that it happens in
         if profiled:
+            self._end_line()
             self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
+
+    def _end_line(self) -> None:
+        """Write the line of the last iteration, once the evaluation behind it is done."""
+        if self.line is None:
+            return
+        line, self.line = self.line, None
+        if line.evaluation:
+            measured = self._end_evaluation(*line.evaluation)
+            self._watch({"step": line.values["step"], **measured}, line.end)
+            line.values |= measured
+        self.folder.metrics(line.values)
+        self.skipped.add(line.values)
+        self.progress.iteration(line.values)
+        for alarm in self.watchdog.add(line.values):
+            self.folder.alarm(alarm)
+            self.progress.note(told(alarm))
 
     def _stops(self) -> bool:
         return bool(self.signals.came or self.early.reached)
@@ -211,6 +235,10 @@ class TrainingRun:
         return {**values, **performance(self.plan, ran, values)}
 
     def _evaluate(self) -> dict[str, float]:
+        return self._end_evaluation(*self._begin_evaluation())
+
+    def _begin_evaluation(self) -> tuple[Execution, float]:
+        """Hand over an evaluation of the weights as they are now; return it and the seconds that took."""
         start = time.time()
         state, columns = self.state, frozenset(kept_columns.sample_columns(self.plan, "eval"))
         entry = Entry(state.iteration, state.versions)
@@ -223,11 +251,16 @@ class TrainingRun:
             controls=state.controls,
             states=state.states,
         )
-        self.calls.when = f"in the evaluation {after(self.state.iteration)}"
         self.driver.settle()
         self.driver.submit((execution, step) for step in self.plan.eval_steps)
+        return execution, time.time() - start
+
+    def _end_evaluation(self, execution: Execution, took: float) -> dict[str, float]:
+        """Wait for an evaluation; return its metrics, and the seconds that the run stood still for it."""
+        start, iteration = time.time(), execution.entry.iteration
+        self.calls.when = f"in the evaluation {after(iteration)}"
         self.driver.finish(execution)
-        self.folder.timeline(execution.ran, self.state.iteration, spans=True)
+        self.folder.timeline(execution.ran, iteration, spans=True)
         values = {}
         for metric, column in self.plan.report.items():
             parts = [ref.location for ref in execution.refs[column] if ref]
@@ -235,13 +268,14 @@ class TrainingRun:
             values[f"eval/{metric}"] = total / count if count else float("nan")
         values |= beside(self.plan, execution.ran)
         self._samples(execution)
-        self.progress.evaluation(self.state.iteration, values)
-        return {**values, "time/eval": time.time() - start}
+        self.progress.evaluation(iteration, values)
+        return {**values, "time/eval": took + time.time() - start}
 
     def _samples(self, execution: Execution) -> None:
-        self.calls.when = after(self.state.iteration)
+        iteration = execution.entry.iteration + (execution.phase == "train")
+        self.calls.when = after(iteration)
         if excerpts := kept_columns.excerpts(execution):
-            path = self.folder.samples(self.state.iteration, execution.phase)
+            path = self.folder.samples(iteration, execution.phase)
             columns, sources = zip(*excerpts, strict=True)
             # each device cuts out its rows, so that no more travels
             parts = [
@@ -250,7 +284,7 @@ class TrainingRun:
             ]
             rows = self.calls.one((sources[0][0].place[0], 0), "write_samples", path, columns, *parts)
             if rows:
-                self.folder.trackers.samples(execution.phase, rows, self.state.iteration)
+                self.folder.trackers.samples(execution.phase, rows, iteration)
                 self.progress.samples(execution.phase, rows)
 
     def _record(self, execution: Execution) -> None:
