@@ -1,6 +1,6 @@
 """Kill a run's processes at random moments, resume it, and hold what comes out against an undisturbed twin.
 
-    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 DIR
+    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 [--streamed] DIR
 
 A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
 and a random while after them; what is killed is the driver, a worker, Ray's raylet or control store, or all
@@ -8,6 +8,9 @@ at once. After the chain, weights, metrics and recorded columns of every iterati
 the bit: a prompt that is lost or repeated would be in other columns. A process or shared memory that is still
 there LEFT_S after the end of its driver is a leak. The table says all that by moment and process; the script
 ends with 1 where anything differs.
+
+A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
+row may be older than it promises.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ran import holders, metrics, same_weights
+from test_stream import check, used
 
 from demo_files import make_demo_files
 
@@ -39,11 +43,12 @@ SETTINGS = ("schedule={iterations: 8, save_every: 2, record_every: 1}", "eval.ev
 MOMENTS = {
     "start": r"starting workers",
     "load": r"loading models",
-    "iterate": r"after 0 iterations|resumed after",
+    "iterate": r"after 0 iterations|resumed after|iteration 1/",
     "checkpoint": r"saving a checkpoint",
     "evaluate": r"after 4 iterations",
     "export": r"writing the models",
 }
+STREAMED_LACKS = ("evaluate",)
 PROCESSES = ("driver", "worker", "raylet", "gcs_server", "all")
 CHAIN = 4  # kills of a run
 WITHIN_S = 1.0  # after a moment
@@ -64,11 +69,40 @@ class Counts:
     trouble: list[str] = field(default_factory=list)
 
 
+STREAMED = (
+    "schedule={iterations: 12, save_every: 2, stream: {staleness: 2, chunk: 6}}",
+    "drawn.seconds=0.02",
+    "judged.seconds=0.1",
+)
+
+
+def is_streamed(run_dir: Path) -> bool:
+    return run_dir.parent.name == "streamed"
+
+
 def command(run_dir: Path) -> list[str]:
     go_on = ["--resume"] if (run_dir / "plan.json").exists() else []
-    graph = str(HERE / "ones.yaml")
-    run = [sys.executable, "-u", "-m", "rlgraph", "run", graph, *SETTINGS, "--devices", "2"]
+    graph, settings = ("ones.yaml", SETTINGS)
+    if is_streamed(run_dir):
+        graph, settings = "streamed.yaml", (*STREAMED, f"update.note={run_dir}.jsonl")
+    run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, "--devices", "2"]
     return [*run, "--run-dir", str(run_dir), *go_on]
+
+
+def as_promised(run_dir: Path) -> bool:
+    """Return whether a run that streamed has used each prompt once, and none that was too old."""
+    try:
+        check(used(str(run_dir)), staleness=2)
+    except AssertionError:
+        return False
+    return len(used(str(run_dir))) == 12
+
+
+def as_twin(run_dir: Path, twin: Path) -> bool:
+    """Return whether two runs have the same columns, metrics and weights, to the bit."""
+    columns = [path.relative_to(twin) for path in sorted(twin.glob("recorded/*/*.parquet"))]
+    same = [(run_dir / path).read_bytes() == (twin / path).read_bytes() for path in columns]
+    return all(same) and metrics(str(run_dir)) == metrics(str(twin)) and same_weights(str(run_dir), str(twin))
 
 
 def begun(run_dir: Path, token: str) -> subprocess.Popen[str]:
@@ -149,7 +183,8 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
     """Kill a run several times, let it end, and compare it with its twin."""
     struck, sessions = [], []
     for _ in range(kills):
-        struck.append((chance.choice([*MOMENTS]), chance.choice(PROCESSES)))
+        moments = [moment for moment in MOMENTS if moment not in STREAMED_LACKS or not is_streamed(run_dir)]
+        struck.append((chance.choice(moments), chance.choice(PROCESSES)))
         sessions.append(killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts))
     done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
     counts.chains += 1
@@ -160,11 +195,7 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
     if left := [path for session in sessions for path in SHARED.glob(f"{session}-*")]:
         counts.leaked.update(struck[-1:])
         counts.trouble.append(f"{struck}: {left} is left behind the last resume")
-    columns = [path.relative_to(twin) for path in sorted(twin.glob("recorded/*/*.parquet"))]
-    same = [(run_dir / path).read_bytes() == (twin / path).read_bytes() for path in columns]
-    equal = (
-        all(same) and metrics(str(run_dir)) == metrics(str(twin)) and same_weights(str(run_dir), str(twin))
-    )
+    equal = as_promised(run_dir) if is_streamed(run_dir) else as_twin(run_dir, twin)
     counts.equal += equal
     if not equal:
         counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
@@ -173,14 +204,15 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
     print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal", flush=True)
 
 
-def chaos(folder: Path, kills: int, seed: int, chains: int = 1) -> Counts:
+def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool = False) -> Counts:
     """Kill as often as that, in chains, some of them at the same time; print the table."""
+    folder = folder / "streamed" if streamed else folder
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["RLGRAPH_TEST_FILES"] = str(folder / "demo_files")
     if not (folder / "demo_files").exists():
         make_demo_files(folder / "demo_files")
     counts, twin, done = Counts(), folder / "twin", []
-    if not (twin / "models").exists():
+    if not streamed and not (twin / "models").exists():
         shutil.rmtree(twin, ignore_errors=True)
         subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
     with ThreadPoolExecutor(chains) as pool:
@@ -202,7 +234,7 @@ def table(counts: Counts) -> str:
         lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
     left = f"in brackets: after how many a process or shared memory was left after {LEFT_S} s"
     lines.append(f"{counts.kills.total()} kills; {left}")
-    lines.append(f"{counts.chains} chains, {counts.equal} equal to the bit: nothing lost, nothing doubled")
+    lines.append(f"{counts.chains} chains, {counts.equal} as promised: nothing lost, nothing doubled")
     return "\n".join([*lines, *counts.trouble])
 
 
@@ -212,8 +244,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chains", type=int, default=1, help="at the same time")
+    parser.add_argument("--streamed", action="store_true", help="a run that streams")
     options = parser.parse_args()
-    counts = chaos(options.folder, options.kills, options.seed, options.chains)
+    counts = chaos(options.folder, options.kills, options.seed, options.chains, options.streamed)
     sys.exit(bool(counts.trouble or counts.leaked.total()))
 
 
