@@ -51,7 +51,8 @@ def compare(tail: float, count: int) -> None:
     for name, (seconds, age) in took.items():
         print(f"  {name:<22} {seconds:6.3f} s  {seconds / bound:5.2f} of the bound  age {age:.2f}")
     for name, target in TARGETS.items():
-        print(f"  {name} / {last}: {took[name][0] / took[last][0]:.2f}" + (f" (target {target})" * (tail > 1)))
+        aim = f"  (target {target})" if tail > 1 else ""
+        print(f"  {name} / {last}: {took[name][0] / took[last][0]:.2f}{aim}")
 
 
 def work(tail: float, count: int) -> float:

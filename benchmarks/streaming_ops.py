@@ -1,4 +1,4 @@
-"""Ops that wait instead of computing, for ``streaming.py``: what remains is when rows move and weights change.
+"""Ops that wait instead of computing, for ``streaming.py``: what remains is when rows move.
 
 A sample has a length of its own, log-normal and cut at ``tail`` times the median. ``slots`` of them run at a
 time, each a token in ``seconds``; the others wait for a place, as in continuous batching.
@@ -33,7 +33,7 @@ def length(number: int, sample: int, median: int, tail: float) -> int:
     import numpy
 
     spread = math.log(tail) / CUT
-    drawn = numpy.random.default_rng((number, sample)).lognormal(math.log(median), spread) if tail > 1 else median
+    drawn = numpy.random.default_rng((number, sample)).lognormal(math.log(median), spread)
     return max(1, round(min(drawn, median * tail)))
 
 
@@ -75,7 +75,8 @@ def draw(
     groups = [left[i * n : i * n + n] for i in range(len(known))]
     whole = [i for i, group in enumerate(groups) if not any(group)]
     if ctx.resumes:
-        rest = [total[j] - left[j] for i in range(len(known)) if any(groups[i]) for j in range(i * n, i * n + n)]
+        begun = [i * n + k for i, group in enumerate(groups) if any(group) for k in range(n)]
+        rest = [total[j] - left[j] for j in begun]
         ctx.leave(numpy.array(whole, numpy.int64), torch.tensor(rest, dtype=torch.int64))
     rows = [(total[i * n + k], known[i]) for i in whole for k in range(n)]
     return Drawn(*(torch.tensor([row[at] for row in rows], dtype=torch.int64) for at in (0, 1)))

@@ -219,8 +219,9 @@ def digest(tree: Tree, device: str = "cpu") -> str:
             if not model["train"]:
                 del model["train"]
     schedule = tree.get("schedule")
-    if schedule and (staleness := schedule.get("staleness")):
-        decisive["staleness"] = staleness.plain()
+    for key in ("staleness", "stream"):
+        if schedule and (ahead := schedule.get(key)):
+            decisive[key] = ahead.plain()
     if device != "cpu":
         decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

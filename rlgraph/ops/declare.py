@@ -143,8 +143,8 @@ class Declaration:
             (``rows: NODE``).
         leaves: of one that may leave rows unfinished for a next round, the columns that it leaves
             (``Context.leave``).
-        streams: the op that takes its place where generation streams, of the same attributes and some more: it
-            leaves rows unfinished.
+        streams: the op that takes its place where generation streams, and leaves rows unfinished; it has the
+            same attributes, and more.
         recorded: whether its rows were sampled by its model at an earlier time.
         columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
             or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.

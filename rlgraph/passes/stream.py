@@ -18,8 +18,8 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.infer import infer
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Call, Graph, Node
-from rlgraph.ops.registry import load
 from rlgraph.nodes import OPS
+from rlgraph.ops.registry import load
 from rlgraph.passes.trace import writer
 from rlgraph.syntax.settings import Refill
 
@@ -42,9 +42,7 @@ def stream(graph: Graph) -> Graph:
     refills = [node for node in nodes if node.refill]
     if refills:
         kept = {"keep": settings.staleness}
-        nodes = [
-            replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes
-        ]
+        nodes = [replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes]
         return replace(graph, nodes=tuple(nodes))
     typed = infer(replace(graph, nodes=tuple(nodes)))
     inside = _inside(typed, drawing)
@@ -63,10 +61,9 @@ def stream(graph: Graph) -> Graph:
 def _drawing(graph: Graph) -> list[Node]:
     """Return the nodes that generate, on a pool of its own, with a model that is trained."""
     trained = {node.model for node in graph.nodes if node.updates}
-    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve" and node.model in trained]
-    apart = [
-        n for n in serving if graph.engines[f"{n.model}.serve"] != graph.engines[f"{n.model}.train"]
-    ]
+    serves = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
+    serving = [node for node in serves if node.model in trained]
+    apart = [n for n in serving if graph.engines[f"{n.model}.serve"] != graph.engines[f"{n.model}.train"]]
     if apart and not graph.schedule.staleness:
         return apart
     law, mark = "`schedule.stream`: generation is to stream beside training; ", None
@@ -85,7 +82,7 @@ def _drawing(graph: Graph) -> list[Node]:
 
 
 def _leaving(graph: Graph, node: Node) -> Node:
-    """Return a rollout as the op that leaves what has not ended, a look at it every ``stream.chunk`` tokens."""
+    """Return a rollout as the op that leaves what has not ended, every ``stream.chunk`` tokens."""
     assert graph.schedule.stream
     chunk, name = {"chunk": graph.schedule.stream.chunk}, node.op.declared.streams
     if node.op.declared.leaves:
@@ -147,5 +144,6 @@ def _goes_alone(graph: Graph, node: Node, pools: set[str]) -> bool:
 
 def _finished(drawing: Node, staleness: int) -> Node:
     """Return the filter that keeps all rows of what has ended."""
-    call = Call(load(OPS[KEEPS_ALL], KEEPS_ALL), OPS[KEEPS_ALL], {}, ins={"group": drawing.called.outs.get("group", "group")})
+    ins = {"group": drawing.called.outs.get("group", "group")}
+    call = Call(load(OPS[KEEPS_ALL], KEEPS_ALL), OPS[KEEPS_ALL], {}, ins)
     return Node(name=FINISHED, call=call, refill=Refill(keep=staleness), mark=drawing.mark)

@@ -54,7 +54,7 @@ class FlowRound(Round):
         return np.setdiff1d(self.groups(), self.unfinished().prompts.prompts)
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the round, once it is done; nothing came of one in which no group finished."""
+        """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
         if len(self.finished()):
             return super().outcome()
         return Outcome(BufferedRows(), 0, 0, self.unfinished())
@@ -103,7 +103,7 @@ class Flow:
         self.models = {model for step in self.steps if step.generates for model in step.models}
         self.buffer, self.position = waiting.rows, position
         self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
-        # number of a prompt -> the iteration with whose weights it was begun, until its rows are in the buffer
+        # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
         self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
@@ -239,7 +239,7 @@ class Flow:
             execution.happened.add(filled(self.region.filter))
 
     def _chosen(self, iteration: int) -> Any:
-        """Return int64: the places in the buffer of the rows that an iteration takes; None where some are missing.
+        """Return int64: the places in the buffer of an iteration's rows; None where some are missing.
 
         Of what was begun by the weights of an iteration v, all has to be used up to v + staleness. So many of
         these rows come first as the iterations from the next to that one have no room for.
@@ -279,9 +279,10 @@ class Flow:
 
     def _measured(self, used: BufferedRows, iteration: int) -> dict[str, float]:
         age, begun = iteration - used.made, len(self.begun.prompts)
-        values = {"age": float(age.mean()), "age_max": float(age.max()), "waiting": float(len(self.buffer))}
+        values = {"age": age.mean(), "age_max": age.max(), "waiting": len(self.buffer), "unfinished": begun}
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
-        return {**values, "unfinished": float(begun), "dropped": float(self.dropped), "rounds": len(self.past)}
+        values |= {"dropped": self.dropped, "rounds": len(self.past)}
+        return {name: float(value) for name, value in values.items()}
 
     def _too_few(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"

@@ -23,7 +23,8 @@ ALLOWED = (
     *("models.*.train", "models.*.train.*", "nodes.*.*"),
 )
 REFUSED = (
-    *("schedule.staleness", "models.*.optimizer.kind", "models.*.train.engine", "models.*.train.dtype"),
+    *("schedule.staleness", "schedule.stream", "schedule.stream.staleness"),
+    *("models.*.optimizer.kind", "models.*.train.engine", "models.*.train.dtype"),
     *("models.*.train.lora", "models.*.train.lora.*", "*.adaptive"),
     *(f"nodes.*.{key}" for key in ({*NODE_KEYS} | {"every", "from"}) - {"pool"}),
     *(f"nodes.*.{key}.*" for key in ("in", "out", "refill")),

@@ -59,8 +59,8 @@ def draw(
     whole = [i for i, group in enumerate(groups) if all(now[j] == total[j] for j in group)]
     if ctx.resumes:
         rest = [j for i, group in enumerate(groups) if i not in {*whole} for j in group]
-        kept = [torch.tensor([row(j) for j in rest], dtype=torch.int64) for row in (now.__getitem__, lambda j: done[j][1])]
-        ctx.leave(np.array(whole, np.int64), *kept)
+        kept = [now[j] for j in rest], [done[j][1] for j in rest]
+        ctx.leave(np.array(whole, np.int64), *(torch.tensor(column, dtype=torch.int64) for column in kept))
     rows = [(total[j], known[i], done[j][1]) for i in whole for j in groups[i]]
     return Drawn(*(torch.tensor([row[at] for row in rows], dtype=torch.int64) for at in range(3)))
 
