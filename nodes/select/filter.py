@@ -17,6 +17,8 @@ from rlgraph.ops import Context, boolean, float32, int64, op, samples
 def everything(group: int64[samples]) -> boolean[samples]:
     """Keep all samples: with ``refill``, behind rollout.partial, only what has not finished is left out.
 
+    Partial rollouts without a filter of rewards, as of Kimi k1.5 (arXiv 2501.12599).
+
     Example:
         finished: {op: filter.all, refill: {keep: 1}}
     """

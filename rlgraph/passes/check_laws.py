@@ -14,9 +14,9 @@ from math import prod
 from rlgraph.engines.registry import GRAMMARS, SERVING
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ir.trace import refusal, sampler, source, when_they_came, writer
 from rlgraph.passes.off_policy_laws import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
 from rlgraph.passes.refill import aged
-from rlgraph.passes.trace import refusal, sampler, source, when_they_came, writer
 
 
 def assume(graph: Graph) -> Graph:

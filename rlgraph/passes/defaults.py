@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.schedules import ValueSchedule
-from rlgraph.passes.trace import refusal, sampler
+from rlgraph.ir.trace import refusal, sampler
 
 
 def resolve(graph: Graph) -> Graph:

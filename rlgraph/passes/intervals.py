@@ -18,7 +18,7 @@ from dataclasses import replace
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import COUNTED, Cadences, count, cycle, due, settled, union, within, words
-from rlgraph.passes.trace import draw
+from rlgraph.ir.trace import draw
 
 
 def skip(graph: Graph) -> Graph:

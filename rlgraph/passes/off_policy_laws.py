@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from rlgraph.errors import Problem
 from rlgraph.ir.graph import Call, Graph, Node
-from rlgraph.passes.trace import draw, read_from, refusal, sampler, source, writer
+from rlgraph.ir.trace import draw, read_from, refusal, sampler, source, writer
 
 SFT = "replace: {%s.loss: {kind: sft}}"
 

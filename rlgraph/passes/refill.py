@@ -17,7 +17,7 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node, Region
 from rlgraph.ir.steps import Kind
-from rlgraph.passes.trace import draw, older, writer
+from rlgraph.ir.trace import draw, older, writer
 
 
 def refill(graph: Graph) -> Graph:

@@ -18,9 +18,9 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.infer import infer
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Call, Graph, Node
+from rlgraph.ir.trace import writer
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
-from rlgraph.passes.trace import writer
 from rlgraph.syntax.settings import Refill
 
 FINISHED, KEEPS_ALL = "finished", "filter.all"

@@ -22,6 +22,7 @@ SECTIONS: dict[str, type[Section]] = {
     "models.NAME.train": model_settings.Train,
     "models.NAME.train.lora": model_settings.Lora,
     "nodes.FILTER.refill": settings.Refill,
+    "schedule.stream": settings.Stream,
     "schedule.stop": settings.Stop,
     "pools.NAME": settings.Pool,
     "schedule": settings.Schedule,

@@ -19,7 +19,7 @@ from rlgraph.frontend.tree_paths import find
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
-from rlgraph.passes.trace import read_from, refusal, sampler
+from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.warnings.dead_settings import dead_settings, unread_attributes

@@ -5,6 +5,8 @@ are known; those of a balanced layout, say, depend on how many tokens came out. 
 its own pool only. From then on Ray follows the references: a call starts when its inputs are there. A call
 costs milliseconds, so a worker gets steps in a row in one, where nobody waits for what the first of them
 gives, and the last of them for nothing that the first does not. A move of columns goes with the step behind.
+
+One file: what waits, what is called and what has reported are one state.
 """
 
 from __future__ import annotations

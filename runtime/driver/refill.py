@@ -32,7 +32,7 @@ class Outcome:
     begun: Waiting  # the groups that are not whole yet
 
 
-class Stream:
+class Rounds:
     """The rounds of one region in one iteration, from 0."""
 
     def __init__(self, region: Region, steps: Sequence[Step], collect: Step, iteration: int) -> None:
@@ -145,6 +145,6 @@ def streams(plan: Plan, steps: Sequence[Step], iteration: int, flows: Mapping[st
     return {
         name: flows[name].intake(iteration)
         if name in flows
-        else Stream(plan.regions[name], inside[name], end, iteration)
+        else Rounds(plan.regions[name], inside[name], end, iteration)
         for name, end in ends.items()
     }

@@ -16,7 +16,7 @@ from rlgraph.ir.plan import Step
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Execution, filled
-from rlgraph.runtime.driver.refill import Outcome, Stream
+from rlgraph.runtime.driver.refill import Outcome, Rounds
 from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection, Waiting
 from rlgraph.runtime.driver.states import state
 
@@ -47,7 +47,7 @@ class Round(Execution):
     """One pass through a region's steps."""
 
     def __init__(
-        self, whole: Execution, stream: Stream, position: int, asks: int, controls: Mapping[str, float]
+        self, whole: Execution, stream: Rounds, position: int, asks: int, controls: Mapping[str, float]
     ) -> None:
         """Start a round of an iteration: its source has given ``position`` rows, and is asked for more."""
         self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
