@@ -14,7 +14,9 @@ from rlgraph.costs.lora_size import served_alone
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
+from rlgraph.ops.metric import Metric
 from rlgraph.runtime.engines.memory.allocator import release
+from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
 from rlgraph.runtime.worker.process_groups import Groups
@@ -147,8 +149,8 @@ class EngineHost:
         if any(serving(self.plan.models[name].serve).own_servers for name in self.serve):
             release(self.device)
 
-    def send(self, model: str, version: int) -> None:
-        """Gather a train engine's weights and send them to the pool that serves the model."""
+    def send(self, model: str, version: int) -> Mapping[str, Metric]:
+        """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
         source = self.at(model, "train", version, "the sync")
         precision = self.plan.models[model].serve.dtype
         weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
@@ -158,6 +160,7 @@ class EngineHost:
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
+        return link.metrics() if isinstance(link, Delta) else {}
 
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""

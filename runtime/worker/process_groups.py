@@ -38,6 +38,7 @@ from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.sequence.groups import RowGroup, SequenceGroup, row_group, sequence_group
+from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import FOREVER, Ranks, Transport
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Handover, RemoteTransport, syncs
 
@@ -172,7 +173,8 @@ def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:
     assert serve
     folder = serve.sync_folder or ""
     if not serve.addresses:
-        return TRANSPORTS[path](peers, folder)
+        way = TRANSPORTS[path](peers, folder)
+        return Delta(way) if serve.sync == "delta" else way
     sender = serving(serve).sender
     return RemoteTransport(
         peers, resolve_name(sender)(serve.addresses, peers.device, path, folder) if sends else None

@@ -199,8 +199,8 @@ class Worker(Process):
     def engine(self, method: str, *args: Any) -> Report:
         """Sync a model's weights, or move parts of its engines: a method of ``EngineHost``."""
         start = time.time()
-        self.of_engines(method, *args)
-        return Report(start, time.time())
+        measured = self.of_engines(method, *args)
+        return Report(start, time.time(), measured or {})
 
     def stay(self, *sync: Any) -> Report:
         """Do nothing instead of a send or receive: the pool that serves the model has that version."""

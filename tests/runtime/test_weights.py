@@ -15,6 +15,7 @@ from ranks import LIMIT, forked, launch
 from rlgraph.costs import limits
 from rlgraph.costs.limits import buckets
 from rlgraph.errors import RunError
+from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Ranks, Transport, Weights, cast
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Disk, Handover
 from rlgraph.runtime.worker.process_groups import ranks
@@ -90,6 +91,40 @@ def test_buckets_are_bounded_in_order_and_of_one_dtype(
     for bucket in found:
         assert len({tensor.dtype for _, tensor in bucket}) == 1
         assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= limit
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_changes_make_of_what_was_sent_what_is_there_now(data: st.DataObject, seed: int) -> None:
+    way, made = Handover(), torch.Generator().manual_seed(seed)
+    ends = Delta(way), Delta(way)
+    dtypes = data.draw(st.lists(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]), max_size=4))
+    now = [(str(n), torch.randn(n, 7, generator=made).to(dtype)) for n, dtype in enumerate(dtypes)]
+    for version in range(3):
+        ends[0].send(Weights(version, now))
+        came = [(name, tensor.clone()) for name, tensor in ends[1].receive(version).tensors]
+        assert [name for name, _ in came] == [name for name, _ in now]
+        for (_, tensor), (_, wanted) in zip(came, now, strict=True):
+            assert tensor.dtype == wanted.dtype and tensor.equal(wanted)
+        share = data.draw(st.sampled_from([0.0, 0.1, 1.0]))
+        hit = [torch.rand(tensor.shape, generator=made) < share for _, tensor in now]
+        now = [(name, torch.where(one, 3, t)) for (name, t), one in zip(now, hit, strict=True)]
+        now = [(name, t.to(dtype)) for (name, t), dtype in zip(now, dtypes, strict=True)]
+
+
+def test_few_changes_are_few_bytes_and_other_weights_than_thought_are_an_error() -> None:
+    way = Handover()
+    ends, weight = (Delta(way), Delta(way)), torch.zeros(10_000, dtype=torch.bfloat16)
+    for version in range(2):
+        weight[:100] = version + 1
+        ends[0].send(Weights(version, [("a", weight)]))
+        list(ends[1].receive(version).tensors)
+    assert ends[0].metrics()["sync/sent"].value == pytest.approx(0.0304, abs=0.0001)
+    weight[0] = 9
+    ends[1].kept["a"][7] = 9  # what it keeps is not what it was sent
+    ends[0].send(Weights(2, [("a", weight)]))
+    with pytest.raises(RunError, match="the changes of weight a do not make"):
+        list(ends[1].receive(2).tensors)
 
 
 def test_ranks_count_through_the_pools() -> None:

@@ -1,0 +1,54 @@
+"""How many bytes of a weight sync have changed since the last: the demo's GRPO at several learning rates.
+
+    python benchmarks/delta_sync.py [--iterations 20]
+
+Two pools; weights are served in bfloat16, or in float32. What is sent is the share of the bytes of all
+weights: places and bits of those that changed, or whole tensors where these are fewer bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from rlgraph.runtime.demo import make
+from rlgraph.runtime.run import run_graph
+
+RATES = (1e-6, 3e-6, 1e-5, 2e-4)
+SPLIT = "pools={train: {devices: 1}, gen: {devices: 1}}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--iterations", type=int, default=20)
+    count = parser.parse_args().iterations
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        make("demo_files")
+        run_graph("demo_sft", [], run_dir=Path("runs/demo_sft"), inline=True)
+        lines = []
+        for dtype in ("bfloat16", "float32"):
+            for rate in RATES:
+                sent = measure(dtype, rate, count)
+                lines.append(
+                    f"  {dtype:<9} learning rate {rate:<7g} {sent:6.1%} of the bytes, {1 / sent:5.1f} x"
+                )
+    print(f"\nmedian of {count} syncs\n" + "\n".join(lines))
+
+
+def measure(dtype: str, rate: float, count: int) -> float:
+    """Return the median share of bytes that is sent, once the first sync is over."""
+    settings = [SPLIT, f"models.policy.serve={{sync: delta, dtype: {dtype}}}"]
+    settings += [f"models.policy.optimizer={{lr: {rate}, schedule: constant}}"]
+    settings += [f"schedule={{iterations: {count}, save_every: 0}}", "eval=null"]
+    run = run_graph("demo", settings, run_dir=Path(f"{dtype}-{rate}"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(line["sync/sent"] for line in lines[2:])
+
+
+if __name__ == "__main__":
+    main()
