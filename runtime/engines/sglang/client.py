@@ -173,7 +173,7 @@ def body(
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
         "stop": list(sampling.stop),
-        "stop_token_ids": list(stops),
+        "stop_token_ids": [*stops, *sampling.stop_token_ids],
         "sampling_seed": seed & 0x7FFFFFFF,
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
