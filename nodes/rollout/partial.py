@@ -73,7 +73,8 @@ def partial(
     With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
     is by what a device has: the embedded engine gives the same each time on as many devices, servers what
     they end first. Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which
-    count the tokens of a round alone. Outside such a region it runs to the end at once.
+    count the tokens of a round alone; grammars, which each round would begin anew, it takes none. Outside
+    such a region it runs to the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the

@@ -191,7 +191,7 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             if serve and any(call.value("routing") for call in calls):
                 options = {**(serve.options or {}), **(SERVING[serve.engine].routing or {})}
                 serve = serve.model_copy(update={"options": options})
-            if serve and any(call.attributes.get(key) for call in calls for key in GRAMMARS):
+            if serve and any(call.attributes.get(key) is not None for call in calls for key in GRAMMARS):
                 options = {**(SERVING[serve.engine].grammars or {}), **(serve.options or {})}
                 serve = serve.model_copy(update={"options": options})
             if serve and train and train.lora and not spec.frozen:

@@ -179,7 +179,7 @@ def body(
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "regex": sampling.regex,
-        "json_schema": json.dumps(sampling.json_schema) if sampling.json_schema else None,
+        "json_schema": None if sampling.json_schema is None else json.dumps(sampling.json_schema),
     }
     asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
     asked |= {"lora_path": adapter} if adapter else {}
