@@ -67,7 +67,7 @@ class Preflight:
         self.problems: list[Problem] = []
         self.tokenizers: dict[str, Any] = {}
         self.context: dict[str, int | None] = {}  # model -> tokens that fit
-        self.vocabulary: dict[str, int] = {}  # model -> its tokens
+        self.vocabulary: dict[str, int | None] = {}  # model -> its tokens
         self.rows: dict[str, int] = {}  # source -> its rows
 
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
@@ -156,7 +156,7 @@ class Preflight:
                 return f"brings Python code of its own, which is not run unasked: read it, then say {say}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
         self.context[name] = context_of(config)
-        self.vocabulary[name] = config.get_text_config().vocab_size
+        self.vocabulary[name] = getattr(config.get_text_config(), "vocab_size", None)
         self._fits(name, config)
         return ""
 
