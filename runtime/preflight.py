@@ -50,7 +50,7 @@ def preflight(plan: Plan, tree: Tree) -> int | None:
     checks = Preflight(plan, tree)
     checks.open_values()
     iterations = None
-    for look in (checks.sandboxes, checks.models, checks.data) if not checks.problems else ():
+    for look in (checks.sandboxes, checks.models, checks.stops, checks.data) if not checks.problems else ():
         look()
     if plan.schedule.epochs and not checks.problems:
         iterations = checks.iterations()
@@ -67,6 +67,7 @@ class Preflight:
         self.problems: list[Problem] = []
         self.tokenizers: dict[str, Any] = {}
         self.context: dict[str, int | None] = {}  # model -> tokens that fit
+        self.vocabulary: dict[str, int | None] = {}  # model -> its tokens
         self.rows: dict[str, int] = {}  # source -> its rows
 
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
@@ -155,6 +156,7 @@ class Preflight:
                 return f"brings Python code of its own, which is not run unasked: read it, then say {say}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
         self.context[name] = context_of(config)
+        self.vocabulary[name] = getattr(config.get_text_config(), "vocab_size", None)
         self._fits(name, config)
         return ""
 
@@ -171,6 +173,16 @@ class Preflight:
         for law, _, remedy in (law.partition("; ") for law in found.values() if law):
             mark = self.tree.at(("models", name, "path")).mark
             self.problem("unfit-model", f"models.{name}: {law}", mark, remedy.replace("NAME", name))
+
+    def stops(self) -> None:
+        """Check that models have the tokens that end their samples."""
+        for phase, functions in self.plan.functions.items():
+            for node, function in functions.items():
+                size = self.vocabulary.get(function.model or "")
+                most = max(function.attributes.get("stop_token_ids") or [0]) if function.model else 0
+                if size is not None and most >= size:
+                    law = f"node `{node}`: `{function.model}` has no token {most}, it has {size:,}"
+                    self.problem("stop-id", law, self._mark(phase, node, "stop_token_ids"), "leave it out")
 
     def data(self) -> None:
         """Check that every source's files can be read, and that their rows fit the models that read them."""
@@ -243,10 +255,10 @@ class Preflight:
                 readers.append((node, int(function.value("response_limit", 0)), function.model))
         return readers
 
-    def _mark(self, phase: str, node: str) -> Mark:
+    def _mark(self, phase: str, node: str, key: str = "files") -> Mark:
         changed = self.tree.at(("eval", "nodes", node))
-        place = changed if phase == "eval" and changed.get("files") else self.tree.at(("nodes", node))
-        return (place.get("files") or place).mark
+        place = changed if phase == "eval" and changed.get(key) else self.tree.at(("nodes", node))
+        return (place.get(key) or place).mark
 
 
 def _tools(function: Function) -> dict[str, Tool]:

@@ -27,7 +27,7 @@ from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import Toolbox
 from rlgraph.nodes.support.chat_template import CutSide, cut
-from rlgraph.ops import Request
+from rlgraph.ops import Generation, Request
 
 WaitedFor = tuple[str, float, float]  # generation or tools, and from when to when: seconds since the epoch
 MARK = "..."  # replaces the part of an answer that was cut
@@ -105,9 +105,15 @@ class Chat:
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
             raise LimitReached
-        said = generation.tokens[:-1] if generation.finish == "stop" else generation.tokens
-        text = self.pieces.tokenizer.decode(list(said))
+        text = self._said(generation)
         return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
+
+    def _said(self, generation: Generation) -> str:
+        """Return what a turn says: without its end token, but with one of the graph that is text."""
+        tokenizer, tokens = self.pieces.tokenizer, list(generation.tokens)
+        texts = {*self.engine.sampling.stop_token_ids}.difference(tokenizer.all_special_ids)
+        ended = generation.finish == "stop" and tokens[-1] not in texts
+        return str(tokenizer.decode(tokens[:-1] if ended else tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
         """Run calls at the same time, and let the policy read the answers in their order.

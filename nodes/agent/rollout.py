@@ -17,7 +17,16 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
-from rlgraph.nodes.rollout.rollout import CUT, SAMPLING, Penalty, Repetition, StopText, repeats, seed
+from rlgraph.nodes.rollout.rollout import (
+    CUT,
+    SAMPLING,
+    Penalty,
+    Repetition,
+    StopId,
+    StopText,
+    repeats,
+    seed,
+)
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
@@ -65,6 +74,7 @@ def agent(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    stop_token_ids: list[StopId] = [],  # noqa: B006 - likewise
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Penalty = 0.0,
     frequency_penalty: Penalty = 0.0,
@@ -108,6 +118,7 @@ def agent(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a turn; the one that does is part of it, with the whole of its last token.
+        stop_token_ids: tokens that end a turn, by their ids; the one that does is part of it.
         repetition_penalty: by how much tokens that the turn has become less likely; 1: not at all.
         presence_penalty: what is taken off the logits of such tokens.
         frequency_penalty: what is taken off them for each time that they came.
@@ -140,15 +151,9 @@ def agent(
     limits = ChatLimits(*counts, truncate, forgets)
     offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
     sampling = Sampling(
-        *(max_new_tokens, temperature, top_p, top_k),
-        min_p=min_p,
-        stop=stop,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_new_tokens=min_new_tokens,
-        regex=regex,
-        json_schema=json_schema,
+        *(max_new_tokens, temperature, top_p, top_k, min_p, stop, stop_token_ids),
+        *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
+        *(regex, json_schema),
     )
     engine = RequestBatcher(model, sampling, len(rows))
     threads = ThreadPoolExecutor(parallel)

@@ -15,6 +15,7 @@ from rlgraph.nodes.rollout.rollout import (
     SAMPLING,
     Penalty,
     Repetition,
+    StopId,
     StopText,
     assemble,
     record_lengths,
@@ -56,6 +57,7 @@ def partial(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    stop_token_ids: list[StopId] = [],  # noqa: B006 - likewise
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Penalty = 0.0,
     frequency_penalty: Penalty = 0.0,
@@ -71,7 +73,8 @@ def partial(
     With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
     is by what a device has: the embedded engine gives the same each time on as many devices, servers what
     they end first. Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which
-    count the tokens of a round alone. Outside such a region it runs to the end at once.
+    count the tokens of a round alone; grammars, which each round would begin anew, it takes none. Outside
+    such a region it runs to the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
@@ -87,6 +90,7 @@ def partial(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a response; the one that does is part of it, with the whole of its last token.
+        stop_token_ids: tokens that end a response, by their ids; the one that does is part of it.
         repetition_penalty: by how much tokens that the round has become less likely; 1: not at all.
         presence_penalty: what is taken off the logits of such tokens.
         frequency_penalty: what is taken off them for each time that they came.
@@ -103,13 +107,8 @@ def partial(
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in samples)
     sampling = Sampling(
-        *(most, temperature, top_p, top_k),
-        min_p=min_p,
-        stop=stop,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_new_tokens=min_new_tokens,
+        *(most, temperature, top_p, top_k, min_p, stop, stop_token_ids),
+        *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
     )
     _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted)
     generated = sum(len(sample.tokens) for sample in samples) - before

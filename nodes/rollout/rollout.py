@@ -47,6 +47,7 @@ SAMPLING: dict[Role, str] = {
 CUT = dict.fromkeys(("top_p", "top_k", "min_p"), "temperature")  # the most likely token is left by any cut
 REPEATED, REPETITION = 10_000, 10  # characters at the end that are looked at, and how much shorter they get
 StopText = Annotated[str, Field(min_length=1)]
+StopId = Annotated[int, Field(ge=0)]
 Repetition = Annotated[float, Field(gt=0, le=2)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -73,6 +74,7 @@ def rollout(
     top_k: Annotated[int, Field(ge=0)] = 0,
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
     stop: list[StopText] = [],  # noqa: B006 - never changed
+    stop_token_ids: list[StopId] = [],  # noqa: B006 - likewise
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Penalty = 0.0,
     frequency_penalty: Penalty = 0.0,
@@ -101,6 +103,7 @@ def rollout(
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a response; the one that does is part of it, with the whole of its last token.
+        stop_token_ids: tokens that end a response, by their ids; the one that does is part of it.
         repetition_penalty: by how much tokens that the response has become less likely; 1: not at all.
         presence_penalty: what is taken off the logits of such tokens.
         frequency_penalty: what is taken off them for each time that they came.
@@ -116,14 +119,9 @@ def rollout(
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
     sampling = Sampling(
-        *(max_new_tokens, temperature, top_p, top_k, routing, min_p),
-        stop=stop,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_new_tokens=min_new_tokens,
-        regex=regex,
-        json_schema=json_schema,
+        *(max_new_tokens, temperature, top_p, top_k, min_p, stop, stop_token_ids),
+        *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
+        *(regex, json_schema, routing),
     )
     answers = model.generate(requests, sampling)
     pairs = [(request.prompt, g) for request, many in zip(requests, answers, strict=True) for g in many]

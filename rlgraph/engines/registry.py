@@ -59,7 +59,7 @@ class Serving:
     # ``options`` with which it says which experts of a mixture it chose; None: it does not say
     routing: Mapping[str, bool] | None = None
     # ``options`` with which it draws texts of a regular expression or a JSON schema; None: it does not
-    grammars: Mapping[str, str] | None = None
+    grammars: Mapping[str, str | int] | None = None
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
     without_adapters: frozenset[str] = frozenset()  # settings of ``serve`` with which it loads none
@@ -108,7 +108,8 @@ SERVING = {
         own_servers=True,
         owned=sglang_options.OWNED,
         routing={"enable_return_routed_experts": True},
-        grammars={"grammar_backend": "xgrammar"},
+        # else a model that likes blanks may fill a JSON text with them to its limit
+        grammars={"grammar_backend": "xgrammar", "constrained_json_max_whitespace_cnt": 16},
         adapters=(
             frozenset({"q_proj", "k_proj", "v_proj"}),
             frozenset({"o_proj"}),

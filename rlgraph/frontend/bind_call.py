@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from rlgraph.frontend.ports import hooked
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Call
 from rlgraph.ir.schedules import Varying, take_courses
-from rlgraph.nodes import HOOKS
+from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.column_types import DTYPES, ColumnType, FunctionMarker, PathMarker, holds
 from rlgraph.ops.declare import Hook, Op, Port
-from rlgraph.ops.registry import find_function, find_hook, find_op
+from rlgraph.ops.registry import find_function, find_hook, find_op, load
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow
@@ -104,11 +105,18 @@ def _attributes(
         return {n: field.default for n, field in fields.items() if not field.is_required()} | written, {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
     tree, courses = take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
-    values = validate(op.attributes, tree, path, binder, what, keys)
+    values = validate(op.attributes, tree, path, binder, what, keys, partial(_relatives, op))
     if values is None:
         return None, {}
     own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
     return own | _paths(op, tree) | _functions(op, tree, binder), courses
+
+
+def _relatives(op: Op, attribute: str) -> str:
+    """Return which shipped ops have an attribute, of those whose names begin as an op's; or nothing."""
+    family = (name for name in OPS if not op.kind and name.split(".")[0] == op.name.split(".")[0])
+    having = [name for name in family if attribute in load(OPS[name]).attributes.model_fields]
+    return f"{' and '.join(having)} {'have' if having[1:] else 'has'} it" if having else ""
 
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:

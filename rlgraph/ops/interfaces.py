@@ -22,11 +22,12 @@ class Sampling:
 
     Units: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Log-probs that come
     back are those of the distribution at ``temperature`` before these cut it. A sample ends where its text
-    has one of ``stop``. ``routing`` asks a mixture for the experts that it chose.
+    has one of ``stop``, and with a token of ``stop_token_ids``, which are end tokens beside the model's own.
+    ``routing`` asks a mixture for the experts that it chose.
 
-    What is below ``stop`` changes the logits before all else, and so the log-probs too. Of a token that the
-    call has drawn c > 0 times for the sample, ``presence_penalty`` + c ``frequency_penalty`` is taken off;
-    then it is divided by ``repetition_penalty`` if positive, else multiplied. No end token comes before
+    Penalties and what follows change the logits before all else, and so the log-probs too. Of a token that
+    the call has drawn c > 0 times for the sample, ``presence_penalty`` + c ``frequency_penalty`` is taken
+    off; then it is divided by ``repetition_penalty`` if positive, else multiplied. No end token comes before
     ``min_new_tokens`` others. ``regex`` or ``json_schema`` allow the tokens alone that go on to such a text.
     """
 
@@ -34,15 +35,16 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    routing: bool = False
     min_p: float = 0.0
     stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_new_tokens: int = 0
     regex: str | None = None
     json_schema: Mapping[str, Any] | None = None
+    routing: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Request:
 class Generation:
     """One continuation: the new token ids, the end token among them, and a log-prob for each.
 
-    ``finish`` is ``stop`` (the model ended it), ``text`` (a text of ``Sampling.stop`` did, which is whole in
+    ``finish`` is ``stop`` (an end token did), ``text`` (a text of ``Sampling.stop`` did, which is whole in
     it), ``length`` (the limit did) or ``abort`` (it was ended from outside). ``versions`` are those of the
     weights, one per token, where an engine tells them. ``routing``, where it was asked for, is an int16
     tensor ``[prompt and new tokens, layers, k]``: the experts that each token was routed to, and -1 where the

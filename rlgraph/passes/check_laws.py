@@ -239,15 +239,20 @@ def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 
 def _grammar(graph: Graph, node: Node, call: Call) -> Problem | None:
-    """Check that a serve engine that is asked for texts of a grammar draws them, of one grammar."""
+    """Check that the serve engine draws texts of a grammar, and that one grammar alone says when they end."""
     serve = graph.models[str(node.model)].spec.serve
-    asked = [key for key in GRAMMARS if call.attributes[key]]
-    if not asked or (SERVING[serve.engine].grammars is not None and len(asked) == 1):
-        return None
+    asked = [key for key in GRAMMARS if call.attributes[key] is not None]
     off = ", ".join(f"{node.name}.{key}: null" for key in asked[-1:])
     if len(asked) > 1:
         law = f"node `{node.name}` asks for texts of two grammars, regex and json_schema"
         return refusal("two-grammars", law, graph, node, [], f"set: {{{off}}}")
+    if asked and call.attributes["min_new_tokens"]:
+        law = f"node `{node.name}`: a text of `{asked[0]}` that is whole before it has `min_new_tokens` can "
+        law += "neither end nor go on"
+        remedy = f"set: {{{node.name}.min_new_tokens: 0}}, and let `{asked[0]}` say how long a text is"
+        return refusal("whole-grammar", law, graph, node, [], remedy)
+    if not asked or SERVING[serve.engine].grammars is not None:
+        return None
     able = [name for name, engine in SERVING.items() if engine.grammars is not None]
     law = f"node `{node.name}` asks for texts of a grammar, `{asked[0]}`; "
     law += f"the engine {serve.engine} draws from the whole vocabulary"

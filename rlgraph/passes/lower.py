@@ -187,11 +187,13 @@ def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
             trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
             train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
             serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
+            if serve and "request_timeout" in SERVING[serve.engine].options and serve.request_timeout is None:
+                serve = serve.model_copy(update={"request_timeout": graph.schedule.timeout / 2})
             calls = [n.called for n in used if n.model == name]
             if serve and any(call.value("routing") for call in calls):
                 options = {**(serve.options or {}), **(SERVING[serve.engine].routing or {})}
                 serve = serve.model_copy(update={"options": options})
-            if serve and any(call.attributes.get(key) for call in calls for key in GRAMMARS):
+            if serve and any(call.attributes.get(key) is not None for call in calls for key in GRAMMARS):
                 options = {**(SERVING[serve.engine].grammars or {}), **(serve.options or {})}
                 serve = serve.model_copy(update={"options": options})
             if serve and train and train.lora and not spec.frozen:
@@ -211,11 +213,17 @@ def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
 
 def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
     """Return an optimizer's settings; a schedule without an end ends with the run."""
-    last = graph.schedule.iterations
-    if spec is None or spec.total_steps or last is None:
+    steps = optimizer_steps(graph, model)
+    if spec is None or spec.total_steps or steps is None:
         return spec
     if spec.schedule == "constant" and not isinstance(spec.warmup_steps, float):
         return spec
-    updates = [node for node in graph.nodes if node.updates and node.model == model]
-    steps = sum(node.optimizer_steps * count(node.when, last) for node in updates)
     return spec.model_copy(update={"total_steps": steps})
+
+
+def optimizer_steps(graph: Graph, model: str) -> int | None:
+    """Return the optimizer steps of a model in all of a run; None where its length is not known."""
+    if (last := graph.schedule.iterations) is None:
+        return None
+    updates = [node for node in graph.nodes if node.updates and node.model == model]
+    return sum(node.optimizer_steps * count(node.when, last) for node in updates)

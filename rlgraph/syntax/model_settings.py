@@ -80,8 +80,9 @@ class Serve(Section):
     of its weights stays in its host's memory, but for a GPU that trains them too: there the next sync brings
     them."""
     start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
-    request_timeout: Positive = 3600.0
-    """of servers: seconds that a sample may take; then it is ended, and asked for again."""
+    request_timeout: Positive | None = None
+    """of servers: seconds that a sample may take; then it is ended, and asked for again. null: half of
+    `schedule.timeout`, so that a second try has as long before the step is given up."""
     request_retries: Natural = 120
     """of servers: how often a sample is asked for again that took too long, or whose server was busy; then
     the run ends."""

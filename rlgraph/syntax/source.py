@@ -73,7 +73,7 @@ class Tree:
     def of(value: Any) -> Tree:
         """Return a plain value as a tree, of no place in any file."""
         if isinstance(value, Mapping):
-            return Tree({name: Tree.of(child) for name, child in value.items()}, NOWHERE)
+            return Tree({str(name): Tree.of(child) for name, child in value.items()}, NOWHERE)
         return Tree([*map(Tree.of, value)] if isinstance(value, list) else value, NOWHERE)
 
     def plain(self) -> Any:

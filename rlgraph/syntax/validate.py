@@ -67,6 +67,7 @@ def validate(
     binder: Binder,
     what: str = "",
     keys: tuple[str, ...] = (),
+    elsewhere: Callable[[str], str] = lambda name: "",
 ) -> Any:
     """Return a tree as a strict record, or None with the problems noted. Values written ??? are passed over.
 
@@ -75,7 +76,7 @@ def validate(
         tree: the values, and ``path``, the graph's name for them, as ``models.policy``.
         binder: where problems are noted.
         what: the name of the reader of the values, as ``op rollout``.
-        keys: further keys that are accepted, for the message.
+        keys: further keys that are accepted, and ``elsewhere``, what has one that is not, for the message.
     """
     values = tree.plain()
     if not isinstance(values, dict):
@@ -85,14 +86,14 @@ def validate(
         return section.model_validate(values)
     except ValidationError as error:
         if (texts := _texts(error, tree)) is not tree:
-            return validate(section, texts, path, binder, what, keys)
+            return validate(section, texts, path, binder, what, keys, elsewhere)
         wrong: dict[Mark, list[Any]] = {}
         for item in error.errors(include_url=False):
             place = tree.at(item["loc"])
             if place.value != OPEN or item["type"] == "extra_forbidden":
                 wrong.setdefault(place.key or place.mark, []).append(item)
         for items in wrong.values():
-            binder.problems += _explain(items, section, tree, path, what, keys)
+            binder.problems += _explain(items, section, tree, path, what, keys, elsewhere)
         return None if wrong else _constructed(section, values)
 
 
@@ -130,7 +131,13 @@ def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
 
 
 def _explain(
-    items: list[Any], section: type[BaseModel], tree: Tree, path: str, what: str, keys: tuple[str, ...]
+    items: list[Any],
+    section: type[BaseModel],
+    tree: Tree,
+    path: str,
+    what: str,
+    keys: tuple[str, ...],
+    elsewhere: Callable[[str], str],
 ) -> Iterable[Problem]:
     """Yield the problems of one place, from pydantic's errors there."""
     others, place = [], tree.at(items[0]["loc"])
@@ -140,7 +147,9 @@ def _explain(
         if item["type"] == "extra_forbidden":
             known = [*_fields(section, item["loc"][:-1]), *keys]
             law = f"`{path}` has no attribute `{name}`" + (f" ({what})" if what else "")
-            yield Problem("unknown-attribute", law, mark, tuple(known), nearest(name, known))
+            yield Problem(
+                "unknown-attribute", law, mark, tuple(known), nearest(name, known) or elsewhere(name)
+            )
         elif item["type"] == "missing":
             inside = ".".join(map(str, (path, *item["loc"][:-1])))
             law = f"`{inside}` has no `{name}`" + (f", which {what} needs" if what else "")

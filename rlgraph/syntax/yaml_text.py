@@ -37,7 +37,7 @@ def flow(value: Any) -> str:
     """Return a tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
     value = value.value if isinstance(value, Tree) else value
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(name)}: {flow(child)}" for name, child in value.items()) + "}"
+        return "{" + ", ".join(f"{_word(str(name))}: {flow(child)}" for name, child in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(flow(child) for child in value) + "]"
     if isinstance(value, str):

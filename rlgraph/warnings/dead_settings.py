@@ -69,6 +69,22 @@ def unread_attributes(tree: Tree, train: Graph, evaluation: Graph | None) -> Ite
                     yield _decides_nothing(tree, (*section, name, key), why)
 
 
+# a setting of an optimizer -> the schedules that read it
+SCHEDULED = {"min_lr_ratio": ("cosine", "linear"), "cycles": ("cosine",)}
+
+
+def unread_settings(tree: Tree, plan: Plan) -> Iterator[Problem]:
+    """Yield a problem for each setting of a model that another one makes idle."""
+    for name, model in plan.models.items():
+        for key, schedules in SCHEDULED.items():
+            path = ("models", name, "optimizer", key)
+            if model.optimizer and find(tree, path) and model.optimizer.schedule not in schedules:
+                yield _decides_nothing(tree, path, f"only a {' or '.join(schedules)} schedule reads it")
+        path, limit = ("models", name, "serve", "request_timeout"), plan.schedule.timeout
+        if model.serve and find(tree, path) and (model.serve.request_timeout or 0) >= limit:
+            yield _decides_nothing(tree, path, f"`schedule.timeout` ends the step before, after {limit:g} s")
+
+
 def _decides_nothing(tree: Tree, path: TreePath, why: str) -> Problem:
     place, name = tree.at(path), ".".join(path)
     mark = place.key or place.mark

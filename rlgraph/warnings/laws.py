@@ -20,9 +20,10 @@ from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
+from rlgraph.passes.lower import optimizer_steps
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
-from rlgraph.warnings.dead_settings import dead_settings, unread_attributes
+from rlgraph.warnings.dead_settings import dead_settings, unread_attributes, unread_settings
 
 
 @uncollected()
@@ -50,12 +51,12 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     """Return the warnings of a graph, also given as written, with its ``${...}`` still in place."""
     tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
-    problems += _changed(train, tree)
+    problems += [*_changed(train, tree), *_rising(train, plan, tree)]
     for graph in (train, evaluation) if evaluation else (train,):
-        problems += [*_greedy(graph, tree), *_too_long(graph, plan, tree)]
+        problems += [*_greedy(graph, tree), *_endless(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
     lost |= {("models", name) for name in _models_of(train.dropped) if name not in plan.models}
-    problems += unread_attributes(tree, train, evaluation)
+    problems += [*unread_attributes(tree, train, evaluation), *unread_settings(tree, plan)]
     problems += dead_settings(
         written, plan, lost, lambda changed: plan_tree(changed, lowered.devices, lowered.device)
     )
@@ -186,6 +187,38 @@ def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
             remedy += "was; or keep it to evaluations, in eval.nodes"
             found = refusal("changed-sampling", law, graph, node, [rollout.name], remedy)
             yield replace(found, mark=_place(tree, graph, rollout, changed[0]))
+
+
+def _endless(graph: Graph, tree: Tree) -> Iterator[Problem]:
+    """Yield rollouts that allow an end token only behind the last token that a response may have."""
+    for node in (node for node in graph.nodes if node.call and "min_new_tokens" in node.called.attributes):
+        given = node.called.attributes
+        limits = {key: given.get(key) for key in (node.called.name_of("response_limit"), "max_turn_tokens")}
+        for key, most in limits.items():
+            if isinstance(most, int) and given["min_new_tokens"] >= most:
+                law = f"`{node.name}.min_new_tokens` ({given['min_new_tokens']:,}) leaves no room for an end "
+                law += f"token within `{key}` ({most:,}): no response ends by itself"
+                own = [find(tree, ("eval", "nodes", node.name, one)) for one in ("min_new_tokens", key)]
+                at = "eval.nodes." if graph.report and any(own) else ""
+                remedy = f"set: {{{at}{node.name}.min_new_tokens: 0}}, or raise {key}"
+                yield Problem("endless", law, _place(tree, graph, node, "min_new_tokens"), (), remedy)
+                break
+
+
+def _rising(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
+    """Yield optimizers whose learning rate is still rising when the run, or its schedule, ends."""
+    for name, model in plan.models.items():
+        place, steps = find(tree, ("models", name, "optimizer")), optimizer_steps(graph, name)
+        if not model.optimizer or not place or not steps:
+            continue
+        warm, own = model.optimizer.warmup_steps, place.get("total_steps")
+        end = min(steps, model.optimizer.total_steps or steps)
+        if isinstance(warm, int) and warm >= end:
+            path, what = f"models.{name}.optimizer", "schedule has" if own and end < steps else "run makes"
+            law = f"`{path}.warmup_steps`: the learning rate rises over {warm:,} optimizer steps, and the "
+            law += f"{what} {end:,}: it never comes to `lr`"
+            mark = (place.get("warmup_steps") or place).key
+            yield Problem("rising", law, mark, (), f"set: {{{path}.warmup_steps: 0.1}}, a tenth of them")
 
 
 def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:

@@ -124,3 +124,18 @@ def test_options_of_an_engines_own_are_told_to_be_in_no_price() -> None:
     said += "(stream_interval, attention_backend)"
     assert said in compile_graph("grpo", [MODEL, options], target=H100).notes
     assert not any("serve.options" in note for note in compile_graph("grpo", [MODEL], target=H100).notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [((), 1800.0), (("schedule.timeout=600",), 300.0), (("models.policy.serve.request_timeout=9",), 9.0)],
+)
+def test_a_second_try_of_a_sample_has_as_long_before_its_step_is_given_up(
+    given: tuple[str, ...], seconds: float
+) -> None:
+    serve = (
+        compile_graph("grpo", [MODEL, "models.policy.serve.engine=sglang", *given], 1).models["policy"].serve
+    )
+    assert serve and serve.request_timeout == seconds
+    embedded = compile_graph("grpo", [MODEL, *given[:1]], 1) if "serve" not in "".join(given) else None
+    assert embedded is None or embedded.models["policy"].serve.request_timeout is None

@@ -39,10 +39,17 @@ MENDED = {
         "remove: [shaped, ref_logprobs, rewards, models.ref]",
         "set: {advantages.in.rewards: shaped}, remove: [steps]",
     ],
+    "endless": ["set: {rollout.min_new_tokens: 0}", "set: {rollout.max_new_tokens: 65}"],
     "greedy_evaluation": ["set: {eval.nodes.rollout.temperature: 1.0}"],
     "greedy_group": ["set: {rollout.temperature: 1.0}"],
+    "rising": ["set: {models.policy.optimizer.warmup_steps: 0.1}", "set: {schedule.iterations: 1251}"],
     "too_long": ["set: {rollout.max_new_tokens: 32256}"],
     "too_long_prompts": ["set: {prompts.max_prompt_tokens: 31744}"],
+    "unread_settings": [
+        "remove: [models.policy.optimizer.cycles, models.policy.optimizer.min_lr_ratio], "
+        "set: {models.policy.serve.request_timeout: 3000}",
+        "set: {models.policy.optimizer.schedule: cosine, schedule.timeout: 5000}",
+    ],
     "untrained": ["set: {models.ref.frozen: true}, remove: [models.ref.optimizer]"],
     "untrained_critic": ["add: {update_critic: {op: update.critic, model: critic}}"],
     "untrained_head": ["set: {models.reward.path: org/reward}"],
@@ -81,7 +88,7 @@ def test_a_remedy_mends_its_graph(name: str, edit: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*NAMES} - {"blind", "dead_model", "dead_settings", "untrained_head"})
+    "name", sorted({*NAMES} - {"blind", "dead_model", "dead_settings", "unread_settings", "untrained_head"})
 )
 def test_a_remedy_can_be_typed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(WARNED)
@@ -153,6 +160,27 @@ LIVE = [
 @pytest.mark.parametrize(("graph", "edit", "paths"), DEAD)
 def test_dead_settings_are_found(graph: str, edit: str, paths: set[str]) -> None:
     assert dead(graph, edit) == paths
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("set: {eval.nodes.rollout.min_new_tokens: 300, eval.nodes.rollout.max_new_tokens: 256}", "(256)"),
+        ("set: {rollout.max_new_tokens: {steps: {1: 8, 9: 16}}, eval.nodes.rollout.min_new_tokens: 3}",
+         ""),
+        ("set: {rollout: {op: rollout.agent, model: policy, max_new_tokens: 99, max_turn_tokens: 9, n: 4, "
+         "min_new_tokens: 9}}, add: {rollout_weights: {op: correction.tis}}", "`max_turn_tokens` (9)"),
+        ("set: {models.policy.optimizer: {lr: 0.1, schedule: cosine, warmup_steps: 50, total_steps: 40}}",
+         "the schedule has 40"),
+        ("set: {models.policy.optimizer: {lr: 0.1, schedule: cosine, warmup_steps: 50, total_steps: 51}}",
+         ""),
+        ("set: {models.policy.optimizer.warmup_steps: 800}", "the run makes 800"),
+        ("set: {models.policy.optimizer.warmup_steps: 0.9}", ""),
+    ],
+)  # fmt: skip
+def test_what_leaves_no_room_is_said_with_its_limit(edit: str, said: str) -> None:
+    laws = [problem.law for problem in edited("demo", edit)]
+    assert len(laws) == bool(said) and all(said in law for law in laws)
 
 
 @pytest.mark.parametrize(("graph", "edit"), LIVE)

@@ -9,7 +9,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Completer:
         models: the names that it lists.
         refusals: statuses of the next answers, before the right ones.
         holds: whether calls for more than one token are never answered.
+        ends: whether it knows ``stop_token_ids``.
         asked: the calls, in order.
     """
 
@@ -51,6 +52,7 @@ class Completer:
     models: list[str] = field(default_factory=lambda: ["tiny"])
     refusals: list[int] = field(default_factory=list)
     holds: bool = False
+    ends: bool = True
     asked: list[dict[str, Any]] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -78,6 +80,8 @@ class Completer:
                 if self.refusals:
                     return self.refusals.pop(0), {"error": "try again"}
             sampling = Sampling(body["max_tokens"], body["temperature"], body["top_p"])
+            if self.ends:
+                sampling = replace(sampling, stop_token_ids=body["stop_token_ids"])
             ((made,),) = self.engine.generate([Request(body["prompt"], [body["seed"]])], sampling)
         words = [f"token_id:{token}" if self.form == "vllm-old" else "word" for token in made.tokens]
         choice = {"finish_reason": made.finish, "text": ""}
@@ -173,6 +177,22 @@ def test_what_is_asked_is_the_graphs(serving: Callable[..., Completer], embedded
         }.items()
     )
     assert body["stop_token_ids"] == embedded.stops.tolist()
+
+
+def test_tokens_end_samples_or_the_server_is_refused(
+    serving: Callable[..., Completer], embedded: TransformersEngine
+) -> None:
+    plain = [samples[0] for samples in embedded.generate(REQUESTS, GREEDY)]
+    sampling = replace(GREEDY, stop_token_ids=[plain[0].tokens[2]])
+    engine, ignoring = reaching(serving()), reaching(serving(ends=False))
+    made, expected = engine.generate(REQUESTS, sampling), embedded.generate(REQUESTS, sampling)
+    assert [[(s.tokens, s.finish) for s in many] for many in made] == [
+        [([*s.tokens], s.finish) for s in many] for many in expected
+    ]
+    assert len(made[0][0].tokens) <= 3 and made[0][0].finish == "stop"
+    with pytest.raises(RunError, match=rf"went on behind token {plain[0].tokens[2]}.*\n  use a server that"):
+        ignoring.generate(REQUESTS, sampling)
+    engine.close(), ignoring.close()
 
 
 def test_several_servers_share_the_samples_and_one_may_be_lost(serving: Callable[..., Completer]) -> None:

@@ -90,6 +90,11 @@ def test_a_check_of_files_finds_what_a_run_would_without_starting_it() -> None:
     assert not Path("runs").exists()
 
 
+def test_a_model_has_the_tokens_that_end_its_samples() -> None:
+    text = refused(GRAPH + "  - set: {rollout.stop_token_ids: [3, 5000]}\n")
+    assert "small.yaml:7:" in text and "`policy` has no token 5000" in text and "leave it out" in text
+
+
 def test_an_open_value_is_named() -> None:
     assert "`nodes.prompts.files` is still open" in refused(GRAPH.replace("[FILE]", "???"))
 

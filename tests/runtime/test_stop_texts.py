@@ -1,10 +1,11 @@
-"""Texts that end a sample, whatever tokens they are made of, in every kind of rollout."""
+"""What ends a sample, texts of any tokens and tokens by their ids, in every kind of rollout."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from test_agent import PROMPTS, Recorded, context, converse, recorded, tool
 
 from rlgraph.nodes.agent.parsers import ToolCall
+from rlgraph.nodes.agent.rollout import agent
 from rlgraph.nodes.rollout.partial import _ended, _go_on, partial
 from rlgraph.nodes.rollout.rollout import rollout
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Parser, Sampling
 from rlgraph.ops.interfaces import Generation, Request
+from rlgraph.runtime.demo_tools import ROLES
 from rlgraph.runtime.engines.transformers.sampling import draw
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.run import run_graph
@@ -147,6 +150,96 @@ def test_a_run_ends_its_samples_there(
     responses = [json.loads(line)["responses"] for line in text.splitlines()]
     assert any(response[-1:] in "123" for response in responses)
     assert not any(digit in response[:-1] for response in responses for digit in "123")
+
+
+@settings(max_examples=20, deadline=None)
+@given(ids=st.lists(st.integers(2, 287), min_size=1, max_size=40))
+def test_a_sample_ends_with_the_first_token_of_an_id(engine: Recorded, ids: list[int]) -> None:
+    requests, ends = [Request(prompt, [3, 4, 5]) for prompt in PROMPTS], {*ids, *engine.stops.tolist()}
+    whole = engine.generate(requests, Sampling(24))
+    ended = engine.generate(requests, Sampling(24, stop_token_ids=ids))
+    for before, after in zip(chain(*whole), chain(*ended), strict=True):
+        kept = next((n for n, token in enumerate(before.tokens, 1) if token in ends), len(before.tokens))
+        assert list(after.tokens) == list(before.tokens[:kept])
+        assert list(after.logprobs) == pytest.approx(before.logprobs[:kept], abs=1e-4)
+        assert after.finish == ("stop" if after.tokens[-1] in ends else "length")
+
+
+IDS = list(range(8, 288, 8))
+
+
+@pytest.mark.parametrize("op", [rollout, partial])
+def test_columns_have_the_token_that_ended_a_sample(engine: Recorded, op: Callable[..., Any]) -> None:
+    prompts = Ragged.of(PROMPTS, torch.int64)
+    out = op(engine, context(), prompts, n=4, max_new_tokens=40, stop_token_ids=IDS, min_new_tokens=3)
+    ends, by_id = {*IDS, *engine.stops.tolist()}, 0
+    rows = zip(out.tokens.tolist(), out.loss_mask.tolist(), out.truncated.tolist(), strict=True)
+    for row, (tokens, mask, limit) in enumerate(rows):
+        first = len(PROMPTS[row // 4])
+        assert mask == [False] * first + [True] * (len(tokens) - first)
+        assert not ends & {*tokens[first:-1]} and limit == (tokens[-1] not in ends)
+        assert len(tokens) - first > 3
+        by_id += tokens[-1] in IDS
+    assert by_id > 4
+
+
+def test_rounds_do_not_take_up_again_what_an_id_has_ended(engine: Recorded) -> None:
+    given: dict[str, Any] = {"n": 6, "max_new_tokens": 24, "stop_token_ids": IDS}
+    prompts = Ragged.of(PROMPTS[:1], torch.int64)
+    whole = rollout(engine, context([0]), prompts, **given)
+    longest = max(sum(mask) for mask in whole.loss_mask.tolist())
+    rounds, begun, ended = -(-longest // 2), (), []
+    for _ in range(rounds):
+        ctx = replace(context([0]), resumes=True, begun=begun)
+        out = partial(engine, ctx, prompts, chunk=2, **given)
+        begun = ctx.left
+        ended.append(int(begun[3].sum()) if not len(ctx.whole) else 6)
+    assert 0 < ended[1] < ended[-2] < ended[-1] == 6
+    assert out.tokens.tolist() == whole.tokens.tolist()
+    assert out.truncated.tolist() == whole.truncated.tolist()
+
+
+def test_a_turn_says_the_token_that_ended_it_unless_that_is_special(engine: Recorded) -> None:
+    said: list[str] = []
+
+    def calls(text: str) -> list[ToolCall]:
+        said.append(text)
+        return []
+
+    def echo(text: str) -> str:
+        return text
+
+    decode, special = engine.tokenizer.decode, [*map(engine.tokenizer.convert_tokens_to_ids, ROLES)]
+    given = {"tools": {"echo": tool(echo)}, "parser": Parser(calls, {}, {})}
+    out = converse(engine, n=24, stop_token_ids=[*IDS, *special], **given)
+    rows = zip(out.tokens.tolist(), out.loss_mask.tolist(), out.truncated.tolist(), strict=True)
+    turns = [[*compress(tokens, mask)] for tokens, mask, limit in rows if not limit]
+    assert {*IDS} & (ends := {ids[-1] for ids in turns}) and {*special} & ends
+    assert sorted(said) == sorted(decode(ids if ids[-1] in IDS else ids[:-1]) for ids in turns)
+
+
+SETTINGS = {
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.01,
+    "stop": ["zz"],
+    "stop_token_ids": [9],
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+    "min_new_tokens": 2,
+}
+
+
+@pytest.mark.parametrize("op", [rollout, partial, agent])
+def test_an_engine_is_told_every_setting(
+    engine: Recorded, op: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, generate = [], engine.generate
+    monkeypatch.setattr(engine, "generate", lambda r, s, *more: (told.append(s), generate(r, s, *more))[1])
+    prompts = Ragged.of(PROMPTS, torch.int64)
+    op(engine, context(), prompts, max_new_tokens=5, temperature=0.7, **SETTINGS)
+    assert {*map(str, told)} == {str(Sampling(max_new_tokens=5, temperature=0.7, **SETTINGS))}
 
 
 @pytest.mark.parametrize("op", [rollout, partial])

@@ -89,6 +89,21 @@ def test_a_text_ends_a_sample_and_is_whole_in_it(awake: SglangEngine) -> None:
         assert made.finish == "text"
 
 
+def test_a_token_ends_a_sample_by_its_id(awake: SglangEngine, model: torch.nn.Module) -> None:
+    ids = list(range(2, 64, 6))
+    asked = [Request(request.prompt, range(12)) for request in REQUESTS]
+    finishes = set()
+    for request, many in zip(asked, awake.generate(asked, Sampling(12, stop_token_ids=ids)), strict=True):
+        for made in many:
+            assert gap(model, request, made) < 1e-4 and not {1, *ids} & {*made.tokens[:-1]}
+            finishes.add((made.tokens[-1] in ids, made.finish))
+    assert (
+        {(True, "stop"), (False, "length")}
+        <= finishes
+        <= {(True, "stop"), (False, "length"), (False, "stop")}
+    )
+
+
 def test_min_p_cuts_what_is_unlikely(awake: SglangEngine) -> None:
     greedy = awake.generate(REQUESTS, Sampling(6, 0.0))
     certain = awake.generate(REQUESTS, Sampling(6, 1.0, min_p=1.0))

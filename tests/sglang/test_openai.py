@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 
@@ -33,6 +34,15 @@ def test_greedy_samples_are_those_of_the_embedded_engine(reaching: OpenAIEngine,
         for sample, other in zip(samples, others, strict=True):
             assert (sample.tokens, sample.finish) == ([*other.tokens], other.finish)
             assert sample.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_token_ends_a_sample_by_its_id(reaching: OpenAIEngine, awake: SglangEngine) -> None:
+    plain = awake.generate(REQUESTS, Sampling(24, temperature=0.0))
+    ids = [many[0].tokens[3] for many in plain]
+    made = reaching.generate(REQUESTS, Sampling(24, temperature=0.0, stop_token_ids=ids))
+    for before, after in zip(chain(*plain), chain(*made), strict=True):
+        kept = next(n for n, token in enumerate(before.tokens, 1) if token in ids)
+        assert (after.tokens, after.finish) == ([*before.tokens[:kept]], "stop")
 
 
 def test_log_probs_are_at_the_temperature_and_the_end_token_is_among_them(

@@ -84,7 +84,7 @@ def body(
         "min_p": sampling.min_p,
         "stop": list(sampling.stop),
         "seed": seed & 0x7FFFFFFF,
-        "stop_token_ids": list(stops),
+        "stop_token_ids": [*stops, *sampling.stop_token_ids],
         "logprobs": 1,
     }
 
@@ -93,7 +93,7 @@ def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
     """Return the sample of an answer; of None, where it was aborted, one without tokens.
 
     Raises:
-        RunError: the answer has no token ids, or not a log-prob for each.
+        RunError: the answer has no token ids, or not a log-prob for each, or goes on behind an end token.
     """
     if reply is None:
         return Generation([], [], "abort")
@@ -106,10 +106,13 @@ def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
     if len(tokens) != len(logprobs) or None in logprobs or not tokens:
         law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"
         raise RunError(f"{law}; as many of both are needed, at least one\n  {REMEDY}")
+    if ends := {*ask.body["stop_token_ids"]}.intersection(tokens[:-1]):
+        law = f"a completions endpoint went on behind token {min(ends)}, which ends a sample (stop_token_ids)"
+        raise RunError(f"{law}\n  {REMEDY}")
     finish = choice["finish_reason"] or "abort"
     if any(isinstance(choice.get(name), str) for name in MATCHED):
         finish = "text"
     return Generation(tokens, logprobs, finish, [0] * len(tokens))
 
 
-REMEDY = "use a server that returns them: vLLM (0.10.2 or newer), SGLang (0.5.23) or TensorRT-LLM"
+REMEDY = "use a server that does so: vLLM (0.10.2 or newer), SGLang (0.5.23) or TensorRT-LLM"

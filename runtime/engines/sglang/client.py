@@ -173,13 +173,13 @@ def body(
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
         "stop": list(sampling.stop),
-        "stop_token_ids": list(stops),
+        "stop_token_ids": [*stops, *sampling.stop_token_ids],
         "sampling_seed": seed & 0x7FFFFFFF,
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "regex": sampling.regex,
-        "json_schema": json.dumps(sampling.json_schema) if sampling.json_schema else None,
+        "json_schema": None if sampling.json_schema is None else json.dumps(sampling.json_schema),
     }
     asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
     asked |= {"lora_path": adapter} if adapter else {}

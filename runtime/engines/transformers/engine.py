@@ -187,7 +187,8 @@ class TransformersEngine:
         if sampling.routing:
             self.routing = self.routing or Routing(self.model)
         limits = [[request.limits(sampling)[1]] * len(request.seeds) for request in requests]
-        return self._generate(requests, sampling, limits, self.stops, enough)
+        stops = torch.cat([self.stops, self.stops.new_tensor(sampling.stop_token_ids)])
+        return self._generate(requests, sampling, limits, stops, enough)
 
     @torch.inference_mode()
     def _generate(
