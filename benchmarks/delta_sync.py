@@ -44,7 +44,7 @@ def measure(dtype: str, rate: float, count: int) -> float:
     """Return the median share of bytes that is sent, once the first sync is over."""
     settings = [SPLIT, f"models.policy.serve={{sync: delta, dtype: {dtype}}}"]
     settings += [f"models.policy.optimizer={{lr: {rate}, schedule: constant}}"]
-    settings += [f"schedule={{iterations: {count}, save_every: 0}}", "eval=null"]
+    settings += [f"schedule={{iterations: {count}, save_every: 0}}", "eval.before=false"]
     run = run_graph("demo", settings, run_dir=Path(f"{dtype}-{rate}"))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return statistics.median(line["sync/sent"] for line in lines[2:])
