@@ -13,8 +13,9 @@ A checkpoint has what waits, and what was begun as it was before the oldest roun
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 
 MOST = 16  # rounds whose rows are measured at a time
+Span = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
 
 
 class FlowRound(Round):
@@ -68,6 +70,7 @@ class Intake:
     iteration: int
     used: BufferedRows | None = None  # set once they are here
     values: dict[str, float] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()  # of its groups: from when they were begun, and from when they waited
 
     def __post_init__(self) -> None:
         self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
@@ -106,6 +109,9 @@ class Flow:
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
+        self.times: dict[
+            int, list[float]
+        ] = {}  # number of a prompt -> when it was begun, and when it finished
         self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
         self.wanted: deque[tuple[Execution, Intake]] = deque()
         self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
@@ -161,7 +167,9 @@ class Flow:
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
-        self.ahead |= dict.fromkeys(range(self.position, self.position + asks), self.now)
+        numbers = range(self.position, self.position + asks)
+        self.ahead |= dict.fromkeys(numbers, self.now)
+        self.times |= {number: [time.time()] for number in numbers}
         self.position += asks
         self.open.append(latest)
         return [*measured, *((latest, step) for step in self.steps[: self.drawing])]
@@ -194,6 +202,9 @@ class Flow:
         outcome = ended.outcome()
         for number in ended.finished().tolist():
             self.ahead.pop(number, None)
+            self.times.setdefault(number, [time.time()]).append(time.time())
+        for number in np.setdiff1d(ended.finished(), outcome.buffered.prompts).tolist():
+            del self.times[number]
         self.buffer = joined([self.buffer, outcome.buffered])
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)
@@ -211,6 +222,7 @@ class Flow:
             return begun
         for number in begun.prompts.prompts[~young].tolist():
             self.ahead.pop(number, None)
+            self.times.pop(number, None)
         self.dropped += int((~young).sum()) * self.region.times
         rows = np.flatnonzero(young)
         each = np.flatnonzero(young.repeat(self.region.times))
@@ -234,6 +246,7 @@ class Flow:
             rest = np.setdiff1d(np.arange(len(self.buffer)), now)
             self.buffer = self.buffer.take(rest) if len(rest) else BufferedRows()
             intake.values = self._measured(intake.used, intake.iteration)
+            intake.spans = tuple(self._spans(intake.used))
             execution.rounds[self.region.filter], self.past = self.past, []
             self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
             execution.happened.add(filled(self.region.filter))
@@ -283,6 +296,17 @@ class Flow:
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
         values |= {"dropped": self.dropped, "rounds": len(self.past)}
         return {name: float(value) for name, value in values.items()}
+
+    def _spans(self, used: BufferedRows) -> Iterator[Span]:
+        """Yield when the groups of an iteration's rows were generated, and when they waited, in few lanes."""
+        free: list[float] = []  # the end of each lane
+        made = dict(zip(used.prompts.tolist(), used.made.tolist(), strict=True))
+        known = [(*self.times.pop(number), number) for number in made if len(self.times.get(number, ())) == 2]
+        for begun, finished, number in sorted(known):
+            lane = next((at for at, end in enumerate(free) if end <= begun), len(free))
+            free[lane : lane + 1] = [now := time.time()]
+            yield f"group {lane}", f"prompt {number}, weights {made[number]}", begun, finished
+            yield f"group {lane}", f"prompt {number} waits", finished, now
 
     def _too_few(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"

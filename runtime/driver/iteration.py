@@ -126,9 +126,17 @@ class Execution:
     @property
     def ran(self) -> list[FinishedStep]:
         """Return the steps in the plan's order, their devices in order."""
-        own = [FinishedStep(step, dict(sorted(self.rows.reports[step.id].items()))) for step in self.steps]
+        own = [FinishedStep(step, self._reports(step)) for step in self.steps]
         inner = [ran for rounds in self.rounds.values() for one in rounds for ran in one.ran]
         return sorted([*own, *inner], key=lambda ran: ran.step.id)
+
+    def _reports(self, step: Step) -> dict[Place, Report]:
+        """Return a step's reports in order; of a collect, the first with the spans of its rows."""
+        reports = dict(sorted(self.rows.reports[step.id].items()))
+        if step.facts.collects:
+            first = next(iter(reports))
+            reports[first] = replace(reports[first], spans=self.streams[step.region].spans)
+        return reports
 
     def makes(self, step: Step, shared: str) -> tuple[ColumnRef, ...]:
         """Return where each column that a step writes goes; ``shared`` is where those do that others read."""

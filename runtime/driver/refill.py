@@ -35,6 +35,8 @@ class Outcome:
 class Rounds:
     """The rounds of one region in one iteration, from 0."""
 
+    spans = ()
+
     def __init__(self, region: Region, steps: Sequence[Step], collect: Step, iteration: int) -> None:
         self.region, self.steps, self.collect, self.iteration = region, steps, collect, iteration
         self.pools = {pool for step in (*steps, collect) for pool in (step.pool, step.source)} - {""}
