@@ -19,7 +19,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
-from rlgraph.planning.device_groups import together
+from rlgraph.planning.device_groups import together, whole_hosts
 from rlgraph.reports.plan_file import is_plan, plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
@@ -228,7 +228,7 @@ class Attempt:
         plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
         env = with_values(plan.schedule.runtime_env, referred(plan))
         where = plan.pools, gpus, self.address, logs
-        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), env)
+        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), whole_hosts(plan), env)
         for note in cluster.notes:
             self.progress.note(note)
         return cluster
