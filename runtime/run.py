@@ -90,7 +90,7 @@ def run_graph(
             workers were lost more often than ``schedule.restarts`` allows.
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
-    make_of(track)
+    trackers = make_of(track)
     if log_level:
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
@@ -113,7 +113,7 @@ def run_graph(
             ):
                 notes += [f"metrics for Prometheus: {served.url}"] if served else []
                 lasting = [served] if served else []
-                folder.trackers = Trackers(path, plan.graph, track, lasting, progress.note)
+                folder.trackers = Trackers(path, plan.graph, trackers, lasting, progress.note)
                 folder.profile = frozenset(profile)
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
