@@ -21,6 +21,7 @@ OPS: dict[str, str] = {
     "reprompt": "rlgraph.nodes.score.reprompt:reprompt",
     "prompts.from": "rlgraph.nodes.score.reprompt:from_rows",
     "values": "rlgraph.nodes.score.forward:values",
+    "extract": "rlgraph.nodes.reward.text:extract",
     "reward.exact": "rlgraph.nodes.reward.text:exact",
     "reward.f1": "rlgraph.nodes.reward.text:f1",
     "reward.format": "rlgraph.nodes.reward.text:form",

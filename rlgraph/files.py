@@ -106,3 +106,13 @@ def _is_whole(path: Path, digest: str) -> bool:
         return sha256(path) == digest
     except OSError:
         return False
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is kept of data: ``$RLGRAPH_CACHE/data``, or ``~/.cache/rlgraph/data``."""
+    return Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
+
+
+def copy_of(url: str) -> Path:
+    """Return the link in the cache to the newest copy of what is at a URL; it is there once a copy is."""
+    return cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:32]

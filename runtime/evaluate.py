@@ -48,7 +48,7 @@ def evaluate(
         GraphError: the graph is wrong.
         RunError: there is no such run or checkpoint, no ``eval`` section, or what ``run_graph`` raises.
     """
-    make_of(track)
+    trackers = make_of(track)
     there, folder, saved = devices_there(inline, address), RunDir(Path(what)), None
     origin = load(folder.path / "plan.json").origin if (folder.path / "plan.json").is_file() else None
     if origin:
@@ -73,7 +73,7 @@ def evaluate(
         StopSignals(partial(progress.say, stays=True)) as signals,
     ):
         own.describe(plan, show_text(tree.written()))
-        own.trackers = Trackers(own.path, plan.graph, track, note=progress.note)
+        own.trackers = Trackers(own.path, plan.graph, trackers, note=progress.note)
         for note in notes:
             progress.note(note)
         try:

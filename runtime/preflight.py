@@ -103,6 +103,7 @@ class Preflight:
             if model.path in refused:
                 continue
             mark = self.tree.at(("models", name, "path")).mark
+            self._reachable(f"models.{name}.path", with_values(model.path), mark)
             brings = model.serve is not None and not serving(model.serve).paths  # weights of its own
             files = ModelFiles(local_path(with_values(model.path)), model.config, model.trust_remote_code)
             reason = self._model(name, files, model.serve is not None or name in needed, not brings)
@@ -111,6 +112,14 @@ class Preflight:
                 remedy = f"give a Hugging Face model folder: models.{name}.path=DIR"
                 law = f"models.{name}.path: {model.path} {reason}"
                 self.problem("no-model", law, mark, remedy + _how_to_make(model.path))
+
+    def _reachable(self, what: str, path: str, mark: Mark) -> None:
+        """Check that workers find a file or folder that is here, where they are in a folder of their own."""
+        there = self.plan.schedule.runtime_env.get("working_dir")
+        if there and not Path(path).is_absolute() and Path(path).exists():
+            law = f"{what}: {path} is in this folder, and workers are in another"
+            law += " (schedule.runtime_env.working_dir)"
+            self.problem("relative-path", law, mark, f"give it as {Path(path).absolute()}")
 
     def sandboxes(self) -> None:
         """Check that programs of a policy can be run in a sandbox, on this host."""
@@ -219,6 +228,8 @@ class Preflight:
             attributes["template_options"] = shown(attributes.get("template_options"), tools)
         files = attributes.get("files", ())
         listed = [*chain(*files.values())] if isinstance(files, dict) else files
+        for file in listed:
+            self._reachable(f"node `{node}`", file, mark)
         try:
             if function.tokenizer not in self.tokenizers:  # its problem is told
                 for file in listed:

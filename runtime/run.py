@@ -12,14 +12,13 @@ from pathlib import Path
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
-from rlgraph.costs.model_size import COPIES
 from rlgraph.errors import Problem, RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
-from rlgraph.planning.device_groups import together
+from rlgraph.planning.device_groups import together, whole_hosts
 from rlgraph.reports.plan_file import is_plan, plan_given
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
@@ -90,7 +89,7 @@ def run_graph(
             workers were lost more often than ``schedule.restarts`` allows.
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
-    make_of(track)
+    trackers = make_of(track)
     if log_level:
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
@@ -113,7 +112,7 @@ def run_graph(
             ):
                 notes += [f"metrics for Prometheus: {served.url}"] if served else []
                 lasting = [served] if served else []
-                folder.trackers = Trackers(path, plan.graph, track, lasting, progress.note)
+                folder.trackers = Trackers(path, plan.graph, trackers, lasting, progress.note)
                 folder.profile = frozenset(profile)
                 for note in (*(warning.render() for warning in warnings), *notes):
                     progress.note(note)
@@ -143,13 +142,13 @@ def ready(
 
     Models at URLs are copied here first: their configurations say how large they are.
     """
-    if not is_plan(graph):
-        models = (compose(graph, overrides).get("models") or Tree({}, None)).items.values()
-        paths = [str(path.value) for model in models if (path := model.get("path"))]
-        COPIES.update({path: local_path(url) for path in paths if "://" in (url := with_values(path))})
-    plan = _planned(graph, overrides, devices, target, there)
+    tree = None if is_plan(graph) else compose(graph, overrides)
+    models = (tree.get("models") or Tree({}, None)).items.values() if tree else ()
+    for path in (with_values(path.value) for model in models if (path := model.get("path"))):
+        local_path(str(path))
+    plan = _planned(graph, overrides, devices, target, there, tree)
     assert plan.origin
-    tree = compose(plan.origin.graph, plan.origin.overrides)
+    tree = tree or compose(plan.origin.graph, plan.origin.overrides)
     warnings = warnings_of(plan, strict)
     iterations = preflight(plan, tree)
     return plan if iterations is None else _as_long(plan, iterations, there), tree, warnings
@@ -169,12 +168,18 @@ def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
 
 
 def _planned(
-    graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, there: Devices | None
+    graph: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    target: Target | None,
+    there: Devices | None,
+    tree: Tree | None,
 ) -> Plan:
     """Return the plan for the devices that there are; None: for this process alone."""
     if there is None:
-        return in_one_process(plan_given(graph, overrides, devices, True, target, device=local_device()))
-    plan = plan_given(graph, overrides, devices, False, target, there.cluster, there.kind)
+        plan = plan_given(graph, overrides, devices, True, target, tree, device=local_device())
+        return in_one_process(plan)
+    plan = plan_given(graph, overrides, devices, False, target, tree, there.cluster, there.kind)
     agree(plan, there)
     return plan
 
@@ -228,7 +233,7 @@ class Attempt:
         plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
         env = with_values(plan.schedule.runtime_env, referred(plan))
         where = plan.pools, gpus, self.address, logs
-        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), env)
+        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), whole_hosts(plan), env)
         for note in cluster.notes:
             self.progress.note(note)
         return cluster

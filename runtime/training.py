@@ -20,6 +20,7 @@ from rlgraph.files import read_json
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
+from rlgraph.printing.alarm import alarm_text
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.control import ControlCalls, after
@@ -33,7 +34,7 @@ from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import STATE, RunDir
-from rlgraph.runtime.rundir.watchdog import Watchdog, told
+from rlgraph.runtime.rundir.watchdog import Watchdog
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
 
@@ -162,7 +163,7 @@ class TrainingRun:
         self.progress.iteration(line.values)
         for alarm in self.watchdog.add(line.values):
             self.folder.alarm(alarm)
-            self.progress.note(told(alarm))
+            self.progress.note(alarm_text(alarm))
 
     def _stops(self) -> bool:
         return bool(self.signals.came or self.early.reached)

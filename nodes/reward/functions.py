@@ -42,9 +42,11 @@ def verl(
 
     It is called for each sample, by name: ``compute_score(data_source, solution_str, ground_truth,
     extra_info)``, with ``arguments`` beside these, and returns a number or a dict with ``score``; it may be
-    async. ``data_source`` is empty and ``extra_info`` an empty dict where no node writes a column of that
-    name. Other numbers in the dict are recorded under the node's name. A function that is not async runs in
-    threads. Records ``reward/mean`` and ``reward/failed`` as reward.remote does.
+    async. Of these four it gets those that it names, so verl's scorers of one kind of answer run as they are,
+    such as ``math_dapo.compute_score(solution_str, ground_truth)``. ``data_source`` is empty and
+    ``extra_info`` an empty dict where no node writes a column of that name. Other numbers in the dict are
+    recorded under the node's name. A function that is not async runs in threads. Records ``reward/mean`` and
+    ``reward/failed`` as reward.remote does.
 
     Attributes:
         function: the function, as my_rewards.py:compute_score, in a file beside the graph.
@@ -63,11 +65,13 @@ def verl(
         "ground_truth": as_json(ground_truth),
         "extra_info": extra_info or [{} for _ in responses],
     }
+    scorer = load_function(function)
+    parameters = inspect.signature(scorer).parameters.values()
+    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
+        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
     told: list[Mapping[str, Any]] = []
-    judged = each(
-        ctx, _scoring(load_function(function), arguments or {}, told), rows, on_error, timeout, parallel
-    )
+    judged = each(ctx, _scoring(scorer, arguments or {}, told), rows, on_error, timeout, parallel)
     for name in dict.fromkeys(name for result in told for name in result if name != "score"):
         if numbers := [float(r[name]) for r in told if is_reward(r.get(name))]:
             ctx.record(name, numbers)

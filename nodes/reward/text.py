@@ -1,10 +1,11 @@
-"""Rewards for the words of a response: the answer itself, words that both have, or a pattern."""
+"""The answer in a response, and rewards for words: equal ones, those that both have, or a pattern."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -13,6 +14,8 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import SPREAD, Context, float32, op, samples, text
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+BOX = re.compile(r"\\boxed\s*\{")
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one, as in \{1, 2\}, is text
 
 
 def compilable(pattern: str) -> str:
@@ -26,6 +29,9 @@ def compilable(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"no regular expression: {error}") from error
     return pattern
+
+
+Pattern = Annotated[str, AfterValidator(compilable)]
 
 
 @op()
@@ -61,9 +67,29 @@ def f1(ctx: Context, responses: text[samples], answer: text[samples]) -> float32
 
 
 @op()
-def form(
-    ctx: Context, responses: text[samples], *, pattern: Annotated[str, AfterValidator(compilable)]
-) -> float32[samples]:
+def extract(ctx: Context, responses: text[samples], *, pattern: Pattern | None = None) -> text[samples]:
+    r"""The answer that stands in each response, for any reward to read in the response's place.
+
+    The content of the last ``\boxed{...}``, or what a regular expression finds last: its first group, or all
+    that it matches where it has none. It is empty where there is nothing such, or the last box is not closed.
+    White space at both ends is left out. The pattern is trusted and read as that of reward.format. Records
+    ``found`` under the node's name, the fraction of responses with an answer.
+
+    Attributes:
+        pattern: what finds the answer, as ``<answer>(.*?)</answer>``; null: the last box.
+
+    Example:
+        final: {op: extract}
+        rewards: {op: reward.f1, in: {responses: final}}
+    """
+    last = last_box if pattern is None else partial(last_match, re.compile(pattern, re.DOTALL))
+    answers = [last(response).strip() for response in responses]
+    ctx.record("found", [bool(answer) for answer in answers], kind="share")
+    return answers
+
+
+@op()
+def form(ctx: Context, responses: text[samples], *, pattern: Pattern) -> float32[samples]:
     r"""1.0 where a regular expression matches the whole response, white space at both ends aside, else 0.0.
 
     Python's ``re``, with ``.`` matching line breaks too. The pattern is trusted: one that backtracks without
@@ -80,6 +106,34 @@ def form(
     scores = [float(wanted.fullmatch(response.strip()) is not None) for response in responses]
     ctx.record("mean", scores)
     return torch.tensor(scores, dtype=torch.float32)
+
+
+def last_box(response: str) -> str:
+    r"""Return what stands in the last box of a text; nothing where it is not closed.
+
+    Example:
+        >>> last_box(r"\boxed{1} or rather \boxed{\frac{1}{2}}.")
+        '\\frac{1}{2}'
+    """
+    start = max((box.end() for box in BOX.finditer(response)), default=len(response))
+    depth = 1
+    for brace in BRACE.finditer(response, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return response[start : brace.start()]
+    return ""
+
+
+def last_match(pattern: re.Pattern[str], response: str) -> str:
+    """Return the first group of the last match, or the match where there is no group; nothing without one.
+
+    Example:
+        >>> last_match(re.compile("Answer: (.*)"), "Answer: 4")
+        '4'
+    """
+    matches = pattern.findall(response)
+    last = matches[-1] if matches else ""
+    return last if isinstance(last, str) else last[0]
 
 
 def overlap(response: str, wanted: str) -> float:

@@ -9,13 +9,13 @@ import fcntl
 import functools
 import hashlib
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlgraph.files import cache_folder, copy_of
 from rlgraph.nodes.support.lazy import parquet, pyarrow
 from rlgraph.nodes.support.row_field import DataError as DataError
 from rlgraph.nodes.support.row_field import given, missing, root_of, schema_fields
@@ -66,11 +66,6 @@ def state_of(file: str) -> tuple[int, int]:
     return time, sum(path.stat().st_size for path in (local.iterdir() if local.is_dir() else [local]))
 
 
-def cache_folder() -> Path:
-    """Return the folder of what is kept of data: ``$RLGRAPH_CACHE/data``, or ``~/.cache/rlgraph/data``."""
-    return Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
-
-
 def local_path(file: str) -> str:
     """Return a path as it is; of a URL, that of a cached copy, which is made on first use.
 
@@ -107,6 +102,7 @@ def _fetched(url: str) -> str:
         copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
         if not copy.exists():
             _copy(system, path, not is_file, copy)
+        _link(copy_of(url), copy)
     except DataError:
         raise
     except Exception as error:
@@ -124,6 +120,15 @@ def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
             with tempfile.TemporaryDirectory(dir=copy.parent.parent, ignore_cleanup_errors=True) as aside:
                 system.get(path, f"{aside}/{copy.name}", recursive=is_folder)
                 Path(aside).rename(copy.parent)
+
+
+def _link(link: Path, copy: Path) -> None:
+    """Have a link lead to a copy, at any moment to a whole one."""
+    if not (link.exists() and link.samefile(copy)):
+        link.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=link.parent) as aside:
+            Path(aside, "link").symlink_to(copy.absolute())
+            Path(aside, "link").replace(link)
 
 
 def _parquet(

@@ -17,8 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from rlgraph.files import cache_folder
 from rlgraph.nodes.support.conversation import ReadingOptions, asked
-from rlgraph.nodes.support.data_file import DataError, cache_folder, fits, read_rows, seen
+from rlgraph.nodes.support.data_file import DataError, fits, read_rows, seen
 from rlgraph.nodes.support.lazy import pyarrow
 from rlgraph.nodes.support.process_map import process_map
 from rlgraph.nodes.support.row_field import column_values, path_of

@@ -35,6 +35,11 @@ def say(text: str, **options: Any) -> None:
     click.echo(fitted(visible(text), width) if width else visible(text), **options)
 
 
+def tell(form: str, text: str, **options: Any) -> None:
+    """Print text for people as ``say`` does, and any other ``form`` as tools read it."""
+    (say if form == "text" else click.echo)(text, **options)
+
+
 GRAPH = click.argument("graph")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 OUTPUT = click.option(

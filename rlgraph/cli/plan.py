@@ -171,7 +171,7 @@ def plan(
         options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        (options.say if form == "text" else click.echo)(_brief(shown, form), file=output)
+        options.tell(form, _brief(shown, form), file=output)
     elif form in ("svg", "png"):
         made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():

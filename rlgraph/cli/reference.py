@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from rlgraph.cli.options import OUTPUT, form_option, say
+from rlgraph.cli.options import OUTPUT, form_option, say, tell
 
 
 @click.command()
@@ -28,7 +28,7 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
         text = entry_markdown(entry_of(name)) + "\n" if name else reference()
     else:
         text = describe(name) if name else catalog_text()
-    (say if form == "text" else click.echo)(text, file=output, nl=False)
+    tell(form, text, file=output, nl=False)
 
 
 @click.command()

@@ -19,6 +19,7 @@ from rlgraph.cli.options import (
     form_option,
     say,
     target_options,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +119,6 @@ def report(
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
     shown = make_report(run_dir, cluster, prompt_tokens)
     told = report_text(shown, columns(sys.stdout) or 100) if form == "text" else shown.json() + "\n"
-    (say if form == "text" else click.echo)(told, nl=False)
+    tell(form, told, nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

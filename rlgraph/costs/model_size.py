@@ -15,6 +15,7 @@ from rlgraph.costs.limits import buckets
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import TEXTS, Family
 from rlgraph.errors import GraphError, fail, nearest
+from rlgraph.files import copy_of
 from rlgraph.syntax.source import OPEN, Tree, read
 from rlgraph.syntax.validate import read_record
 from rlgraph.variables import with_values
@@ -193,24 +194,22 @@ def padded(tensors: Iterable[tuple[int, int]], devices: int) -> int:
     return sum(-(-rows // devices) * devices * numbers for rows, numbers in tensors)
 
 
-COPIES: dict[str, str] = {}  # paths that are URLs -> where a copy of the model is on this host
-
-
 def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = None) -> Size:
     """Return the size of a model: of a folder with a ``config.json``, or of a card by its hub name.
 
-    Of a URL it is known once a run has a copy of the model here (``COPIES``).
+    Of a URL it is known once a run has copied the model to this machine.
 
     ``changed`` are fields of the configuration that are others (``models.NAME.config``).
 
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
-    file = Path(COPIES.get(path) or with_values(path)) / "config.json"
+    given = with_values(path).removeprefix("file://")
+    folder = copy_of(given) if "://" in given else Path(given)
+    file = folder / "config.json"
     fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
-        return _size(str(file), file.absolute(), file.stat().st_mtime_ns, head, fields)
-    given = with_values(path)
+        return _size(str(file), file.resolve(), file.stat().st_mtime_ns, head, fields)
     twin = TWINS.sub("", given)
     for name in (given, twin, KIN.sub("", twin), DATES.sub("", twin)):
         if card := _cards().get(name):
@@ -276,7 +275,7 @@ def _unknown(path: str) -> GraphError:
     if path == OPEN:
         law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
     elif "://" in path:
-        law = f"the size of `{path}` is not known: a run copies what is at a URL, and a plan does not"
+        law = f"the size of `{path}` is not known: only a run copies what is at a URL, and none has here"
         remedy = f"copy the model's `config.json` into a folder and plan with its path; {WITHOUT}"
     elif near := nearest(path, known_models()):
         remedy += f"\n  {near}"

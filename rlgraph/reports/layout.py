@@ -8,7 +8,7 @@ from typing import Any
 
 from rlgraph.costs.muon import may_step_on_host
 from rlgraph.ir.plan import Plan
-from rlgraph.planning.device_groups import has_groups
+from rlgraph.planning.device_groups import has_groups, whole_hosts
 from rlgraph.planning.model_limits import dividing, sharing
 
 # settings of models that train, by what is on the host: each is tried where nothing fits with those before it
@@ -56,7 +56,9 @@ class PoolLayout:
         """Return what to set in the graph. Pools keep the names that it has, as far as it has two."""
         trains, generates = [*plan.pools, "gen"][:2] if self.generating else [next(iter(plan.pools))] * 2
         pools = {trains: total - self.generating} | ({generates: self.generating} if self.generating else {})
-        settings: dict[str, Any] = {"pools": {pool: {"devices": count} for pool, count in pools.items()}}
+        settings: dict[str, Any] = {
+            "pools": {pool: _pool(plan, pool, count) for pool, count in pools.items()}
+        }
         for name in sharing(plan) if self.sequence else ():
             settings[f"models.{name}.train.sequence_parallel"] = self.sequence
         if self.divided:
@@ -79,3 +81,10 @@ class PoolLayout:
             if has_groups(model):
                 settings[f"models.{name}.serve.tensor_parallel"] = self.group
         return settings
+
+
+def _pool(plan: Plan, pool: str, devices: int) -> dict[str, int]:
+    """Return a pool's settings; it takes hosts whole where it has, or where a pool that it comes from has."""
+    whole = {name: plan.pools[name] // hosts for name, hosts in whole_hosts(plan).items()}
+    each = whole.get(pool, 0 if pool in plan.pools else max(whole.values(), default=0))
+    return {"devices": devices, **({"hosts": max(devices // each, 1)} if each else {})}

@@ -26,14 +26,15 @@ from itertools import combinations, groupby, product
 from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
-from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.device_groups import GROUPS, has_groups, sharing_sizes
+from rlgraph.ir.plan import Origin, Plan, Target
+from rlgraph.planning.device_groups import GROUPS, has_groups, on_whole_hosts, sharing_sizes
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.reports.layout import HOST, PoolLayout, Settings
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.yaml_text import flow
 from rlgraph.units import middle, size_text
+from rlgraph.version import VERSION
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
@@ -246,11 +247,16 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     cluster, written = scenario.cluster, as_written(graph, given)
 
     def planned(settings: Settings) -> Plan:
-        tree = interpolate(overridden(written, overrides(settings)))
-        return plan_tree(tree, cluster.total, cluster.device)
+        chosen = overrides(settings)
+        tree = interpolate(overridden(written, chosen))
+        plan = plan_tree(tree, cluster.total, cluster.device)
+        composed = tree.written().plain()
+        return replace(
+            plan, origin=Origin(graph, (*given, *chosen), cluster.total, VERSION, composed, target)
+        )
 
     def attempt(settings: Settings) -> Plan:
-        return predict(planned(settings), scenario, must_fit=False)
+        return on_whole_hosts(predict(planned(settings), scenario, must_fit=False), cluster)
 
     plan = planned({})
     row = scenario.work(plan).mean

@@ -42,6 +42,14 @@ def whole_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
+def objects(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file, one per line, but for a last one that is cut short while the run
+    writes it; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    whole = (line.rstrip(",") for line in lines if line.startswith("{"))
+    return [json.loads(line) for line in whole if line.endswith("}")]
+
+
 def _file(run_dir: Path, name: str) -> Path:
     path = run_dir / name
     if not path.is_file():

@@ -99,12 +99,14 @@ def plan_given(
     devices: int | None,
     inline: bool,
     target: Target | None = None,
+    tree: Tree | None = None,
     here: Here | None = None,
     device: str = "cpu",
 ) -> Plan:
     """Return the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
 
-    ``device`` is what a graph without a target is planned for; a saved plan says that itself.
+    ``tree`` is the composed graph, where it is at hand; ``device`` is what a graph without a target is
+    planned for; a saved plan says that itself.
 
     Raises:
         GraphError: the graph is wrong, or the file holds no plan.
@@ -117,7 +119,7 @@ def plan_given(
     if saved:
         plan = compile_again(Path(graph), here)
     else:
-        plan = compile_graph(graph, overrides, 1 if inline else devices, target, here, device)
+        plan = compile_graph(graph, overrides, 1 if inline else devices, target, here, device, tree)
     count = max(plan.pools.values())
     if inline and count > 1:
         law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"

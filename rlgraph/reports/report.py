@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +19,9 @@ from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.planning.headline import Seconds
 from rlgraph.planning.simulate import CriticalStep, busy, critical_path
+from rlgraph.printing.alarm import alarm_text
 from rlgraph.printing.headline import LABEL, headline
-from rlgraph.reports.measured import MetricsLine, Priced, counted, read_metrics, response_tokens
+from rlgraph.reports.measured import MetricsLine, Priced, counted, objects, read_metrics, response_tokens
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
 from rlgraph.units import middle, range_text, seconds_text, size_text
@@ -70,6 +72,7 @@ class RunReport:
     run: str
     iterations: int
     evaluations: Mapping[str, Sequence[tuple[int, float]]]
+    alarms: tuple[Mapping[str, Any], ...]  # what the watchdog has said
     ended: str  # what made it end before its last iteration; "" where nothing did
     cluster: str | None  # the predictions' cluster
     assumed: tuple[str, ...]
@@ -136,6 +139,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
             for name in dict.fromkeys(itertools.chain(*lines))
             if name.startswith("eval/")
         },
+        alarms=tuple(objects(run_dir / "alarms.jsonl")),
         ended=_ended(plan, lines),
         cluster=plan.predicted.cluster if plan and plan.predicted else None,
         assumed=plan.predicted.assumed if plan and plan.predicted else (),
@@ -201,6 +205,8 @@ def report_text(report: RunReport, width: int = 100) -> str:
     for name, values in report.evaluations.items():
         said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
         console.print(f"  {name}: {said}", soft_wrap=True)
+    for alarm in report.alarms:
+        console.print(f"  {alarm_text(alarm)}".replace("\n", "\n  "), soft_wrap=True)
     if report.iteration:
         for words in _against(report) if report.cluster else ():
             console.print(words, soft_wrap=True)

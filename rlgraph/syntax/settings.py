@@ -9,6 +9,22 @@ from pydantic import Field
 from rlgraph.syntax.model_settings import ModelSection
 from rlgraph.syntax.section import Count, Natural, Positive, Section, option
 
+RuntimeEnvKey = Literal[  # Ray 2.60's, but those for Java and those that it sets itself
+    "conda",
+    "config",
+    "container",
+    "env_vars",
+    "excludes",
+    "image_uri",
+    "nsight",
+    "pip",
+    "py_executable",
+    "py_modules",
+    "rocprof_sys",
+    "uv",
+    "worker_process_setup_hook",
+    "working_dir",
+]
 GRAPH_NAME = r"^\w[\w.-]*$"  # files are named after it
 
 
@@ -101,7 +117,7 @@ class Schedule(Section):
     `skipped`. skip: a column goes on as well. stop: an update ends the run too, and so does one whose loss
     is not finite. dump: as stop, and the rows of the micro-batch are written to the run's `dumps/`."""
     timeout: Positive = option(3600.0, "seconds that one step may take.")
-    runtime_env: dict[str, Any] = Field(default={})
+    runtime_env: dict[RuntimeEnvKey, Any] = Field(default={})
     """what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ...,
     pip: [...]}; nothing of it reaches a run --inline."""
 

@@ -16,6 +16,7 @@ from rlgraph.variables import referred
 
 Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
+QUOTED = re.compile(r"'([^']+)'")
 NODE_KEYS = (
     "op",
     "model",
@@ -150,6 +151,11 @@ def _explain(
             yield Problem(
                 "unknown-attribute", law, mark, tuple(known), nearest(name, known) or elsewhere(name)
             )
+        elif name == "[key]":  # of a mapping whose keys are a Literal
+            *outer, name, _ = map(str, item["loc"])
+            known = QUOTED.findall(item["ctx"]["expected"])
+            law = f"`{'.'.join((path, *outer))}` has no attribute `{name}`"
+            yield Problem("unknown-attribute", law, mark, tuple(known), nearest(name, known))
         elif item["type"] == "missing":
             inside = ".".join(map(str, (path, *item["loc"][:-1])))
             law = f"`{inside}` has no `{name}`" + (f", which {what} needs" if what else "")
@@ -163,7 +169,7 @@ def _explain(
             " or ".join(dict.fromkeys(_wanted(item) for item in others)).replace("or must be", "or"),
             place.written().plain(),
         )
-        remedy = nearest(str(value), re.findall(r"'([^']+)'", wanted))
+        remedy = nearest(str(value), QUOTED.findall(wanted))
         if any(item["type"] == "list_type" for item in others) and isinstance(value, str):
             remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"
         yield Problem("wrong-value", f"`{where}` {wanted}; it is {value!r}", place.mark, (), remedy)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.ir.plan import Plan
-from rlgraph.reports.measured import counted, mean_of, read_metrics, whole_lines
+from rlgraph.reports.measured import counted, mean_of, objects, read_metrics, whole_lines
 from rlgraph.reports.plan_file import load
 from rlgraph.units import middle
 
@@ -35,7 +35,7 @@ class Measured:
 
 def read_timeline(run_dir: Path) -> list[Measured]:
     """Read the steps of a run as they were measured, by start; none where it has no timeline yet."""
-    events = [event for event in _objects(run_dir / "timeline.json") if "part" not in event["args"]]
+    events = [event for event in objects(run_dir / "timeline.json") if "part" not in event["args"]]
     first = min((event["ts"] for event in events), default=0)
     bars = [
         Measured(
@@ -48,14 +48,6 @@ def read_timeline(run_dir: Path) -> list[Measured]:
         for event in events
     ]
     return sorted(bars, key=lambda bar: bar.start)
-
-
-def _objects(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one per line, but for a last one that is cut short while the run
-    writes it; none where there is no file."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    whole = (line.rstrip(",") for line in lines if line.startswith("{"))
-    return [json.loads(line) for line in whole if line.endswith("}")]
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
@@ -79,8 +71,8 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
         "environment": _plain(json.loads(versions or "null")),
-        "alarms": _objects(run_dir / "alarms.jsonl"),
-        "restarts": _objects(run_dir / "restarts.jsonl"),
+        "alarms": objects(run_dir / "alarms.jsonl"),
+        "restarts": objects(run_dir / "restarts.jsonl"),
     }
 
 

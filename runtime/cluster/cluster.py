@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,7 @@ class RayCluster:
         logs: Path,
         timeout: float,
         together: Mapping[str, int] | None = None,
+        whole: Collection[str] = (),
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         """Start Ray on this machine, or join a cluster, and place a worker on each device.
@@ -155,6 +156,7 @@ class RayCluster:
             timeout: seconds to wait for room, at most two minutes of them, and for the workers to start.
             together: of each pool, how many consecutive devices have to be on one host, as of
                 ``rlgraph.planning.device_groups.together``; 1 unless given.
+            whole: pools in which these have that host to themselves.
             runtime_env: as ``schedule.runtime_env``.
 
         Raises:
@@ -169,7 +171,9 @@ class RayCluster:
         try:
             self._start_ray(address, with_level(runtime_env or {}))
             parts = units(pools, together or {})
-            self.workers = dict(zip(self.places, self._place(parts, logs.resolve(), timeout), strict=True))
+            group = reserved(self.ray, parts, gpus, min(timeout, 120), self.watch.check, whole)
+            started = self._place(parts, group, logs.resolve(), timeout)
+            self.workers = dict(zip(self.places, started, strict=True))
             self.shares = self._shares(timeout)
             self.notes = [*self._open(address, timeout)]
             self.watch.started({process: place_text(at) for at, (_, process) in self.processes.items()})
@@ -194,9 +198,8 @@ class RayCluster:
             means = "whoever reaches its ports can run code as this user, and read what the run holds"
             yield f"{law}: {means} (docs/clusters.md says how it gets one)"
 
-    def _place(self, parts: Sequence[PlacementUnit], logs: Path, timeout: float) -> list[Any]:
+    def _place(self, parts: Sequence[PlacementUnit], group: Any, logs: Path, timeout: float) -> list[Any]:
         """Start a worker for each place; within a pool in the order of (host, device)."""
-        group = reserved(self.ray, parts, self.gpus, min(timeout, 120), self.watch.check)
         bundles = [bundle for bundle, (_, size) in enumerate(parts) for _ in range(size)]
         started = [self._worker(group, at, logs / f"worker-{n}.log") for n, at in enumerate(bundles)]
         spots = self._answers([worker.place.remote() for worker in started], timeout)

@@ -18,6 +18,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.planning.device_groups import whole_hosts
 from rlgraph.runtime.cluster import ray_start
 from rlgraph.runtime.cluster.failures import reason
+from rlgraph.runtime.cluster.placement import device_count
 from rlgraph.runtime.messages.tasks import Place
 from rlgraph.units import size_text
 
@@ -64,7 +65,7 @@ def of_ray(address: str) -> Devices:
     ray = ray_start.join(address=address)
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        counts = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in nodes}
+        counts = {node["NodeID"]: device_count(node["Resources"], gpus=True) for node in nodes}
         gpus = {node: count for node, count in counts.items() if count}
         where, per_host = f"the Ray cluster at {address}", tuple(gpus.values())
         if gpus:
@@ -72,7 +73,7 @@ def of_ray(address: str) -> Devices:
         resources = [node["Resources"] for node in nodes if node["Resources"].get("CPU", 0) >= 1]
     finally:
         ray.shutdown()
-    slots = tuple(min(int(host["CPU"]), detect.SLOTS) for host in resources)
+    slots = tuple(device_count(host, gpus=False) for host in resources)
     least = min((host.get("memory", 0.0) for host in resources), default=0.0)
     return Devices(where, "cpu", slots, partial(_of_slots, slots, least))
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from rlgraph.costs.detect import SLOTS
 from rlgraph.errors import RunError
 
 PlacementUnit = tuple[str, int]  # a pool, and how many of its devices are together on one host
@@ -70,20 +71,59 @@ def filled(sizes: Sequence[int], room: Mapping[Any, int]) -> list[Any] | None:
     return None
 
 
+def device_count(resources: Mapping[str, float], gpus: bool) -> int:
+    """Return how many devices a host has, of its resources: GPUs, or at most 4 of its CPUs."""
+    return int(resources.get("GPU", 0)) if gpus else min(int(resources.get("CPU", 0)), SLOTS)
+
+
+def own_hosts(
+    parts: Sequence[PlacementUnit], whole: Collection[str], devices: Mapping[str, int], free: Collection[str]
+) -> list[dict[str, str]]:
+    """Return the labels of the host that each unit asks for: one of its own for those of pools in ``whole``.
+
+    That is one with as many devices as the unit has, a ``free`` one if possible. ``devices`` are those of
+    each host, by Ray's name of it.
+
+    Example:
+        >>> own_hosts([("main", 4), ("a", 1), ("main", 4)], {"main"}, {"x": 4, "y": 8, "z": 4}, {"z"})
+        [{'ray.io/node-id': 'z'}, {}, {'ray.io/node-id': 'x'}]
+    """
+    left = sorted(devices, key=lambda host: host not in free)
+    labels: list[dict[str, str]] = []
+    for pool, size in parts:
+        host = next((host for host in left if devices[host] == size), "none") if pool in whole else ""
+        labels.append({"ray.io/node-id": host} if host else {})
+        left = [other for other in left if other != host]
+    return labels
+
+
 def reserved(
-    ray: Any, parts: Sequence[PlacementUnit], gpus: bool, timeout: float, check: Callable[[], None]
+    ray: Any,
+    parts: Sequence[PlacementUnit],
+    gpus: bool,
+    timeout: float,
+    check: Callable[[], None],
+    whole: Collection[str] = (),
 ) -> Any:
     """Return a placement group over all pools, with a bundle for each unit; a device is a GPU or a CPU.
 
-    ``check`` is called while it waits, and raises where there is nothing to wait for any more.
+    Units of pools in ``whole`` are hosts. ``check`` is called while it waits, and raises where there is
+    nothing to wait for any more.
 
     Raises:
         RunError: the cluster that the module ``ray`` is joined to has no room in ``timeout`` seconds.
     """
+    from ray._private.state import available_resources_per_node
     from ray.util.placement_group import placement_group, remove_placement_group
 
     kinds = ("CPU", "GPU") if gpus else ("CPU",)
-    group = placement_group([dict.fromkeys(kinds, float(size)) for _, size in parts], strategy="PACK")
+    hosts = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    left = defaultdict(dict, available_resources_per_node())
+    free = [host for host, has in hosts.items() if all(left[host].get(k) == has.get(k) for k in kinds)]
+    devices = {host: device_count(has, gpus) for host, has in hosts.items()}
+    labels = own_hosts(parts, whole, devices, free)
+    bundles = [dict.fromkeys(kinds, float(size)) for _, size in parts]
+    group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
     for _ in range(math.ceil(timeout)):
         if group.wait(1):
             return group
@@ -93,10 +133,13 @@ def reserved(
     for pool, size in parts:
         pools[pool] += size
     wanted = ", ".join(f"{pool} {devices}" for pool, devices in pools.items())
-    several = {pool: size for pool, size in parts if size > 1}
-    whole = "".join(f", those of {pool} by {size} on one host" for pool, size in several.items())
+    several = {pool: size for pool, size in parts if size > 1 or pool in whole}
+    groups = "".join(
+        f", those of {pool} by {size} on {'a host of its own' if pool in whole else 'one host'}"
+        for pool, size in several.items()
+    )
     each = "a GPU and a CPU" if gpus else "a CPU"
-    law = f"the cluster has no room for {pools.total()} workers with {each} each ({wanted}{whole}): "
+    law = f"the cluster has no room for {pools.total()} workers with {each} each ({wanted}{groups}): "
     law += f"waited {timeout:.0f} s, and it has {_hosts(ray, kinds)}"
     raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
 

@@ -8,7 +8,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,22 +41,25 @@ class Tracker(Protocol):
         """Write what is left, and say how the run ended."""
 
 
-def make_of(names: Sequence[str]) -> list[Callable[[Path, str], Tracker]]:
+Maker = Callable[[Path, str], Tracker]
+
+
+def make_of(names: Sequence[str]) -> dict[str, Maker]:
     """Return what makes the trackers of these names: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
 
     Raises:
         RunError: there is none, or a package is missing.
     """
-    return [_maker(name) for name in names]
+    return {name: _maker(name) for name in names}
 
 
-def _maker(name: str) -> Callable[[Path, str], Tracker]:
+def _maker(name: str) -> Maker:
     file, _, own = name.rpartition(":")
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise RunError(f"--track {name}: there is no file {Path(file).resolve()}")
         try:
-            maker: Callable[[Path, str], Tracker] = load_function(f"{Path(file).resolve()}:{own}")
+            maker: Maker = load_function(f"{Path(file).resolve()}:{own}")
         except AttributeError:
             raise RunError(f"--track {name}: {file} has no `{own}`") from None
         return maker
@@ -71,30 +75,35 @@ class Trackers:
     """All trackers of a run, opened with its first metrics and again after a restart.
 
     What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
-    graph's name. The run goes on without one that fails: all that it measures is in its directory anyway.
+    graph's name. The run goes on without one that fails, until it is started again: all that it measures is
+    in its directory anyway.
     """
 
     def __init__(
         self,
         folder: Path,
         graph: str,
-        names: Sequence[str] = (),
+        makers: Mapping[str, Maker] | None = None,
         lasting: Sequence[Tracker] = (),
         note: Callable[[str], None] = print,
     ) -> None:
-        """``lasting`` ones are there already, and go on where the run is begun anew.
+        """``makers`` are those of ``make_of``; ``lasting`` trackers are there, and stay over restarts.
 
         ``note`` tells the user something.
         """
-        self.folder, self.graph, self.makers, self.lasting = folder, graph, make_of(names), lasting
-        self.note, self.opened = note, list[Tracker]()
+        self.folder, self.graph, self.makers, self.lasting = folder, graph, makers or {}, lasting
+        self.note = note
+        self.opened: dict[str, Tracker] | None = None
 
-    def open(self, step: int) -> list[Tracker]:
+    def open(self, step: int) -> dict[str, Tracker]:
         """Return all; charts of a run that goes on are cut at ``step``, that of the first metrics to come."""
-        if not self.opened:
-            self.opened = [TensorBoard(self.folder, step)]
-            self.opened += [make(self.folder, self.graph) for make in self.makers]
-        return [*self.opened, *self.lasting]
+        if self.opened is None:
+            self.opened = {}
+            makers = {"tensorboard": lambda folder, _: TensorBoard(folder, step), **self.makers}
+            for name, make in makers.items():
+                with self._going_on(name):
+                    self.opened[name] = make(self.folder, self.graph)
+        return self.opened | {type(tracker).__name__: tracker for tracker in self.lasting}
 
     def log(self, values: Values, step: int) -> None:
         """Give numbers to all."""
@@ -106,17 +115,24 @@ class Trackers:
 
     def close(self, failed: bool) -> None:
         """Close those that do not last."""
-        self._each(self.opened, lambda tracker: tracker.close(failed))
-        self.opened = []
+        self._each({**(self.opened or {})}, lambda tracker: tracker.close(failed))
+        self.opened = None
 
-    def _each(self, trackers: Iterable[Tracker], give: Callable[[Tracker], None]) -> None:
-        for tracker in [*trackers]:
-            try:
+    def _each(self, trackers: Mapping[str, Tracker], give: Callable[[Tracker], None]) -> None:
+        for name, tracker in trackers.items():
+            with self._going_on(name):
                 give(tracker)
-            except Exception as error:  # of a service, or of the user's own code
-                self.opened = [other for other in self.opened if other is not tracker]
-                law = f"the tracker {type(tracker).__name__} failed: {type(error).__name__}: {error}"
-                self.note(f"{law}\n  the run goes on without it; metrics.jsonl and samples/ have the rest")
+
+    @contextmanager
+    def _going_on(self, name: str) -> Iterator[None]:
+        """Go on without a tracker that fails in the block, and say so."""
+        try:
+            yield
+        except Exception as error:  # of a service, or of the user's own code
+            (self.opened or {}).pop(name, None)
+            law = f"the tracker {name} failed: {type(error).__name__}: {error}"
+            rest = "metrics.jsonl and samples/ have the rest"
+            self.note(f"{law}\n  the run goes on without it until it is started again; {rest}")
 
 
 def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
@@ -248,7 +264,7 @@ class Mlflow:
         self.client.set_terminated(self.run, "FAILED" if failed else "FINISHED")
 
 
-TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+TRACKERS: dict[str, Maker] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
 def _cell(value: Any) -> str:

@@ -46,7 +46,7 @@ class Watchdog:
         self.spoke = set[tuple[str, str]]()
 
     def add(self, line: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Take a line of metrics; return what there is to say now: see ``told``."""
+        """Take a line of metrics; return the alarms that there are now (rlgraph/printing/alarm.py)."""
         values = {name: v for name, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
         for name, value in values.items():
             self.began[name] += [value] * (len(self.began[name]) < FIRST)
@@ -81,20 +81,6 @@ class Watchdog:
         edits = [edit for edit in every if not _is_set(self.plan, edit)]
         law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
-
-
-def told(alarm: Mapping[str, Any]) -> str:
-    """Return an alarm as text: what is wrong, why that is, and settings to go on with.
-
-    Example:
-        >>> alarm = {"step": 30, "law": "half are cut off", "why": "they are long", "edits": ["rollout.n=2"]}
-        >>> print(told(alarm | {"rule": "cut-off"}))
-        after iteration 30: half are cut off (cut-off)
-          they are long
-          try rollout.n=2
-    """
-    tries = f"\n  try {', or '.join(alarm['edits'])}" if alarm["edits"] else ""
-    return f"after iteration {alarm['step']}: {alarm['law']} ({alarm['rule']})\n  {alarm['why']}{tries}"
 
 
 def _nodes(rule: Rule, values: Mapping[str, float]) -> list[str]:

@@ -63,6 +63,18 @@ def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, cluster: str) -> 
     assert seconds(best) == pytest.approx(found[0].seconds)
 
 
+def test_a_pool_that_takes_hosts_whole_takes_whole_ones(cluster: str) -> None:
+    there = load_cluster(cluster)
+    whole = f"pools={{main: {{hosts: {there.hosts}, devices: {there.total}}}}}"
+    found, best = autoplace("grpo", [*SEVEN, whole], Target(cluster))
+    fit = [candidate.settings["pools"] for candidate in found if candidate.fits and candidate.layout]
+    assert {"main": {"devices": there.total, "hosts": there.hosts}} in fit
+    assert all(p["devices"] == p["hosts"] * there.devices for pools in fit for p in pools.values())
+    split = next(candidate for candidate in found if candidate.layout and candidate.layout.generating == 4)
+    assert "takes 1 whole hosts (pools." in split.why_not
+    assert best.origin and all(pool["hosts"] for pool in best.origin.composed["pools"].values())
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("cluster", ["all"], indirect=True)
 def test_it_is_close_to_trying_everything(cluster: str) -> None:

@@ -188,7 +188,7 @@ def test_an_unknown_model_says_how_to_give_one() -> None:
     assert "did you mean `Qwen/Qwen2.5-" in str(caught.value)
     with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder"):
         size_of("nobody/nothing")
-    with pytest.raises(GraphError, match="a run copies what is at a URL, and a plan does not") as caught:
+    with pytest.raises(GraphError, match="only a run copies what is at a URL, and none has here") as caught:
         size_of("s3://models/Qwen2.5-9B")
     assert "hf download" not in str(caught.value)
 

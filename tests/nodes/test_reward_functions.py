@@ -26,6 +26,12 @@ async def told(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
     assert (data_source, extra_info) == ("", {})
     return {"score": len(solution_str) + bonus, "acc": bool(solution_str), "note": "x"}
 
+def of_two(solution_str, ground_truth, strict=False):
+    return 2.0 * (solution_str == str(ground_truth)) - 1.0 + strict
+
+def of_all(solution_str, **row):
+    return len(row)
+
 def broken(data_source, solution_str, ground_truth, extra_info):
     return None if solution_str else 1 / 0
 """
@@ -73,6 +79,12 @@ def test_verl_is_called_for_each_sample_by_name() -> None:
     sources, more = ["gsm8k"] * rows, [{"index": 0}] * rows
     judged = verl(context(), TEXTS, [7, 9, 9], sources, more, function=target)
     assert judged.rewards.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_scorer_gets_what_it_names() -> None:
+    assert by_verl(context(), "of_two").rewards.tolist() == [1.0, -1.0, -1.0]
+    assert by_verl(context(), "of_two", arguments={"strict": True}).rewards.tolist() == [2.0, 0.0, 0.0]
+    assert by_verl(context(), "of_all").rewards.tolist() == [3.0] * 3
 
 
 def test_of_a_dict_the_score_counts_and_other_numbers_are_metrics() -> None:

@@ -17,7 +17,7 @@ from rlgraph.nodes.reward import suspicious as suspicious_module
 from rlgraph.nodes.reward import text as text_module
 from rlgraph.nodes.reward.model import behind_the_end, reward_model
 from rlgraph.nodes.reward.shaping import total
-from rlgraph.nodes.reward.text import f1, form
+from rlgraph.nodes.reward.text import extract, f1, form
 from rlgraph.nodes.select.filter import judged
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
@@ -53,6 +53,38 @@ def test_f1_is_symmetric_and_blind_to_order(given: str, wanted: str) -> None:
     turned = " ".join(reversed(given.split()))
     there, back, other = f1(context(), [given, wanted, turned], [wanted, given, wanted]).tolist()
     assert there == back == other
+
+
+BOXED = [
+    (r"so \boxed{Paris}, not \boxed{ The  Hague }.", "The  Hague"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed {\{1, 2\}} is a set", r"\{1, 2\}"),
+    (r"\boxed{\left\{x\right.}", r"\left\{x\right."),  # an escaped brace closes nothing
+    (r"\boxed{1}, or rather \boxed{2", ""),  # cut off
+    ("Paris", ""),
+    ("", ""),
+]
+
+
+def test_the_last_box_is_the_answer() -> None:
+    ctx = context("final")
+    responses, expected = (list(column) for column in zip(*BOXED, strict=True))
+    assert extract(ctx, responses) == expected
+    assert means(ctx) == {"final/found": (4.0, len(BOXED))}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("<answer>(.*?)</answer>", ["b\nc", ""]),
+        ("(?i)answer: *([^\n]+)", ["", "4"]),
+        ("[0-9]", ["", "4"]),
+        ("<(a|b)nswer>(.*?)<", ["a", ""]),
+    ],
+)
+def test_a_pattern_finds_the_last_answer(pattern: str, expected: list[str]) -> None:
+    responses = ["<answer>a</answer> no: <answer> b\nc </answer>", "Answer: 3\nANSWER:  4\nso"]
+    assert extract(context("final"), responses, pattern=pattern) == expected
 
 
 def test_format_matches_the_whole_response() -> None:
@@ -106,7 +138,7 @@ def test_behind_the_end_is_one_token_more() -> None:
     assert last.tolist() == [[False, False, True], [True], [False, True]]
 
 
-EXAMPLES = {text_module: 2, code_module: 1, judging_module: 4, suspicious_module: 2}
+EXAMPLES = {text_module: 4, code_module: 1, judging_module: 4, suspicious_module: 2}
 
 
 @pytest.mark.parametrize("module", EXAMPLES)

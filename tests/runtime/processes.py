@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from multiprocessing.connection import Connection
@@ -130,10 +130,11 @@ class ProcessCluster:
         logs: Path,
         timeout: float,
         together: Mapping[str, int] | None = None,
+        whole: Collection[str] = (),
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         """As ``RayCluster``, on the CPUs of this machine, in this environment."""
-        assert not runtime_env
+        assert not runtime_env and not whole
         assert not gpus and address is None
         self.places = [(pool, device) for pool, devices in pools.items() for device in range(devices)]
         self.logs, self.session = str(logs.resolve()), new_session()

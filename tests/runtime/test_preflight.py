@@ -99,6 +99,17 @@ def test_an_open_value_is_named() -> None:
     assert "`nodes.prompts.files` is still open" in refused(GRAPH.replace("[FILE]", "???"))
 
 
+def test_a_folder_of_workers_asks_for_absolute_paths() -> None:
+    there = "schedule.runtime_env={working_dir: elsewhere}"
+    model, data = (Path(name).absolute() for name in ("demo_files/model", "train.jsonl"))
+    text = refused(overrides=(there,))
+    assert "models.policy.path: demo_files/model is in this folder, and workers are in another" in text
+    assert f"give it as {model}" in text and f"give it as {data}" in text
+    given = [f"models.policy.path={model}", f"prompts.files=[{data}]", there]
+    Path("small.yaml").write_text(GRAPH.replace("MODEL", "absent").replace("FILE", "absent.jsonl"))
+    assert CliRunner().invoke(main, ["check", "small.yaml", "--files", *given]).exit_code == 0
+
+
 def test_every_source_of_several_is_looked_at() -> None:
     two = GRAPH.replace("[FILE]", "{a: [train.jsonl], b: [FILE]}")
     assert "no_answer.jsonl:1: has no column 'answer'" in refused(two, FILE="no_answer.jsonl")

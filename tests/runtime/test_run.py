@@ -13,16 +13,18 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from processes import ProcessCluster
 from ran import assert_gone, metrics, rlgraph, wait_for
+from ray.runtime_env import RuntimeEnv
 
 from rlgraph.errors import RunError
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.messages.log_level import LEVEL, with_level
 from rlgraph.runtime.run import run_graph
+from rlgraph.syntax.settings import RuntimeEnvKey
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -212,6 +214,11 @@ def test_an_environment_without_variables_stays_as_it_is(monkeypatch: pytest.Mon
     assert with_level({"env_vars": None, "pip": ["six"]}) == {"env_vars": None, "pip": ["six"]}
     monkeypatch.setenv(LEVEL, "info")
     assert with_level({"env_vars": None})["env_vars"][LEVEL] == "info"
+
+
+def test_the_keys_of_a_runtime_env_are_rays() -> None:
+    known = {key for key in RuntimeEnv.known_fields if not key.startswith("_")} - {"java_jars"}
+    assert {*get_args(RuntimeEnvKey)} == known | {"nsight", "rocprof_sys"}  # as it is told of these
 
 
 def test_workers_have_the_environment_and_the_log_level_that_they_are_given(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def tracked(names: list[str], folder: Path) -> None:
     """Two iterations, the second one after a restart."""
-    trackers = Trackers(folder, "small", names)
+    trackers = Trackers(folder, "small", make_of(names))
     for step, values in ((1, FIRST), (2, SECOND)):
         trackers.samples("eval", ROWS, step)
         trackers.log(values, step)
@@ -65,7 +65,7 @@ def test_a_service_that_is_not_installed_is_refused_before_anything_starts(
     with pytest.raises(RunError, match=f"--track {absent[0]}: that is not installed\n  pip install"):
         run_graph(ONES, track=absent)
     assert not [*tmp_path.iterdir()]
-    assert make_of([]) == []
+    assert make_of([]) == {}
 
 
 def test_names_of_trackers_are_checked_before_anything_starts(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_names_of_trackers_are_checked_before_anything_starts(tmp_path: Path) ->
         make_of([f"{tmp_path}/other.py:Tracker"])
     with pytest.raises(RunError, match=r"own\.py has no `Traker`"):
         make_of([f"{own}:Traker"])
-    assert [one.__name__ for one in make_of([f"{own}:Tracker"])] == ["Tracker"]
+    assert make_of([f"{own}:Tracker"])[f"{own}:Tracker"].__name__ == "Tracker"
 
 
 def test_numbers_of_samples_leave_out_what_is_missing_and_texts() -> None:
@@ -136,6 +136,9 @@ def test_a_tracker_of_ones_own_gets_metrics_and_samples(
 
 
 FAILS = """
+print("the file is loaded")
+
+
 class Tracker:
     def __init__(self, folder, graph):
         pass
@@ -158,6 +161,20 @@ class Tracker:
 class Closes(Tracker):
     def log(self, values, step):
         pass
+
+
+class Opens(Closes):
+    def __init__(self, folder, graph):
+        tried = folder / "tried"
+        with tried.open("a") as file:
+            file.write("x")
+        self.fail("open", len(tried.read_text()) == 1)
+
+    def log(self, values, step):
+        print("tracked", step)
+
+    def close(self, failed):
+        pass
 """
 
 
@@ -166,18 +183,22 @@ def test_a_run_goes_on_without_a_tracker_that_fails(
 ) -> None:
     Path("own.py").write_text(FAILS)
     few = ("prompts.batch=2", "rollout.n=2", "schedule.iterations=2")
-    names = ["own.py:Tracker", "own.py:Closes"]
+    names = ["own.py:Tracker", "own.py:Closes", "own.py:Opens"]
     run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, track=names)
     said = capsys.readouterr().out
-    assert said.count("note: the tracker Tracker failed: OSError: no service in log\n") == 1
-    assert said.count("note: the tracker Closes failed: OSError: no service in close\n") == 1
-    assert said.count("tracker log") == 2, "it is not asked again"
+    assert said.count("note: the tracker own.py:Tracker failed: OSError: no service in log\n") == 1
+    assert said.count("note: the tracker own.py:Closes failed: OSError: no service in close\n") == 1
+    assert said.count("note: the tracker own.py:Opens failed: OSError: no service in open\n") == 1
+    assert said.count("tracker log") == 2 and "tracked" not in said, "they are not asked again"
+    assert said.count("the file is loaded") == 1
     assert "is done after 2 iterations" in said
     assert [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()] == [
         0,
         1,
         2,
     ]
+    run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, track=names, resume=True, steps=3)
+    assert "tracked 3" in capsys.readouterr().out, "it is there again once the run is"
 
 
 def test_samples_stay_cells_of_their_table(folder: Path) -> None:
@@ -192,7 +213,7 @@ def test_the_tracker_of_the_documents_takes_what_a_run_gives(folder: Path) -> No
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     block = text.split("A tracker of your own is a class")[1].split("```python\n")[1].split("```")[0]
     (folder / "my_tracker.py").write_text(block)
-    trackers = Trackers(folder, "small", [f"{folder / 'my_tracker.py'}:Tracker"])
+    trackers = Trackers(folder, "small", make_of([f"{folder / 'my_tracker.py'}:Tracker"]))
     trackers.samples("train", ROWS, 1)
     trackers.log(FIRST, 1)
     trackers.close(failed=False)
@@ -209,7 +230,7 @@ def test_prometheus_can_ask_for_the_newest_metrics_while_a_run_goes_on(folder: P
     endpoint = MetricsEndpoint("0", 'a"b')
     try:
         assert endpoint.url.startswith("http://127.0.0.1:") and asked(endpoint.url) == ""
-        trackers = Trackers(folder, "small", (), [endpoint])
+        trackers = Trackers(folder, "small", {}, [endpoint])
         trackers.log(FIRST, 1)
         trackers.close(failed=True)  # a restart, over which it lasts
         trackers.log(SECOND | {"a/b_c": 1e-7, "a_b/c": 3}, 2)
@@ -306,7 +327,7 @@ def test_wandb_keeps_one_run_over_a_restart(folder: Path, monkeypatch: pytest.Mo
     pytest.importorskip("wandb", exc_type=ImportError)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    trackers = Trackers(folder, "small", ["wandb"])
+    trackers = Trackers(folder, "small", make_of(["wandb"]))
     trackers.samples("eval", ROWS, 1)
     trackers.log(SECOND, 1)
     trackers.close(failed=False)

@@ -13,8 +13,10 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
+from rlgraph.printing.alarm import alarm_text
+from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
-from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules, told
+from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -142,7 +144,7 @@ def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan) -> None:
     for edit in alarm["edits"]:
         now = compile_graph("ppo", ("update_policy.kl_coef=0.01", edit), 1)
         assert now.json() != plan.json(), f"{edit} changes the plan"
-        assert edit in told(alarm)
+        assert edit in alarm_text(alarm)
 
 
 # rules of whose settings this graph has one already: temperature, epochs, aggregate, serve.dtype
@@ -193,6 +195,9 @@ def test_a_run_that_can_learn_nothing_is_told_so_once(
     run_graph(ONES, (*settings, "schedule.iterations=13"), 1, run_dir=Path("flat"), inline=True, resume=True)
     assert "all samples earn the same" not in capsys.readouterr().out
     assert len(Path("flat/alarms.jsonl").read_text().splitlines()) == len(alarms)
+    report = make_report(Path("flat"))
+    assert [*report.alarms] == alarms and json.loads(report.json())["alarms"] == alarms
+    assert all(alarm_text(alarm).replace("\n", "\n  ") in report_text(report) for alarm in alarms)
 
 
 def test_a_run_that_learns_is_told_no_more_than_that_its_responses_are_cut_off(
