@@ -115,12 +115,21 @@ class ServeEngine(Protocol):
     overlaps: bool
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
         ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
         others are aborted, and come back as far as they are.
+
+        With ``stays`` the engine goes on with what has not ended where the next such call does: a request for
+        exactly its tokens takes the sample up. What that call does not ask for is given up. One that
+        ``overlaps`` goes on between calls too: a call comes back once it has enough, or after a moment, with
+        the tokens that are known by then, and aborts nothing. New weights leave what has been drawn.
         """
 
 
