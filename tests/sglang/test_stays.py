@@ -1,0 +1,194 @@
+"""Samples that are in flight between calls, across new weights and lost servers, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from test_engine import gap_of, kill
+
+from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.sglang.client import STREAMED, Client
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+
+pytestmark = pytest.mark.filterwarnings("default")
+LONG = 3000
+PROMPTS = [[first, 12, 13] for first in (5, 6)]
+Samples = list[list[Generation]]
+
+
+def begun() -> Samples:
+    """Two samples of each prompt, without a token."""
+    return [[Generation((), (), "abort") for _ in range(2)] for _ in PROMPTS]
+
+
+def round_of(engine: SglangEngine, so_far: Samples, longest: int = LONG, ends: int = 1) -> int:
+    """Give what has not ended more tokens; how many samples have ended."""
+    here = [(i, k) for i, many in enumerate(so_far) for k, one in enumerate(many) if not over(one, longest)]
+    requests = []
+    for i, k in here:
+        done = so_far[i][k].tokens
+        whole = [*PROMPTS[i], *done]
+        requests.append(Request(whole, [2 * i + k], max_new_tokens=longest - len(done), drawn=len(done)))
+    told: list[int] = []
+
+    def enough(ended: Sequence[int]) -> bool:
+        told.extend(ended)
+        return len(told) >= ends
+
+    for (i, k), (one,) in zip(
+        here, engine.generate(requests, Sampling(longest, 1.0), enough, stays=True), strict=True
+    ):
+        so_far[i][k] = so_far[i][k].followed(one)
+    return sum(over(one, longest) for many in so_far for one in many)
+
+
+def over(one: Generation, longest: int) -> bool:
+    return one.is_whole or len(one.tokens) >= longest
+
+
+def known(so_far: Samples) -> list[int]:
+    return [len(one.tokens) for many in so_far for one in many]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The bodies of the requests that are sent."""
+    bodies: list[dict[str, Any]] = []
+    asked = Client.asked
+
+    def noted(self: Client, request: str, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        return asked(self, request, body)
+
+    monkeypatch.setattr(Client, "asked", noted)
+    return bodies
+
+
+@pytest.fixture
+def endless(awake: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> SglangEngine:
+    """No sample ends before its limit."""
+    asked = Client.asked
+
+    def without_end(self: Client, request: str, body: dict[str, Any]) -> dict[str, Any]:
+        return asked(
+            self, request, body | {"sampling_params": body["sampling_params"] | {"ignore_eos": True}}
+        )
+
+    monkeypatch.setattr(Client, "asked", without_end)
+    monkeypatch.setattr(awake, "stops", [])
+    return awake
+
+
+def goes_on(engine: SglangEngine, so_far: Samples, more: int) -> None:
+    """Rounds until every sample has so many tokens more; none loses one."""
+    wanted = [count + more for count in known(so_far)]
+    while any(has < want for has, want in zip(known(so_far), wanted, strict=True)):
+        before = known(so_far)
+        assert round_of(engine, so_far) == 0
+        assert all(a <= b for a, b in zip(before, known(so_far), strict=True))
+
+
+def assert_of(weights: Sequence[torch.nn.Module], so_far: Samples) -> None:
+    """Every token has the log-prob that the weights of its version give it."""
+    for prompt, many in zip(PROMPTS, so_far, strict=True):
+        for one in many:
+            assert list(one.versions) == sorted(one.versions)
+            assert len(one.tokens) == len(one.logprobs) == len(one.versions)
+            for version, model in enumerate(weights):
+                first = list(one.versions).index(version)
+                part = slice(first, first + list(one.versions).count(version))
+                assert gap_of(model, Request(prompt, [0]), one, part) < 1e-4
+
+
+def give_up(engine: SglangEngine) -> None:
+    """The next call asks for nothing, and the servers are told to end what they had."""
+    engine.generate([], Sampling(LONG), stays=True)
+    while engine.calls.asks:
+        threading.Event().wait(0.01)
+    assert not engine.calls.flying
+
+
+def test_a_stream_across_new_weights(
+    endless: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
+) -> None:
+    so_far, weights = begun(), [deepcopy(model)]
+    goes_on(endless, so_far, 2 * STREAMED)
+    assert len(sent) == 4 == len(endless.calls.asks)  # in as many rounds as it took
+    for version in (1, 2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        endless.load_weights(model.named_parameters(), version)
+        weights.append(deepcopy(model))
+        told, before = known(so_far), len(sent)
+        assert not endless.calls.asks
+        goes_on(endless, so_far, 2 * STREAMED)
+        again = sent[before:]
+        assert len(again) == 4  # each from all that it had, known or not
+        for body, has, (i, k) in zip(again, told, [(i, k) for i in range(2) for k in range(2)], strict=True):
+            ids = [*PROMPTS[i], *so_far[i][k].tokens]
+            assert len(body["input_ids"]) >= len(PROMPTS[i]) + has
+            assert body["input_ids"] == ids[: len(body["input_ids"])]
+            assert body["sampling_params"]["max_new_tokens"] == LONG + 3 - len(body["input_ids"])
+    assert_of(weights, so_far)
+    give_up(endless)
+    assert {one.finish for one in endless.generate([Request([9], range(2))], Sampling(4))[0]} == {"length"}
+
+
+def test_a_round_ends_with_its_first_sample_and_the_others_go_on(
+    awake: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
+) -> None:
+    so_far, rounds, ended = begun(), 0, 0
+    while ended < 4:
+        ended = round_of(awake, so_far)
+        rounds += 1
+    assert rounds > 1 and len(sent) == 4 and not awake.calls.asks
+    assert_of([model], so_far)
+    assert all(one.is_whole or len(one.tokens) == LONG for many in so_far for one in many)
+
+
+def test_what_a_lost_server_had_goes_on_from_what_was_known(
+    endless: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
+) -> None:
+    so_far = begun()
+    goes_on(endless, so_far, 2 * STREAMED)
+    before = known(so_far)
+    kill(endless)
+    goes_on(endless, so_far, 2 * STREAMED)
+    assert len(sent) >= 8
+    for body, has in zip(sent[-4:], before, strict=True):
+        assert len(body["input_ids"]) >= 3 + min(before) and has
+    assert_of([model], so_far)
+    give_up(endless)
+
+
+def test_sleep_ends_what_stays(endless: SglangEngine, model: torch.nn.Module) -> None:
+    so_far = begun()
+    goes_on(endless, so_far, STREAMED)
+    endless.sleep(["kv"])
+    assert not endless.calls.asks
+    endless.wake(["kv"])
+    goes_on(endless, so_far, STREAMED)
+    assert_of([model], so_far)
+    give_up(endless)
+
+
+def test_events_have_new_tokens_or_all() -> None:
+    client = Client("http://here")
+
+    def event(first: int, end: int) -> dict[str, Any]:
+        logprobs = [[-0.5 * token, token, None] for token in range(first, end)]
+        meta = {"completion_tokens": end, "output_token_logprobs": logprobs, "weight_version": "3"}
+        return {"output_ids": [*range(first, end)], "meta_info": meta}
+
+    for starts in ((0, 4, 9), (0, 0, 0)):
+        known: list[dict[str, Any]] = []
+        for first, end in zip(starts, (4, 9, 9), strict=True):
+            known = [client.joined(known, event(first, end))]
+            assert client.tokens(known[0]) == [*range(end)]
+            assert len(known[0]["meta_info"]["output_token_logprobs"]) == end
