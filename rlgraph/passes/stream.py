@@ -100,7 +100,8 @@ def _leaving(graph: Graph, node: Node) -> Node:
         raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
     defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
     kept = {key: value for key, value in given.items() if key in fields}
-    attributes = {**defaults, "chunk": graph.schedule.stream.chunk, **kept}
+    attributes = {**defaults, **kept, "stays": True}
+    attributes["chunk"] = attributes["chunk"] or graph.schedule.stream.chunk
     call = replace(node.called, op=op, target=OPS[name], attributes=attributes)
     return replace(node, call=call)
 

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from test_embedded import CONFIGS, PROMPTS, save
+from test_partial_rollout import HERE, assert_close, run
 
 from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+from rlgraph.runtime.engines.transformers.kv_cache import SlotCache
 
 LONGEST, CHUNK = 20, 6
+ONES = str(HERE / "ones_two.yaml")
 REQUESTS = [Request(prompt, [10 * i, 10 * i + 1]) for i, prompt in enumerate(PROMPTS)]
 
 
@@ -138,3 +142,25 @@ def test_new_weights_sleep_and_other_calls_forget_what_was_kept(tmp_path: Path) 
     round_of(engine, so_far)
     engine.sleep(["weights"])
     assert not engine.kept
+
+
+POOLS = "pools={train: {devices: 1}, gen: {devices: 1}}"
+STREAM = "schedule={iterations: 4, stream: {staleness: 1, order: in_order, chunk: 3}}"
+
+
+@pytest.mark.usefixtures("in_demo")
+def test_a_stream_draws_the_same_where_no_slot_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = (POOLS, STREAM, "update_policy.in.old_logprobs=rollout_logprobs")
+    reads, prefill = list[int](), TransformersEngine.prefill
+
+    def noted(self: TransformersEngine, prompts: Sequence[Sequence[int]], cache: SlotCache) -> torch.Tensor:
+        reads.append(len(prompts))
+        return prefill(self, prompts, cache)
+
+    monkeypatch.setattr(TransformersEngine, "prefill", noted)
+    kept = run(ONES, "kept", *settings)
+    read = sum(reads)
+    monkeypatch.setattr(BatchRun, "kept", lambda self, made: None)
+    reads.clear()
+    assert_close(run(ONES, "not", *settings), kept)
+    assert read < sum(reads)
