@@ -9,7 +9,6 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -19,11 +18,11 @@ from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough
 from rlgraph.runtime.engines.servers.asks import Ask, InFlight, events
 from rlgraph.runtime.engines.servers.endpoint import REPLY, Endpoint
+from rlgraph.runtime.engines.servers.lost import LostServers
 from rlgraph.runtime.engines.servers.router import Router
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
-from rlgraph.runtime.messages.errors import ServerLostError
 
-BLINK, SWEEP = 0.5, 0.1  # seconds between looks at a lost server, and between rounds of aborts
+SWEEP = 0.1  # seconds between rounds of aborts
 MOMENT = 1.0  # seconds after which a call comes back whose samples go on
 SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
 LATE = 408  # HTTP's status of a request that took too long
@@ -54,17 +53,14 @@ class Calls:
             request_timeout, request_retries: as ``models.NAME.serve``.
         """
         self.timeout, self.retries = request_timeout, request_retries
-        self.clients, self.patience, self.wanted, self.supervisor = clients, patience, wanted, supervisor
-        self.router = Router(len(clients), limit)
+        self.clients, self.router = clients, Router(len(clients), limit)
+        self.lost = LostServers(clients, self.router, patience, wanted, supervisor, self._all_may_look)
         self.asks: set[Ask] = set()
         self.staying: dict[Ask, asyncio.Task[list[dict[str, Any]]]] = {}  # what goes on in the next call
         self.left: dict[tuple[int, ...], list[Any]] = {}  # samples that go on, by the tokens that are told
         self.begun = count()  # numbers of batches of samples
         self.flying: dict[str, InFlight] = {}  # the keys are request ids
-        self.error: RunError | None = None
         self.tasks: set[asyncio.Task[None]] = set()  # nobody waits for them
-        self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
-        self.glances = ThreadPoolExecutor(len(clients))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -101,7 +97,7 @@ class Calls:
         """Allow these weights for requests in flight too. A server is left out until it has them."""
         for ask in list(self.asks):
             ask.versions.add(version)
-        self._wait(self._leave_out())
+        self._wait(self.lost.leave_out())
 
     def close(self) -> None:
         """End the connections and the thread."""
@@ -110,7 +106,6 @@ class Calls:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
-            self.glances.shutdown()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
@@ -126,7 +121,7 @@ class Calls:
         own = [*self.tasks, *self.staying.values()]
         for task in own:
             task.cancel()
-        await asyncio.gather(*own, return_exceptions=True)
+        await asyncio.gather(self.lost.close(), *own, return_exceptions=True)
         await self.session.close()
 
     async def _all(
@@ -188,7 +183,7 @@ class Calls:
             (status, text), client = reply, self.clients[server]
             if status in (LATE, *client.busy) and (ask.aborted or (tries := tries + 1) <= self.retries):
                 if status != LATE:
-                    self._lost(server)
+                    self.lost.add(server)
                 continue
             if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
@@ -197,7 +192,7 @@ class Calls:
             answer: dict[str, Any] = json.loads(text)
             if (own := client.own_weights(answer)) is None:
                 return [*ask.pieces, answer]
-            self._lost(server, own)  # started anew; it has yet to be brought to the promised weights
+            self.lost.add(server, own)  # started anew; it has yet to be brought to the promised weights
         return ask.pieces
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
@@ -214,7 +209,7 @@ class Calls:
             ask.late = server
             return LATE, f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
         except self.losses:
-            self._lost(server)
+            self.lost.add(server)
         except asyncio.CancelledError:
             if not ask.aborted:
                 raise
@@ -237,8 +232,8 @@ class Calls:
         """Return the server that takes a request, once there is one; None if it was aborted before."""
         async with self.freed:
             while not ask.aborted:
-                if self.error:
-                    raise self.error
+                if self.lost.error:
+                    raise self.lost.error
                 server = self.router.take(ask.conversation, ask.late)
                 if server is not None:
                     return server
@@ -254,53 +249,10 @@ class Calls:
         async with self.freed:
             self.freed.notify_all()
 
-    async def _leave_out(self) -> None:
-        up = sorted(self.router.up)
-        for server, has_them in zip(up, await asyncio.gather(*map(self._is_back, up)), strict=True):
-            if not has_them:
-                self._lost(server, self.held.get(server))
-
-    def _lost(self, server: int, version: str | None = None) -> None:
-        """Note that a server does not answer, or has these weights in place of those that are wanted."""
-        self.held[server] = version
-        if self.router.lose(server):
-            self._later(self._seek(server))
-
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    async def _seek(self, server: int) -> None:
-        """Look for a lost server until it is back with the weights that are wanted, or there is no hope."""
-        end = self.loop.time() + self.patience
-        while not self.error:
-            await asyncio.sleep(BLINK)
-            if await self._is_back(server):
-                self.router.find(server)
-                break
-            if not self.router.up and self.loop.time() > end:
-                self.error = ServerLostError(self._hopeless())
-        await self._all_may_look()
-
-    def _hopeless(self) -> str:
-        """Return the message that no server has the weights that are wanted, and what each has."""
-        law = f"no {self.clients[0].title} answers any more with weights {self.wanted()}, "
-        law += f"after {self.patience:g} s"
-        for server, has in sorted(self.held.items()):
-            law += f"\n  {self.clients[server].url} {f'has weights {has}' if has else 'does not answer'}"
-        return law
-
-    async def _is_back(self, server: int) -> bool:
-        if self.supervisor and self.supervisor.failed:
-            self.error = self.supervisor.failed
-        try:
-            there = await self.loop.run_in_executor(self.glances, self.clients[server].version)
-        except RunError as error:
-            self.error = error
-            return False
-        self.held[server] = there
-        return there == str(self.wanted())
 
     async def _abort(self, asks: Iterable[Ask] | None = None) -> None:
         wanted = {*(self.asks if asks is None else asks)}
@@ -323,7 +275,7 @@ class Calls:
         try:
             await self._post(flight.server, *call)
         except self.losses:
-            self._lost(flight.server)
+            self.lost.add(flight.server)
 
 
 async def _heard(client: Endpoint, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:

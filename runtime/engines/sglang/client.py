@@ -225,7 +225,7 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | No
 
 
 def _drawn(ask: Ask, reply: dict[str, Any]) -> Generation:
-    """Return what a reply has, or the events of one that goes on, whose tokens are all of the same weights."""
+    """Return what a reply has, or what is streamed of one that goes on: that is of one version."""
     meta, tokens = reply["meta_info"], reply["output_ids"]
     logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
     whole = {"version": meta["weight_version"], "start": 0, "end": len(tokens)}

@@ -22,18 +22,18 @@ from torch import Tensor
 
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import Routing
-from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
-from rlgraph.runtime.engines.transformers.pieces import (
+from rlgraph.runtime.engines.transformers.entrants import (
     END,
     LEAST,
     OUTPUT,
     POSITION,
     STREAM,
     TOKEN,
-    Piece,
-    pieces_of,
+    Entrants,
+    entrants_of,
     slices,
 )
+from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
 from rlgraph.runtime.engines.transformers.sampling import draw, penalise, uniform
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
@@ -100,7 +100,7 @@ class BatchRun:
         self.prompts, self.stays = [request.prompt for request in requests], stays
         self.aside: list[int] = []  # samples whose slots are set aside: the last slot, the last but one, ...
         least = [request.limits(sampling)[0] for request in requests]
-        pieces = [*pieces_of(requests, limits, least, longest, engine.device)]
+        pieces = [*entrants_of(requests, limits, least, longest, engine.device)]
         pieces = self._taken_up(pieces, before) if before and not self.log else pieces
         self.waiting = deque(part for piece in pieces for part in piece.parts(self.rows))
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
@@ -127,16 +127,16 @@ class BatchRun:
         tokens = [(*self.prompts[self.requests[sample]], *made[sample].tokens) for _, sample in held]
         return Kept(self.cache, {key: slot for key, (slot, _) in zip(tokens, held, strict=True)})
 
-    def _taken_up(self, pieces: Sequence[Piece], before: Kept) -> list[Piece]:
+    def _taken_up(self, pieces: Sequence[Entrants], before: Kept) -> list[Entrants]:
         """Let samples enter whose slots were kept; return the others."""
-        rest, states, slots = list[Piece](), list[Tensor](), list[int]()
+        rest, states, slots = list[Entrants](), list[Tensor](), list[int]()
         for piece in pieces:
             slot, room = before.slots.get((*piece.prompt,)), self.rows - len(slots)
             own, others = piece.state.tensor_split([0 if slot is None else room], 1)
             own[TOKEN] = piece.prompt[-1]
             states.append(own)
             slots += [slot] * own.shape[1]
-            rest.append(Piece(piece.prompt, others))
+            rest.append(Entrants(piece.prompt, others))
         if slots:
             self.live = len(slots)
             self.state[:, : self.live] = torch.cat(states, 1)
@@ -162,7 +162,7 @@ class BatchRun:
         for pieces in slices(entering, self.engine.prefill_tokens):
             self._enter(pieces)
 
-    def _enter(self, pieces: Sequence[Piece]) -> None:
+    def _enter(self, pieces: Sequence[Entrants]) -> None:
         sizes = torch.tensor([piece.state.shape[1] for piece in pieces])
         source = torch.arange(len(pieces)).repeat_interleave(sizes).to(self.engine.device)
         start, self.live = self.live, self.live + len(source)

@@ -22,24 +22,24 @@ TOKEN, POSITION, STREAM, END, OUTPUT, LEAST = range(6)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Entrants:
     """Samples of one request that enter together."""
 
     prompt: Sequence[int]
     state: Tensor  # int64 [6, samples]
 
-    def parts(self, rows: int) -> list[Piece]:
+    def parts(self, rows: int) -> list[Entrants]:
         """Return it in parts of at most ``rows`` samples."""
-        return [Piece(self.prompt, part) for part in self.state.split(rows, 1) if part.shape[1]]
+        return [Entrants(self.prompt, part) for part in self.state.split(rows, 1) if part.shape[1]]
 
 
-def pieces_of(
+def entrants_of(
     requests: Sequence[Request],
     limits: Sequence[Sequence[int]],
     least: Sequence[int],
     longest: int,
     device: torch.device,
-) -> Iterator[Piece]:
+) -> Iterator[Entrants]:
     """Yield the requests, each with the state of its samples before they enter."""
     first = 0
     for request, counts, before in zip(requests, limits, least, strict=True):
@@ -50,10 +50,10 @@ def pieces_of(
         state[END] = length - 1 + torch.tensor(counts, device=device)
         state[OUTPUT] = samples * longest - length
         state[LEAST] = length - 1 + before
-        yield Piece(request.prompt, state)
+        yield Entrants(request.prompt, state)
 
 
-def slices(pieces: Sequence[Piece], budget: int) -> Iterator[list[Piece]]:
+def slices(pieces: Sequence[Entrants], budget: int) -> Iterator[list[Entrants]]:
     """Yield pieces of like length together, each slice at most ``budget`` padded tokens or one piece."""
     ordered, part = deque(sorted(pieces, key=lambda piece: len(piece.prompt))), []
     while ordered:
