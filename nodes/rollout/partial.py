@@ -79,8 +79,9 @@ def partial(
     round ends with the first group, or after a second, and no sample is aborted until new weights come or
     the run gives it up.
 
-    Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which
-    count the tokens of a round alone. Outside such a region it runs to the end at once.
+    Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which count the tokens
+    of a round alone, or those since a server was last asked for the sample. Outside such a region it runs to
+    the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the

@@ -10,7 +10,7 @@ Nothing here imports torch: the names in the annotations are for readers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlgraph.ops.metric import Metric, add_up
@@ -65,12 +65,6 @@ class Request:
         most = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
         return max(min(sampling.min_new_tokens - self.drawn, most), 0), most
 
-    def behind(self, tokens: Sequence[int], sampling: Sampling) -> Request:
-        """Return the request that goes on behind new tokens of the sample, below its limit."""
-        rest = self.limits(sampling)[1] - len(tokens)
-        drawn = self.drawn + len(tokens)
-        return replace(self, prompt=[*self.prompt, *tokens], max_new_tokens=rest, drawn=drawn)
-
 
 @dataclass(frozen=True)
 class Generation:
@@ -98,10 +92,6 @@ class Generation:
         """Return it with what was drawn behind it; of ``routing`` nothing."""
         tokens, logprobs = [*self.tokens, *by.tokens], [*self.logprobs, *by.logprobs]
         return Generation(tokens, logprobs, by.finish, [*self.versions, *by.versions])
-
-    def rest(self, begun: int) -> Generation:
-        """Return it without its first tokens; of ``routing`` nothing."""
-        return Generation(self.tokens[begun:], self.logprobs[begun:], self.finish, self.versions[begun:])
 
 
 Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlgraph.nodes.rollout.stop_text import cut_at_text
@@ -40,8 +40,12 @@ class InHand:
 
     def made(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
         """Return what of it is new, by what is known of the reply to its request."""
-        whole = self.before.followed(read(self.ask, pieces)) if self.before.tokens else read(self.ask, pieces)
-        return whole.rest(self.told) if self.told else whole
+        made, told = read(self.ask, pieces), self.told
+        if self.before.tokens:
+            made = self.before.followed(made)
+        if told:
+            made = Generation(made.tokens[told:], made.logprobs[told:], made.finish, made.versions[told:])
+        return made
 
 
 def generate(
@@ -78,7 +82,7 @@ def generate(
 
     def new(request: Request, seed: int, conversation: Hashable, before: Generation) -> InHand:
         def behind(tokens: Sequence[int]) -> dict[str, Any]:
-            return body(request.behind(tokens, sampling), seed)
+            return body(_behind(request, tokens, sampling), seed)
 
         return InHand(Ask(body(request, seed), conversation, {version}, behind=behind), before)
 
@@ -93,7 +97,7 @@ def generate(
             before = same.made(read, task.result()) if task.done() else NOTHING
             if before.finish != "abort":
                 return same
-            return new(request.behind(before.tokens, sampling), seed, conversation, before)
+            return new(_behind(request, before.tokens, sampling), seed, conversation, before)
         return new(request, seed, conversation, NOTHING)
 
     samples = [
@@ -109,6 +113,12 @@ def generate(
                 calls.left.setdefault((*requests[number].prompt, *part.tokens), []).append(one)
     parts = iter(made)
     return [[next(parts) for _ in request.seeds] for request in requests]
+
+
+def _behind(request: Request, tokens: Sequence[int], sampling: Sampling) -> Request:
+    """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
+    rest, drawn = request.limits(sampling)[1] - len(tokens), request.drawn + len(tokens)
+    return replace(request, prompt=[*request.prompt, *tokens], max_new_tokens=rest, drawn=drawn)
 
 
 def cut(tokenizer: Tokenizer, made: list[list[Generation]], sampling: Sampling) -> list[list[Generation]]:

@@ -61,7 +61,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSlots:
     """Slots of samples that may go on, by their tokens: all but the last of these are in the cache."""
 
     cache: SlotCache
@@ -79,7 +79,7 @@ class BatchRun:
         limits: Sequence[Sequence[int]],
         stops: Tensor,
         stays: bool = False,
-        before: Kept | None = None,
+        before: KeptSlots | None = None,
     ) -> None:
         """Prepare slots; with ``stays`` to keep those of what does not end, the first from ``before``."""
         penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
@@ -120,14 +120,14 @@ class BatchRun:
                     break
         return self._generations()
 
-    def kept(self, made: Sequence[Generation]) -> Kept:
+    def kept(self, made: Sequence[Generation]) -> KeptSlots:
         """Return the slots of what has not ended; ``made`` is what ``finish`` returned."""
         running = self._samples(self.state[:, : self.live])
         held = [*enumerate(running), *((self.rows - 1 - i, sample) for i, sample in enumerate(self.aside))]
         tokens = [(*self.prompts[self.requests[sample]], *made[sample].tokens) for _, sample in held]
-        return Kept(self.cache, {key: slot for key, (slot, _) in zip(tokens, held, strict=True)})
+        return KeptSlots(self.cache, {key: slot for key, (slot, _) in zip(tokens, held, strict=True)})
 
-    def _taken_up(self, pieces: Sequence[Entrants], before: Kept) -> list[Entrants]:
+    def _taken_up(self, pieces: Sequence[Entrants], before: KeptSlots) -> list[Entrants]:
         """Let samples enter whose slots were kept; return the others."""
         rest, states, slots = list[Entrants](), list[Tensor](), list[int]()
         for piece in pieces:

@@ -26,7 +26,7 @@ from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storag
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
 from rlgraph.runtime.engines.routing import Routing
-from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun, Kept
+from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun, KeptSlots
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
@@ -93,7 +93,7 @@ class TransformersEngine:
         stops = self.files.stop_ids(text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self._texts: StopTexts | None = None
-        self.kept: Kept | None = None  # slots of what may go on with these weights
+        self.kept: KeptSlots | None = None  # slots of what may go on with these weights
         self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
