@@ -92,7 +92,7 @@ def partial(
         max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
         chunk: the most tokens that a response gets in a round; null: all that it wants.
         enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
-        stays: whether engines go on with what is unfinished from where it is.
+        stays: whether engines go on with what is unfinished from where it is; ``schedule.stream`` sets it.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.

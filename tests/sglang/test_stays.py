@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import fake
 import pytest
 import torch
+from fake import Fake
 from test_engine import gap_of, kill
 
 from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.servers import calls
 from rlgraph.runtime.engines.sglang.client import STREAMED, Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
@@ -177,6 +181,43 @@ def test_sleep_ends_what_stays(endless: SglangEngine, model: torch.nn.Module) ->
     goes_on(endless, so_far, STREAMED)
     assert_of([model], so_far)
     give_up(endless)
+
+
+def test_of_servers_that_stream_nothing_samples_go_on_too(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "STEP", 0.05)  # so that none of the long ones ends
+    clients = [one.client for one in fakes]
+    engine = SglangEngine(path, servers=clients, transport="disk", sync_folder=str(tmp_path), max_rows=4)
+    engine.load_weights(model.named_parameters(), 0)
+    requests = [Request([5 + i], [i], max_new_tokens=3 if i < 2 else 4000) for i in range(4)]
+    ended: list[int] = []
+
+    def enough(now: Sequence[int]) -> bool:
+        ended.extend(now)
+        return len(ended) >= 2
+
+    monkeypatch.setattr(calls, "MOMENT", 60.0)
+    first = engine.generate(requests, Sampling(4000), enough, stays=True)
+    assert [(len(one.tokens), one.finish) for (one,) in first] == [(3, "length")] * 2 + [(0, "abort")] * 2
+    assert sum(one.served for one in fakes) == 4 and sorted(ended) == [0, 1]
+    # one is given up, the other goes on; new weights end it, and it is asked for from what it has
+    monkeypatch.setattr(calls, "MOMENT", 0.2)
+    assert [len(one.tokens) for (one,) in engine.generate(requests[2:3], Sampling(4000), stays=True)] == [0]
+    while len(engine.calls.asks) > 1:
+        threading.Event().wait(0.01)
+    assert sum(len(one.running) for one in fakes) == 1 and sum(one.served for one in fakes) == 4
+    has = Generation((), (), "abort")
+    for version in (1, 2):
+        while not any(made["versions"] for one in fakes for made in one.running.values()):
+            threading.Event().wait(0.01)
+        engine.load_weights(model.named_parameters(), version)
+        rest = Request([7, *has.tokens], [2], max_new_tokens=4000 - len(has.tokens))
+        has = has.followed(engine.generate([rest], Sampling(4000), stays=True)[0][0])
+        longest = max((prompt for one in fakes for prompt in one.prompts), key=len)
+        assert longest == [7, *has.tokens] and sum(one.served for one in fakes) == 4 + version
+    assert {*has.versions} == {0, 1} and list(has.versions) == sorted(has.versions)
+    engine.close()
 
 
 def test_events_have_new_tokens_or_all() -> None:
