@@ -16,7 +16,8 @@ from test_engine import gap_of, kill
 
 from rlgraph.ops import Generation, Request, Sampling
 from rlgraph.runtime.engines.servers import calls
-from rlgraph.runtime.engines.sglang.client import STREAMED, Client
+from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.sglang.client import STREAMED, Client, generation
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -234,3 +235,13 @@ def test_events_have_new_tokens_or_all() -> None:
             known = [client.joined(known, event(first, end))]
             assert client.tokens(known[0]) == [*range(end)]
             assert len(known[0]["meta_info"]["output_token_logprobs"]) == end
+
+
+@pytest.mark.parametrize(("last", "limit", "finish"), [(9, 4, "length"), (1, 5, "stop"), (9, 5, "abort")])
+def test_what_is_aborted_with_its_last_token_has_ended(last: int, limit: int, finish: str) -> None:
+    """Else it would be asked for behind its end, or for no token."""
+    body = {"sampling_params": {"stop_token_ids": [1], "max_new_tokens": limit}}
+    meta = {"weight_version": "3", "finish_reason": {"type": "abort"}}
+    reply = {"output_ids": [7, 8, 7, last], "meta_info": meta | {"output_token_logprobs": [[-1.0]] * 4}}
+    made = generation(Ask(body, None, {3}, aborted=True), [reply])
+    assert (made.finish, list(made.versions)) == (finish, [3] * 4)

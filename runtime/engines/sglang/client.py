@@ -220,6 +220,12 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | No
     made = Generation([], [], "abort")
     for reply in pieces:
         made = made.followed(_drawn(ask, reply))
+    if made.finish == "abort" and made.tokens:  # it may be with its last token
+        settings = ask.body["sampling_params"]
+        if made.tokens[-1] in settings["stop_token_ids"]:
+            made = replace(made, finish="stop")
+        elif len(made.tokens) >= settings["max_new_tokens"]:
+            made = replace(made, finish="length")
     meta = pieces[-1]["meta_info"] if pieces else {}
     return replace(made, routing=mixture.chosen(ask, meta, len(made.tokens))) if mixture else made
 
