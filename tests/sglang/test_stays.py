@@ -145,16 +145,32 @@ def test_a_stream_across_new_weights(
     assert {one.finish for one in endless.generate([Request([9], range(2))], Sampling(4))[0]} == {"length"}
 
 
-def test_a_round_ends_with_its_first_sample_and_the_others_go_on(
+def test_a_call_ends_with_its_first_sample_and_the_others_go_on(
+    endless: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
+) -> None:
+    requests = [
+        Request(prompt, [0], max_new_tokens=most) for prompt, most in zip(PROMPTS, (3, LONG), strict=True)
+    ]
+    (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: True, stays=True)
+    assert (len(short.tokens), short.finish, long.finish) == (3, "length", "abort")
+    assert len(endless.calls.asks) == 1
+    while len(long.tokens) < STREAMED:
+        rest = Request([*PROMPTS[1], *long.tokens], [0], max_new_tokens=LONG - len(long.tokens))
+        long = long.followed(endless.generate([rest], Sampling(LONG), stays=True)[0][0])
+    assert len(sent) == 2
+    for request, one in zip(requests, (short, long), strict=True):
+        assert gap_of(model, request, one, slice(None)) < 1e-4
+    give_up(endless)
+
+
+def test_samples_end_in_whichever_round(
     awake: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
 ) -> None:
-    so_far, rounds, ended = begun(), 0, 0
-    while ended < 4:
-        ended = round_of(awake, so_far)
-        rounds += 1
-    assert rounds > 1 and len(sent) == 4 and not awake.calls.asks
+    so_far = begun()
+    while round_of(awake, so_far) < 4:
+        pass
+    assert len(sent) == 4 and not awake.calls.asks
     assert_of([model], so_far)
-    assert all(one.is_whole or len(one.tokens) == LONG for many in so_far for one in many)
 
 
 def test_what_a_lost_server_had_goes_on_from_what_was_known(
