@@ -52,6 +52,7 @@ def partial(
     max_new_tokens: Annotated[int, Field(ge=1)],
     chunk: Annotated[int, Field(ge=1)] | None = None,
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    stays: bool = False,
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
@@ -72,9 +73,17 @@ def partial(
     rest waits for the next iteration, which goes on with newer weights (``refill.keep``), or is given up.
     With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
     is by what a device has: the embedded engine gives the same each time on as many devices, servers what
-    they end first. Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which
-    count the tokens of a round alone; grammars, which each round would begin anew, it takes none. Outside
-    such a region it runs to the end at once.
+    they end first.
+
+    With ``stays``, as where generation streams, engines go on with what is unfinished. The embedded one keeps
+    keys and values of what it cut until the next round, or new weights: a chunk then costs what its tokens
+    cost. Servers have it in flight between rounds too: ``chunk`` and ``enough`` say nothing there, but a
+    round ends with the first group, or after a second, and no sample is aborted until new weights come or
+    the run gives it up.
+
+    Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which count the tokens
+    of a round alone, or those since a server was last asked for the sample; grammars, which each round would
+    begin anew, it takes none. Outside such a region it runs to the end at once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
     of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
@@ -85,6 +94,7 @@ def partial(
         max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
         chunk: the most tokens that a response gets in a round; null: all that it wants.
         enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
+        stays: whether engines go on with what is unfinished from where it is; ``schedule.stream`` sets it.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
@@ -101,8 +111,13 @@ def partial(
     """
     ids = prompt.tolist()
     samples = [*_begun(ctx), *[Generation((), (), "abort")] * (n * len(ids))][: n * len(ids)]
-    most = min(chunk or max_new_tokens, max_new_tokens) if ctx.resumes else max_new_tokens
-    wanted = math.ceil(enough * len(ids)) if ctx.resumes else len(ids)
+    stays &= ctx.resumes
+    if not ctx.resumes:
+        most, wanted = max_new_tokens, len(ids)
+    elif stays and model.overlaps:
+        most, wanted = max_new_tokens, 1
+    else:
+        most, wanted = min(chunk or max_new_tokens, max_new_tokens), math.ceil(enough * len(ids))
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
     before = sum(len(sample.tokens) for sample in samples)
@@ -110,7 +125,7 @@ def partial(
         *(most, temperature, top_p, top_k, min_p, stop, stop_token_ids),
         *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
     )
-    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted)
+    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted, stays)
     generated = sum(len(sample.tokens) for sample in samples) - before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
     groups = [samples[i * n : i * n + n] for i in range(len(ids))]
@@ -128,6 +143,7 @@ def _go_on(
     longest: int,
     sampling: Sampling,
     wanted: int,
+    stays: bool,
 ) -> None:
     """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
 
@@ -147,7 +163,7 @@ def _go_on(
                 requests.append(Request(whole, asked, max_new_tokens=limit, drawn=len(done)))
                 owners.append(group)
     enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
-    for group, answers in zip(owners, model.generate(requests, sampling, enough), strict=True):
+    for group, answers in zip(owners, model.generate(requests, sampling, enough, stays), strict=True):
         for i, answer in zip(group, answers, strict=True):
             samples[i] = _extended(samples[i], answer, model, sampling.stop)
 
@@ -165,9 +181,8 @@ def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
 
 def _extended(sample: Generation, answer: Generation, model: ServeEngine, stop: Sequence[str]) -> Generation:
     """Return a sample with what was drawn behind it, up to a stop text that lies across both."""
-    versions = [*sample.versions, *(answer.versions or [model.version] * len(answer.tokens))]
-    tokens, logprobs = [*sample.tokens, *answer.tokens], [*sample.logprobs, *answer.logprobs]
-    whole = Generation(tokens, logprobs, answer.finish, versions)
+    versions = answer.versions or [model.version] * len(answer.tokens)
+    whole = sample.followed(replace(answer, versions=versions))
     return cut_at_text(model.tokenizer, whole, stop, len(sample.tokens)) if stop and sample.tokens else whole
 
 

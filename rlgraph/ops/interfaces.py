@@ -90,6 +90,11 @@ class Generation:
         """Return whether it has come to its end."""
         return self.finish in ("stop", "text")
 
+    def followed(self, by: Generation) -> Generation:
+        """Return it with what was drawn behind it; of ``routing`` nothing."""
+        tokens, logprobs = [*self.tokens, *by.tokens], [*self.logprobs, *by.logprobs]
+        return Generation(tokens, logprobs, by.finish, [*self.versions, *by.versions])
+
 
 Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop
 
@@ -117,12 +122,21 @@ class ServeEngine(Protocol):
     overlaps: bool
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
         ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
         others are aborted, and come back as far as they are.
+
+        With ``stays`` the engine goes on with what has not ended where the next such call does: a request for
+        exactly its tokens takes the sample up. What that call does not ask for is given up. One that
+        ``overlaps`` goes on between calls too: a call comes back once it has enough, or after a moment, with
+        the tokens that are known by then, and aborts nothing. New weights leave what has been drawn.
         """
 
 

@@ -84,15 +84,14 @@ def _drawing(graph: Graph) -> list[Node]:
 def _leaving(graph: Graph, node: Node) -> Node:
     """Return a rollout as the op that leaves what has not ended, every ``stream.chunk`` tokens."""
     assert graph.schedule.stream
-    chunk, name = {"chunk": graph.schedule.stream.chunk}, node.op.declared.streams
+    chunk, name, given = graph.schedule.stream.chunk, node.op.declared.streams, node.called.attributes
     if node.op.declared.leaves:
-        given = node.called.attributes
-        return replace(node, call=replace(node.called, attributes={**given, **_unset(given, chunk)}))
+        return replace(node, call=replace(node.called, attributes=_going_on(given, chunk)))
     if not name:
         law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
         remedy = "replace it by rollout, or set: {schedule.stream: null}"
         raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
-    op, given = load(OPS[name], name), node.called.attributes
+    op = load(OPS[name], name)
     fields, own = op.attributes.model_fields, node.op.attributes.model_fields
     lost = [key for key, value in given.items() if key not in fields and value != own[key].default]
     if lost:
@@ -101,13 +100,14 @@ def _leaving(graph: Graph, node: Node) -> Node:
         raise GraphError([Problem("no-stream", law, node.mark, (), remedy)])
     defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
     kept = {key: value for key, value in given.items() if key in fields}
-    call = replace(node.called, op=op, target=OPS[name], attributes={**defaults, **kept, **chunk})
+    call = replace(node.called, op=op, target=OPS[name], attributes=_going_on({**defaults, **kept}, chunk))
     return replace(node, call=call)
 
 
-def _unset(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some values for which attributes have room, and none is given."""
-    return {name: value for name, value in values.items() if name in given and given[name] is None}
+def _going_on(given: Mapping[str, Any], chunk: int) -> dict[str, Any]:
+    """Return attributes with which a rollout leaves what has not ended, and engines go on with that."""
+    own = {"chunk": given.get("chunk") or chunk, "stays": True}
+    return {**given, **{name: value for name, value in own.items() if name in given}}
 
 
 def _inside(graph: Graph, drawing: list[Node]) -> set[str]:

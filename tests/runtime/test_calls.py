@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlgraph.runtime.engines.servers.calls import Ask, Calls
+from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.calls import Calls
 
 
 def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,10 +23,13 @@ def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) 
         abortion=lambda request: ("abort", {}),
         own_weights=lambda answer: None,
         lacks_weights=lambda text: False,
+        tokens=lambda piece: [],
     )
     ended = asyncio.Event()
 
-    async def answer(self: Calls, server: int, call: str, body: dict[str, Any]) -> tuple[int, str]:
+    async def answer(
+        self: Calls, server: int, call: str, body: dict[str, Any], ask: Any = None
+    ) -> tuple[int, str]:
         if call == "abort":
             ended.set()
         elif body["late"]:
@@ -36,5 +40,5 @@ def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Calls, "_post", answer)
     calls = Calls([server], 2, 1.0, lambda: 0, None, request_retries=0)  # type: ignore[list-item]
     asks = [Ask({"late": late}, number) for number, late in enumerate((False, True))]
-    assert calls.run(asks, lambda ended: 0 in ended, [0, 1]) == [{"text": "done"}, None]
+    assert calls.run(asks, lambda ended: 0 in ended, [0, 1]) == [[{"text": "done"}], []]
     calls.close()

@@ -21,7 +21,7 @@ from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.compose import compose
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.openai.engine import OpenAIEngine
-from rlgraph.runtime.engines.servers import calls
+from rlgraph.runtime.engines.servers import lost
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 from rlgraph.runtime.messages.errors import ServerLostError
 from rlgraph.runtime.preflight import preflight
@@ -210,7 +210,7 @@ def test_several_servers_share_the_samples_and_one_may_be_lost(serving: Callable
 def test_a_busy_server_is_asked_again_and_not_for_ever(
     serving: Callable[..., Completer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "BLINK", 0.01)
+    monkeypatch.setattr(lost, "BLINK", 0.01)
     server = serving(refusals=[503, 429])
     engine = reaching(server, request_retries=4)
     engine.generate(REQUESTS[1:2], GREEDY)

@@ -10,7 +10,8 @@ import pytest
 
 HERE, ANYWHERE = "tests/sglang/", "test_router"
 # the files of the tests that share a server, which one of pytest's processes then runs
-SHARE = ("addresses", "agent", "engine", "enough", "openai", "pool", "states", "train_engine", "without_copy")
+SHARE = ("addresses", "agent", "engine", "enough", "openai", "pool", "states", "stays", "train_engine")
+SHARE += ("without_copy",)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -19,6 +19,7 @@ from rlgraph.costs.lora_size import adapter_sizes
 from rlgraph.costs.model_size import size_of
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import words, wrong
@@ -109,7 +110,7 @@ def test_what_an_adapter_can_not_is_refused(served: SglangEngine, train: FsdpEng
     served.sleep(["kv"])
     served.wake(["kv"])
     served.pause()
-    served.calls.asks.add(object())  # what is in flight keeps the adapter that it began with
+    served.calls.asks.add(Ask({}, None))  # what is in flight keeps the adapter that it began with
     with pytest.raises(RuntimeError, match="1 samples are in flight; abort them before load_weights"):
         served.load_weights(train.adapter(), 1)
     served.calls.asks.clear()

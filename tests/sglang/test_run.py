@@ -165,3 +165,15 @@ def test_a_grammar_allows_no_other_text(files: Path, tmp_path: Path) -> None:
     text = (tmp_path / "run" / "samples" / "step-000001.jsonl").read_text()
     responses = [json.loads(line)["responses"] for line in text.splitlines()]
     assert responses and all(re.fullmatch("[1-9]{2}7", response) for response in responses)
+
+
+@pytest.mark.nightly
+def test_what_streams_is_in_flight_while_weights_change(files: Path, tmp_path: Path) -> None:
+    """`drawn` refuses samples whose tokens, prompts and versions do not belong together."""
+    graph, settings = ONES.with_name("partial.yaml"), ["mixed.refill={}", "rollout.max_new_tokens=48"]
+    settings += ["pools={train: {devices: 1}, gen: {devices: 2}}", "models.policy.serve.pool=gen"]
+    settings += ["schedule={iterations: 6, stream: {staleness: 2}}"]
+    found = run(files, tmp_path / "run", graph, *settings)
+    assert [line["rows/used"] for line in found] == [14] * 6
+    assert all(line["update_policy/grad_norm"] > 0 and line["versions/age"] <= 2 for line in found)
+    assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2

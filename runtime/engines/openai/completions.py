@@ -89,14 +89,15 @@ def body(
     }
 
 
-def generation(ask: Ask, reply: dict[str, Any] | None) -> Generation:
-    """Return the sample of an answer; of None, where it was aborted, one without tokens.
+def generation(ask: Ask, pieces: Sequence[dict[str, Any]]) -> Generation:
+    """Return the sample of an answer; where there is none, as it was aborted or goes on, one without tokens.
 
     Raises:
         RunError: the answer has no token ids, or not a log-prob for each, or goes on behind an end token.
     """
-    if reply is None:
+    if not pieces:
         return Generation([], [], "abort")
+    (reply,) = pieces
     choice = (reply.get("choices") or [{}])[0]
     told = choice.get("logprobs") or {}
     logprobs, tokens = told.get("token_logprobs") or [], choice.get("token_ids")

@@ -19,7 +19,8 @@ from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.openai.completions import FORMS, Completions, body, generation, model_of
-from rlgraph.runtime.engines.servers.calls import Ask, Calls
+from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.servers.groups import in_turn
 from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
@@ -90,9 +91,15 @@ class OpenAIEngine:
         raise RunError("\n".join(errors))
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
+
+        Of what ``stays`` in flight no token is known before it ends.
 
         Raises:
             ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
@@ -101,7 +108,7 @@ class OpenAIEngine:
         """
         check_lengths(requests, sampling, self.context)
         asked = partial(body, sampling=sampling, stops=self.stops, asked=self.asked)
-        made = generate(self.calls, requests, 0, asked, generation, enough)
+        made = generate(self.calls, requests, sampling, 0, asked, generation, enough, stays)
         return cut(self.tokenizer, made, sampling)
 
     def close(self) -> None:
@@ -113,4 +120,4 @@ def _probe(server: Completions, asked: Mapping[str, Any]) -> None:
     """Ask a server for one token, and check that it returns the token's id and log-prob."""
     # SGLang takes a prompt of zeros for none
     call = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
-    generation(Ask(call, None), server.post(server.generates, call, PROBE))
+    generation(Ask(call, None), [server.post(server.generates, call, PROBE)])

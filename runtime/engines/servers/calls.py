@@ -8,47 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough
+from rlgraph.runtime.engines.servers.asks import Ask, InFlight, events
 from rlgraph.runtime.engines.servers.endpoint import REPLY, Endpoint
+from rlgraph.runtime.engines.servers.lost import LostServers
 from rlgraph.runtime.engines.servers.router import Router
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
-from rlgraph.runtime.messages.errors import ServerLostError
 
-BLINK, SWEEP = 0.5, 0.1  # seconds between looks at a lost server, and between rounds of aborts
+SWEEP = 0.1  # seconds between rounds of aborts
+MOMENT = 1.0  # seconds after which a call comes back whose samples go on
 SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
 LATE = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class Ask:
-    """A request for one sample.
-
-    It goes to the server of its ``conversation`` where that is not full: a key of turns, or in a tuple one of
-    the samples of one prompt, which is forgotten with the call.
-    """
-
-    body: dict[str, Any]
-    conversation: Hashable
-    versions: set[int] = field(default_factory=set)  # its tokens may be of these weights
-    aborted: bool = False  # what there is of it is wanted back
-    late: int | None = None  # the server that has not answered in time
-
-
-class InFlight(NamedTuple):
-    """A sample that was sent: the number of its server, and the future of its answer."""
-
-    ask: Ask
-    server: int
-    reply: asyncio.Future[tuple[int, str]]
 
 
 class Calls:
@@ -75,33 +53,41 @@ class Calls:
             request_timeout, request_retries: as ``models.NAME.serve``.
         """
         self.timeout, self.retries = request_timeout, request_retries
-        self.clients, self.patience, self.wanted, self.supervisor = clients, patience, wanted, supervisor
-        self.router = Router(len(clients), limit)
+        self.clients, self.router = clients, Router(len(clients), limit)
+        self.lost = LostServers(clients, self.router, patience, wanted, supervisor, self._all_may_look)
         self.asks: set[Ask] = set()
+        self.staying: dict[Ask, asyncio.Task[list[dict[str, Any]]]] = {}  # what goes on in the next call
+        self.left: dict[tuple[int, ...], list[Any]] = {}  # samples that go on, by the tokens that are told
         self.begun = count()  # numbers of batches of samples
         self.flying: dict[str, InFlight] = {}  # the keys are request ids
-        self.error: RunError | None = None
-        self.seeking: set[asyncio.Task[None]] = set()
-        self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
-        self.glances = ThreadPoolExecutor(len(clients))
+        self.tasks: set[asyncio.Task[None]] = set()  # nobody waits for them
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self._wait(self._open())
 
     def run(
-        self, asks: Sequence[Ask], enough: Enough | None = None, requests: Sequence[int] = ()
-    ) -> list[dict[str, Any] | None]:
-        """Send requests and wait for all; of each its reply, or None if it was aborted before it was sent.
+        self,
+        asks: Sequence[Ask],
+        enough: Enough | None = None,
+        requests: Sequence[int] = (),
+        stay: bool = False,
+    ) -> list[list[dict[str, Any]]]:
+        """Send requests and wait for all; of each its reply, or nothing if it was aborted before it was sent.
 
         ``enough`` is told of which replies are here, by the place of each one's request in ``requests``; once
-        it says so the others are aborted.
+        it says so the others are aborted. Those that ``stay`` go on instead, then or after a moment; what of
+        them is known is returned. The next such call may give them again, and aborts what it does not.
 
         Raises:
             RunError: a server refused one.
             ServerLostError: no server is left.
         """
-        return self._wait(self._all(asks, enough, requests))
+        return self._wait((self._some if stay else self._all)(asks, enough, requests))
+
+    def settle(self) -> None:
+        """End what stays in flight between calls, and wait until it has come back."""
+        self._wait(self._abort([ask for ask in self.asks if ask.stays]))
 
     def abort(self) -> None:
         """End all that is in flight early, and wait until it has come back."""
@@ -111,7 +97,7 @@ class Calls:
         """Allow these weights for requests in flight too. A server is left out until it has them."""
         for ask in list(self.asks):
             ask.versions.add(version)
-        self._wait(self._leave_out())
+        self._wait(self.lost.leave_out())
 
     def close(self) -> None:
         """End the connections and the thread."""
@@ -120,7 +106,6 @@ class Calls:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
-            self.glances.shutdown()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
@@ -133,13 +118,15 @@ class Calls:
         self.session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def _close(self) -> None:
-        for task in self.seeking:
+        own = [*self.tasks, *self.staying.values()]
+        for task in own:
             task.cancel()
+        await asyncio.gather(self.lost.close(), *own, return_exceptions=True)
         await self.session.close()
 
     async def _all(
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[list[dict[str, Any]]]:
         self.asks |= {*asks}
         replies = [asyncio.ensure_future(self._one(ask)) for ask in asks]
         try:
@@ -152,6 +139,30 @@ class Calls:
             self.asks -= {*asks}
             self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
 
+    async def _some(
+        self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
+    ) -> list[list[dict[str, Any]]]:
+        before, self.staying = self.staying, {ask: self.staying.get(ask) or self._stay(ask) for ask in asks}
+        self._later(self._abort(before.keys() - self.staying.keys()))
+        replies = [*self.staying.values()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOMENT):
+                await self._will_do(dict(zip(replies, requests, strict=True)), enough or (lambda _: False))
+        return [task.result() if task.done() else [*ask.pieces] for ask, task in self.staying.items()]
+
+    def _stay(self, ask: Ask) -> asyncio.Task[list[dict[str, Any]]]:
+        """Send a request that goes on whether a call waits for it or not."""
+        ask.stays, task = True, asyncio.ensure_future(self._one(ask))
+        self.asks.add(ask)
+
+        def ended(task: asyncio.Task[list[dict[str, Any]]]) -> None:
+            self.asks.discard(ask)
+            self.router.forget([ask.conversation] if isinstance(ask.conversation, tuple) else [])
+            _ = task.cancelled() or task.exception()  # it is raised where somebody asks for the sample
+
+        task.add_done_callback(ended)
+        return task
+
     async def _will_do(self, replies: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
         """Wait until there are enough replies; return False where all are here before, or one failed."""
         rest = {*replies}
@@ -163,8 +174,8 @@ class Calls:
                 return True
         return False
 
-    async def _one(self, ask: Ask) -> dict[str, Any] | None:
-        """Return the reply to a request, from the first server that gives one."""
+    async def _one(self, ask: Ask) -> list[dict[str, Any]]:
+        """Return the reply to a request, behind what was known of it from servers that were lost."""
         tries = 0
         while (server := await self._place(ask)) is not None:
             if (reply := await self._reply(ask, server)) is None:
@@ -172,20 +183,24 @@ class Calls:
             (status, text), client = reply, self.clients[server]
             if status in (LATE, *client.busy) and (ask.aborted or (tries := tries + 1) <= self.retries):
                 if status != LATE:
-                    self._lost(server)
+                    self.lost.add(server)
                 continue
             if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
+            if not text:  # it was streamed
+                return ask.pieces
             answer: dict[str, Any] = json.loads(text)
             if (own := client.own_weights(answer)) is None:
-                return answer
-            self._lost(server, own)  # started anew; it has yet to be brought to the promised weights
-        return None
+                return [*ask.pieces, answer]
+            self.lost.add(server, own)  # started anew; it has yet to be brought to the promised weights
+        return ask.pieces
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
         """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
         request, client = uuid4().hex, self.clients[server]
-        reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, ask.body)))
+        known = [token for piece in ask.pieces for token in client.tokens(piece)]
+        body = ask.behind(known) if ask.behind and known else ask.body
+        reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, body), ask))
         self.flying[request] = InFlight(ask, server, reply)
         try:
             return await reply
@@ -194,7 +209,7 @@ class Calls:
             ask.late = server
             return LATE, f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
         except self.losses:
-            self._lost(server)
+            self.lost.add(server)
         except asyncio.CancelledError:
             if not ask.aborted:
                 raise
@@ -204,17 +219,21 @@ class Calls:
             await self._give_back(server)
         return None
 
-    async def _post(self, server: int, call: str, body: dict[str, Any]) -> tuple[int, str]:
+    async def _post(
+        self, server: int, call: str, body: dict[str, Any], ask: Ask | None = None
+    ) -> tuple[int, str]:
         client = self.clients[server]
         async with self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply:
-            return reply.status, await reply.text()
+            if ask is None or reply.content_type != "text/event-stream":
+                return reply.status, await reply.text()
+            return await _heard(client, ask, events(reply.content))
 
     async def _place(self, ask: Ask) -> int | None:
         """Return the server that takes a request, once there is one; None if it was aborted before."""
         async with self.freed:
             while not ask.aborted:
-                if self.error:
-                    raise self.error
+                if self.lost.error:
+                    raise self.lost.error
                 server = self.router.take(ask.conversation, ask.late)
                 if server is not None:
                     return server
@@ -230,50 +249,10 @@ class Calls:
         async with self.freed:
             self.freed.notify_all()
 
-    async def _leave_out(self) -> None:
-        up = sorted(self.router.up)
-        for server, has_them in zip(up, await asyncio.gather(*map(self._is_back, up)), strict=True):
-            if not has_them:
-                self._lost(server, self.held.get(server))
-
-    def _lost(self, server: int, version: str | None = None) -> None:
-        """Note that a server does not answer, or has these weights in place of those that are wanted."""
-        self.held[server] = version
-        if self.router.lose(server):
-            task = asyncio.ensure_future(self._seek(server))
-            self.seeking.add(task)
-            task.add_done_callback(self.seeking.discard)
-
-    async def _seek(self, server: int) -> None:
-        """Look for a lost server until it is back with the weights that are wanted, or there is no hope."""
-        end = self.loop.time() + self.patience
-        while not self.error:
-            await asyncio.sleep(BLINK)
-            if await self._is_back(server):
-                self.router.find(server)
-                break
-            if not self.router.up and self.loop.time() > end:
-                self.error = ServerLostError(self._hopeless())
-        await self._all_may_look()
-
-    def _hopeless(self) -> str:
-        """Return the message that no server has the weights that are wanted, and what each has."""
-        law = f"no {self.clients[0].title} answers any more with weights {self.wanted()}, "
-        law += f"after {self.patience:g} s"
-        for server, has in sorted(self.held.items()):
-            law += f"\n  {self.clients[server].url} {f'has weights {has}' if has else 'does not answer'}"
-        return law
-
-    async def _is_back(self, server: int) -> bool:
-        if self.supervisor and self.supervisor.failed:
-            self.error = self.supervisor.failed
-        try:
-            there = await self.loop.run_in_executor(self.glances, self.clients[server].version)
-        except RunError as error:
-            self.error = error
-            return False
-        self.held[server] = there
-        return there == str(self.wanted())
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _abort(self, asks: Iterable[Ask] | None = None) -> None:
         wanted = {*(self.asks if asks is None else asks)}
@@ -296,4 +275,16 @@ class Calls:
         try:
             await self._post(flight.server, *call)
         except self.losses:
-            self._lost(flight.server)
+            self.lost.add(flight.server)
+
+
+async def _heard(client: Endpoint, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:
+    """Take what a server streams into a piece; return its status, and a text where it is no sample."""
+    begun = len(ask.pieces)
+    async for event in streamed:
+        if "error" in event:
+            return int(event["error"].get("code") or 500), json.dumps(event)
+        if client.own_weights(event) is not None:
+            return 200, json.dumps(event)
+        ask.pieces[begun:] = [client.joined(ask.pieces[begun:], event)]
+    return 200, ""

@@ -60,6 +60,14 @@ class Endpoint(ABC):
         """Return the body of a sample's call, which ``abortion`` can name by ``request``."""
         return body
 
+    def tokens(self, piece: dict[str, Any]) -> Sequence[int]:
+        """Return the tokens of what was streamed of a sample; of a server that does not stream none."""
+        return ()
+
+    def joined(self, before: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
+        """Return what is known of a sample after an event of its stream, behind one piece or none."""
+        return event
+
     def abortion(self, request: str) -> tuple[str, dict[str, Any]] | None:
         """Return the call that ends a request; None where it ends with its connection."""
         return None

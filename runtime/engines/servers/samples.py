@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling, Tokenizer
-from rlgraph.runtime.engines.servers.calls import Ask, Calls
+from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.calls import Calls
+
+NOTHING = Generation((), (), "abort")
+Read = Callable[[Ask, Sequence[dict[str, Any]]], Generation]
 
 
 def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int | None) -> None:
@@ -25,13 +30,33 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
             raise ValueError(law)
 
 
+@dataclass
+class InHand:
+    """A sample that a call asks for: its request, and what of it was drawn before that and told already."""
+
+    ask: Ask
+    before: Generation = NOTHING  # what requests that were aborted have drawn, and nobody was told
+    told: int = 0  # tokens that earlier calls have returned
+
+    def made(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
+        """Return what of it is new, by what is known of the reply to its request."""
+        made, told = read(self.ask, pieces), self.told
+        if self.before.tokens:
+            made = self.before.followed(made)
+        if told:
+            made = Generation(made.tokens[told:], made.logprobs[told:], made.finish, made.versions[told:])
+        return made
+
+
 def generate(
     calls: Calls,
     requests: Sequence[Request],
+    sampling: Sampling,
     version: int,
     body: Callable[[Request, int], dict[str, Any]],
-    read: Callable[[Ask, dict[str, Any] | None], Generation],
+    read: Read,
     enough: Enough | None = None,
+    stays: bool = False,
 ) -> list[list[Generation]]:
     """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
@@ -40,10 +65,12 @@ def generate(
     Args:
         calls: to the servers.
         requests: what to continue.
+        sampling: how.
         version: of the weights that tokens have to be of.
         body: makes the call of one sample, from its request and its seed.
-        read: makes the sample of an answer; of None where it was aborted before it was sent.
-        enough: told of which requests samples are here; once it says so the others are aborted.
+        read: makes the sample of the reply to a request, or of the pieces that are known of it.
+        enough: told of which requests samples are here; once it says so the others are aborted, or go on.
+        stays: whether they go on, and the next such call takes them up: see ``ServeEngine``.
 
     Raises:
         RunError: a server refused, or ``read`` refused its answer.
@@ -51,14 +78,47 @@ def generate(
     """
     requested = [number for number, request in enumerate(requests) for _ in request.seeds]
     share = -(-len(requested) // len(calls.clients))  # a server's share, where all get as many
-    begun = next(calls.begun)
-    asks = [
-        Ask(body(request, seed), request.conversation or (begun, number, place // share), {version})
-        for number, request in enumerate(requests)
-        for place, seed in enumerate(request.seeds)
+    begun, left = next(calls.begun), calls.left if stays else {}
+
+    def new(request: Request, seed: int, conversation: Hashable, before: Generation) -> InHand:
+        def behind(tokens: Sequence[int]) -> dict[str, Any]:
+            return body(_behind(request, tokens, sampling), seed)
+
+        return InHand(Ask(body(request, seed), conversation, {version}, behind=behind), before)
+
+    def sample(number: int, place: int, seed: int) -> InHand:
+        request = requests[number]
+        conversation = request.conversation or (begun, number, place // share)
+        if waiting := left.get((*request.prompt,)):
+            same = waiting.pop()
+            task = calls.staying[same.ask]
+            if not same.ask.aborted:
+                return same
+            before = same.made(read, task.result()) if task.done() else NOTHING
+            if before.finish != "abort":
+                return same
+            return new(_behind(request, before.tokens, sampling), seed, conversation, before)
+        return new(request, seed, conversation, NOTHING)
+
+    samples = [
+        sample(n, place, seed) for n, one in enumerate(requests) for place, seed in enumerate(one.seeds)
     ]
-    samples = map(read, asks, calls.run(asks, enough, requested))
-    return [[next(samples) for _ in request.seeds] for request in requests]
+    known = calls.run([sample.ask for sample in samples], enough, requested, stays)
+    made = [one.made(read, pieces) for one, pieces in zip(samples, known, strict=True)]
+    if stays:
+        calls.left = {}
+        for number, one, part in zip(requested, samples, made, strict=True):
+            one.told += len(part.tokens)
+            if part.finish == "abort":
+                calls.left.setdefault((*requests[number].prompt, *part.tokens), []).append(one)
+    parts = iter(made)
+    return [[next(parts) for _ in request.seeds] for request in requests]
+
+
+def _behind(request: Request, tokens: Sequence[int], sampling: Sampling) -> Request:
+    """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
+    rest, drawn = request.limits(sampling)[1] - len(tokens), request.drawn + len(tokens)
+    return replace(request, prompt=[*request.prompt, *tokens], max_new_tokens=rest, drawn=drawn)
 
 
 def cut(tokenizer: Tokenizer, made: list[list[Generation]], sampling: Sampling) -> list[list[Generation]]:

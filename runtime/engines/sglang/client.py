@@ -8,7 +8,7 @@ import urllib.parse
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ import torch
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import OWN
-from rlgraph.runtime.engines.servers.calls import Ask
+from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.endpoint import GLANCE, REPLY, Endpoint, UnknownError
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
 FIRST = "default"  # SGLang's name for the weights that a server starts with
+STREAMED = 32  # tokens that are streamed together
 
 
 class Client(Endpoint):
@@ -63,6 +64,20 @@ class Client(Endpoint):
     def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a sample's call, with the name that ``abortion`` ends it by."""
         return {"rid": request, **body}
+
+    def tokens(self, piece: dict[str, Any]) -> Sequence[int]:
+        ids: Sequence[int] = piece["output_ids"]
+        return ids
+
+    def joined(self, before: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
+        """Return what is known of a sample: events have new tokens, or all (incremental_streaming_output)."""
+        meta = event["meta_info"]
+        if not before or len(event["output_ids"]) >= meta["completion_tokens"]:
+            return event
+        (known,) = before
+        logprobs = known["meta_info"]["output_token_logprobs"] + meta["output_token_logprobs"]
+        ids = [*known["output_ids"], *event["output_ids"]]
+        return {"output_ids": ids, "meta_info": meta | {"output_token_logprobs": logprobs}}
 
     def abortion(self, request: str) -> tuple[str, dict[str, Any]]:
         """Return the call that ends a request, which then comes back as far as it is."""
@@ -161,7 +176,12 @@ class Mixture:
 
 
 def body(
-    request: Request, seed: int, sampling: Sampling, stops: Sequence[int], adapter: str = ""
+    request: Request,
+    seed: int,
+    sampling: Sampling,
+    stops: Sequence[int],
+    adapter: str = "",
+    streamed: bool = False,
 ) -> dict[str, Any]:
     """Return the body of ``/generate``: one sample, with a log-prob for each token, by an adapter or none."""
     least, most = request.limits(sampling)
@@ -183,11 +203,13 @@ def body(
     }
     asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
     asked |= {"lora_path": adapter} if adapter else {}
+    if streamed:
+        settings["stream_interval"], asked["stream"] = STREAMED, True
     return asked | {"return_logprob": True} | ({"return_routed_experts": True} if sampling.routing else {})
 
 
-def generation(ask: Ask, reply: dict[str, Any] | None, mixture: Mixture | None = None) -> Generation:
-    """Return the sample of a reply; None was aborted before it was sent.
+def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | None = None) -> Generation:
+    """Return the sample of a reply, or what is known of it; it is empty where nothing was sent.
 
     With a ``mixture`` it has the experts that were chosen.
 
@@ -195,18 +217,32 @@ def generation(ask: Ask, reply: dict[str, Any] | None, mixture: Mixture | None =
         RunError: its tokens are of other weights than they may be, or the server aborted it by itself, or
             does not tell experts.
     """
-    if reply is None:
-        return Generation([], [], "abort", routing=mixture and mixture.chosen(ask, {}, 0))
-    meta = reply["meta_info"]
-    parts = meta["weight_versions"]
+    made = Generation([], [], "abort")
+    for reply in pieces:
+        made = made.followed(_drawn(ask, reply))
+    if made.finish == "abort" and made.tokens:  # it may be with its last token
+        settings = ask.body["sampling_params"]
+        if made.tokens[-1] in settings["stop_token_ids"]:
+            made = replace(made, finish="stop")
+        elif len(made.tokens) >= settings["max_new_tokens"]:
+            made = replace(made, finish="length")
+    meta = pieces[-1]["meta_info"] if pieces else {}
+    return replace(made, routing=mixture.chosen(ask, meta, len(made.tokens))) if mixture else made
+
+
+def _drawn(ask: Ask, reply: dict[str, Any]) -> Generation:
+    """Return what a reply has, or what is streamed of one that goes on: that is of one version."""
+    meta, tokens = reply["meta_info"], reply["output_ids"]
+    logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+    whole = {"version": meta["weight_version"], "start": 0, "end": len(tokens)}
+    parts = meta.get("weight_versions") or [whole]
     if not {part["version"] for part in parts} <= {str(version) for version in ask.versions}:
         law = f"an SGLang server generated with weights {', '.join(part['version'] for part in parts)}"
         raise RunError(f"{law}; promised were {', '.join(map(str, sorted(ask.versions)))}")
-    finish, tokens = meta["finish_reason"]["type"], reply["output_ids"]
-    finish = "text" if isinstance(meta["finish_reason"].get("matched"), str) else finish
-    if finish == "abort" and not ask.aborted:
-        raise RunError(f"an SGLang server aborted a request: {meta['finish_reason'].get('message')}")
-    logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+    reason = meta["finish_reason"] or {"type": "abort"}
+    finish = "text" if isinstance(reason.get("matched"), str) else reason["type"]
+    if reason is meta["finish_reason"] and finish == "abort" and not ask.aborted:
+        raise RunError(f"an SGLang server aborted a request: {reason.get('message')}")
     versions = [int(part["version"]) for part in parts for _ in range(part["start"], part["end"])]
     assert len(tokens) == len(logprobs) == len(versions), (len(tokens), len(logprobs), len(versions))
-    return Generation(tokens, logprobs, finish, versions, mixture and mixture.chosen(ask, meta, len(tokens)))
+    return Generation(tokens, logprobs, finish, versions)

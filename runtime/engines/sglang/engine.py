@@ -177,13 +177,20 @@ class SglangEngine:
         self.calls = Calls(servers, self.max_rows, patience, lambda: self.version, started, *self.requests)
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
         Samples of one prompt go to one server, as far as all servers get as many: it reads the prompt once.
         What ``enough`` aborts depends on what the servers end first. What was aborted comes back as far as it
         is, with the finish ``abort``.
+
+        What ``stays`` is in flight between calls too, until new weights, sleep or a pause: then it comes back
+        as far as it is, and the next call asks for the rest. Its replies are streamed.
 
         Raises:
             RuntimeError: no weights were given yet, or the engine is paused, or parts of it are asleep.
@@ -194,9 +201,9 @@ class SglangEngine:
         self._check_awake()
         check_lengths(requests, sampling, self.context)
         assert self.calls
-        asked = partial(body, sampling=sampling, stops=self.stops, adapter=self.named)
+        asked = partial(body, sampling=sampling, stops=self.stops, adapter=self.named, streamed=stays)
         read = partial(generation, mixture=self.mixture if sampling.routing else None)
-        made = generate(self.calls, requests, self.version, asked, read, enough)
+        made = generate(self.calls, requests, sampling, self.version, asked, read, enough, stays)
         return cut(self.tokenizer, made, sampling)
 
     def _check_awake(self) -> None:
@@ -221,6 +228,7 @@ class SglangEngine:
         if self.paused or self.away:
             state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
             self._refuse(f"{state}; it can't be paused")
+        self._settle()
         if self.supervisor:
             self.supervisor.pause()
         meet(self.pool)
@@ -252,6 +260,7 @@ class SglangEngine:
         """
         if "weights" in self.away:
             self._refuse("its weights are asleep; wake them before load_weights")
+        self._settle()
         self._check_idle("load_weights", paused=not isinstance(self.content, Adapter))
         meet(self.pool)
         self.version = -1
@@ -292,6 +301,7 @@ class SglangEngine:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
         assert isinstance(self.supervisor, SglangSupervisor)
         assert not self.quantization, "weights in 8 bits come by a sync"
+        self._settle()
         self._check_idle("load_pretrained")
         self.supervisor.load_pretrained()
         self.version, self.named = 0, ""
@@ -310,6 +320,7 @@ class SglangEngine:
         moved = self._moved(parts, asleep=False)
         if "weights" in moved and isinstance(self.content, Adapter):
             self._refuse("a sync brings an adapter alone, so weights can't sleep (serve.lora)")
+        self._settle()
         self._check_idle("sleep")
         if self.paused:
             self._refuse("paused; resume before sleep")
@@ -342,6 +353,11 @@ class SglangEngine:
             state = "no parts of it" if unknown else "awake" if asleep else "asleep already"
             self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
         return moved
+
+    def _settle(self) -> None:
+        """End what stays in flight between calls; the next one goes on from what there is of it."""
+        if self.calls:
+            self.calls.settle()
 
     def _check_idle(self, call: str, paused: bool = True) -> None:
         """Check that nothing is in flight, or that all is ``paused`` where this suffices."""

@@ -66,6 +66,7 @@ class Launch:
             "max_running_requests": self.max_rows,
             "grammar_backend": "none",
             "log_level": os.environ.get(LEVEL, "warning"),
+            "incremental_streaming_output": True,  # else it streams all tokens of a sample again and again
             "sleep_on_idle": True,  # else it keeps a core busy while others train
         }
         if self.hosts > 1:

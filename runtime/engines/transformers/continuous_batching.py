@@ -4,13 +4,16 @@ A request is prefilled once for its samples. A sample that ends leaves at once: 
 its slot, so that live rows are dense and a forward runs over nothing else. Whole requests enter as soon as
 enough slots are free (Orca, Yu et al., OSDI 2022).
 
+Where the next call may go on with what has not ended, slots of samples that reach their limit are set aside,
+unless others need them. Samples that go on from exactly the tokens of such a slot enter without a prefill.
+
 Shapes: rows (slots), live (slots in use), samples (all of the call), vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,15 +22,21 @@ from torch import Tensor
 
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import Routing
+from rlgraph.runtime.engines.transformers.entrants import (
+    END,
+    LEAST,
+    OUTPUT,
+    POSITION,
+    STREAM,
+    TOKEN,
+    Entrants,
+    entrants_of,
+    slices,
+)
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, Prefill, SlotCache
 from rlgraph.runtime.engines.transformers.routing_log import RoutingLog
-from rlgraph.runtime.engines.transformers.sampling import draw, penalise, streams, uniform
+from rlgraph.runtime.engines.transformers.sampling import draw, penalise, uniform
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
-
-# What is known of each running sample, as rows of one int64 tensor [6, rows]: its newest token and where that
-# stands, its random stream, where its last token may stand, what added to a position gives its place in the
-# output, and behind which position an end token may stand.
-TOKEN, POSITION, STREAM, END, OUTPUT, LEAST = range(6)
 
 
 class Decoder(Protocol):
@@ -52,11 +61,11 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Samples of one request that enter together."""
+class KeptSlots:
+    """Slots of samples that may go on, by their tokens: all but the last of these are in the cache."""
 
-    prompt: Sequence[int]
-    state: Tensor  # int64 [6, samples]
+    cache: SlotCache
+    slots: dict[tuple[int, ...], int]
 
 
 class BatchRun:
@@ -69,7 +78,10 @@ class BatchRun:
         sampling: Sampling,
         limits: Sequence[Sequence[int]],
         stops: Tensor,
+        stays: bool = False,
+        before: KeptSlots | None = None,
     ) -> None:
+        """Prepare slots; with ``stays`` to keep those of what does not end, the first from ``before``."""
         penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
         self.penalises = penalties != (0.0, 0.0, 1.0)
         self.engine, self.sampling, self.stops = engine, sampling, stops
@@ -84,9 +96,13 @@ class BatchRun:
         self.log = (
             RoutingLog(engine.routing, samples, longest) if sampling.routing and engine.routing else None
         )
-        least = [request.limits(sampling)[0] for request in requests]
-        self.waiting = deque(_pieces(requests, limits, least, self.rows, longest, engine.device))
         self.live, self.width, self.aligned = 0, 0, True
+        self.prompts, self.stays = [request.prompt for request in requests], stays
+        self.aside: list[int] = []  # samples whose slots are set aside: the last slot, the last but one, ...
+        least = [request.limits(sampling)[0] for request in requests]
+        pieces = [*entrants_of(requests, limits, least, longest, engine.device)]
+        pieces = self._taken_up(pieces, before) if before and not self.log else pieces
+        self.waiting = deque(part for piece in pieces for part in piece.parts(self.rows))
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
         self.ended: list[int] = []  # samples, in the order in which they ended
         self.texts = engine.stop_texts(sampling.stop)
@@ -104,6 +120,34 @@ class BatchRun:
                     break
         return self._generations()
 
+    def kept(self, made: Sequence[Generation]) -> KeptSlots:
+        """Return the slots of what has not ended; ``made`` is what ``finish`` returned."""
+        running = self._samples(self.state[:, : self.live])
+        held = [*enumerate(running), *((self.rows - 1 - i, sample) for i, sample in enumerate(self.aside))]
+        tokens = [(*self.prompts[self.requests[sample]], *made[sample].tokens) for _, sample in held]
+        return KeptSlots(self.cache, {key: slot for key, (slot, _) in zip(tokens, held, strict=True)})
+
+    def _taken_up(self, pieces: Sequence[Entrants], before: KeptSlots) -> list[Entrants]:
+        """Let samples enter whose slots were kept; return the others."""
+        rest, states, slots = list[Entrants](), list[Tensor](), list[int]()
+        for piece in pieces:
+            slot, room = before.slots.get((*piece.prompt,)), self.rows - len(slots)
+            own, others = piece.state.tensor_split([0 if slot is None else room], 1)
+            own[TOKEN] = piece.prompt[-1]
+            states.append(own)
+            slots += [slot] * own.shape[1]
+            rest.append(Entrants(piece.prompt, others))
+        if slots:
+            self.live = len(slots)
+            self.state[:, : self.live] = torch.cat(states, 1)
+            self._measure()
+            self.cache.take(before.cache, torch.tensor(slots, device=self.slots.device), self.width)
+        return rest
+
+    def _samples(self, state: Tensor) -> list[int]:
+        """Return which samples rows of the state ``[6, rows]`` are."""
+        return ((state[OUTPUT] + state[POSITION]) // self.tokens.shape[1]).tolist()
+
     def _admit(self) -> None:
         """Prefill waiting requests, in order, once an eighth of the slots is free.
 
@@ -115,13 +159,14 @@ class BatchRun:
         while self.waiting and self.waiting[0].state.shape[1] <= free:
             entering.append(self.waiting.popleft())
             free -= entering[-1].state.shape[1]
-        for pieces in _slices(entering, self.engine.prefill_tokens):
+        for pieces in slices(entering, self.engine.prefill_tokens):
             self._enter(pieces)
 
-    def _enter(self, pieces: Sequence[_Piece]) -> None:
+    def _enter(self, pieces: Sequence[Entrants]) -> None:
         sizes = torch.tensor([piece.state.shape[1] for piece in pieces])
         source = torch.arange(len(pieces)).repeat_interleave(sizes).to(self.engine.device)
         start, self.live = self.live, self.live + len(source)
+        del self.aside[self.rows - self.live :]
         self.state[:, start : self.live] = torch.cat([piece.state for piece in pieces], 1)
         self.width = max(self.width, *(len(piece.prompt) for piece in pieces))
         prompts = [piece.prompt for piece in pieces]
@@ -159,12 +204,14 @@ class BatchRun:
         self.tokens.view(-1).index_copy_(0, place, tokens)
         self.logprobs.view(-1).index_copy_(0, place, logprobs)
         state[TOKEN], state[POSITION] = tokens, position
-        ended = (position >= state[END]) | torch.isin(tokens, self.stops)
+        over = torch.isin(tokens, self.stops)
         if self.texts:
-            self._look(tokens, place, ended)
+            self._look(tokens, place, over)
+        ended = over | (position >= state[END])
         if ended.any():
             self.ended += (place[ended] // self.tokens.shape[1]).tolist()
-            self._retire(ended.nonzero()[:, 0] + start)
+            cut = (ended & ~over).nonzero()[:, 0] + start if self.stays else self.slots[:0]
+            self._retire(ended.nonzero()[:, 0] + start, cut)
 
     def _changed(self, logits: Tensor, place: Tensor, goes_on: Tensor) -> Tensor:
         """Return the logits that tokens are drawn from; rows of ``goes_on`` have no end token."""
@@ -186,16 +233,25 @@ class BatchRun:
                 ended[row] = True
                 self.told.add(sample)
 
-    def _retire(self, ended: Tensor) -> None:
-        """Free slots ``ended [k]``, ascending: the last live rows move into the holes."""
+    def _retire(self, ended: Tensor, cut: Tensor) -> None:
+        """Free slots ``ended [k]``, ascending: the last live rows move into the holes.
+
+        Of these ``cut [m]`` are set aside, in the last slots that are not yet.
+        """
         self.live -= len(ended)
         holes = ended[ended < self.live]
-        if len(holes):
-            stays = torch.ones(len(ended), dtype=torch.bool, device=ended.device)
-            stays[ended[len(holes) :] - self.live] = False
-            movers = stays.nonzero()[:, 0] + self.live
+        stays = torch.ones(len(ended), dtype=torch.bool, device=ended.device)
+        stays[ended[len(holes) :] - self.live] = False
+        movers = stays.nonzero()[:, 0] + self.live
+        to, source = holes, movers
+        if len(cut):
+            last = self.rows - len(self.aside)
+            to = torch.cat([holes, torch.arange(last - 1, last - 1 - len(cut), -1, device=cut.device)])
+            source = torch.cat([movers, cut])
+            self.aside += self._samples(self.state[:, cut])
+        if len(to):
             self.state[:, holes] = self.state[:, movers]
-            self.cache.move(holes, movers, self.width)
+            self.cache.move(to, source, self.width)
         self._measure()
 
     def _measure(self) -> None:
@@ -219,34 +275,3 @@ class BatchRun:
             Generation(t[:n], p[:n], finish, routing=log(sample, n))
             for sample, (t, p, n, finish) in enumerate(rows)
         ]
-
-
-def _pieces(
-    requests: Sequence[Request],
-    limits: Sequence[Sequence[int]],
-    least: Sequence[int],
-    rows: int,
-    longest: int,
-    device: torch.device,
-) -> Iterator[_Piece]:
-    """Yield the requests, in parts of at most ``rows`` samples."""
-    first = 0
-    for request, counts, before in zip(requests, limits, least, strict=True):
-        length, samples = len(request.prompt), torch.arange(first, first + len(counts), device=device)
-        first += len(counts)
-        state = torch.zeros(6, len(counts), dtype=torch.int64, device=device)
-        state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
-        state[END] = length - 1 + torch.tensor(counts, device=device)
-        state[OUTPUT] = samples * longest - length
-        state[LEAST] = length - 1 + before
-        yield from (_Piece(request.prompt, part) for part in state.split(rows, 1) if part.shape[1])
-
-
-def _slices(pieces: Sequence[_Piece], budget: int) -> Iterator[list[_Piece]]:
-    """Yield pieces of like length together, each slice at most ``budget`` padded tokens or one piece."""
-    ordered, part = deque(sorted(pieces, key=lambda piece: len(piece.prompt))), []
-    while ordered:
-        part.append(ordered.popleft())
-        if not ordered or len(ordered[0].prompt) * (len(part) + 1) > budget:
-            yield part
-            part = []

@@ -26,7 +26,7 @@ from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storag
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
 from rlgraph.runtime.engines.routing import Routing
-from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun
+from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun, KeptSlots
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
@@ -93,6 +93,7 @@ class TransformersEngine:
         stops = self.files.stop_ids(text, self.tokenizer)
         self.stops = torch.tensor(stops, dtype=torch.int64, device=self.device)
         self._texts: StopTexts | None = None
+        self.kept: KeptSlots | None = None  # slots of what may go on with these weights
         self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
@@ -103,7 +104,7 @@ class TransformersEngine:
             self._load_files()
 
     def sleep(self, parts: Iterable[str]) -> None:
-        """Free the memory of ``weights``, the only part: keys and values live no longer than ``generate``.
+        """Free the memory of ``weights``, the only part, and of slots that were kept.
 
         Raises:
             RuntimeError: they sleep already, or syncs bring an adapter alone.
@@ -113,6 +114,7 @@ class TransformersEngine:
             if self.adapter:
                 law = f"{', '.join(chosen)} can't sleep: a sync brings an adapter alone (serve.lora)"
                 raise RuntimeError(f"{self.path}: {law}")
+            self.kept = None
             self._memory.give(distinct_storages(self.weights.values()))
             self.version, self.away = -1, PARTS
 
@@ -139,7 +141,7 @@ class TransformersEngine:
             ValueError: an unknown name, a wrong shape, or weights that were not given.
         """
         self._need("load_weights")
-        self.version = -1
+        self.version, self.kept = -1, None
         (self.adapter.load if self.adapter else self._load)(named)
         self.version = version
 
@@ -158,6 +160,7 @@ class TransformersEngine:
     def load_pretrained(self) -> None:
         """Take the weights that lie at ``path``, as version 0."""
         self._need("load_pretrained")
+        self.kept = None
         self._load_files()
         self.version = 0
 
@@ -172,11 +175,17 @@ class TransformersEngine:
         """Nothing runs beside this process."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Enough | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
-        Samples run token by token beside each other, so what ``enough`` aborts is the same every time.
+        Samples run token by token beside each other, so what ``enough`` aborts is the same every time. With
+        ``stays`` the slots of what was cut or aborted are kept, until the next call, other weights or sleep:
+        one cache of ``max_cached_tokens`` in all. A request for exactly the tokens of one needs no prefill.
 
         Raises:
             RuntimeError: the weights sleep, or none were given yet.
@@ -188,7 +197,7 @@ class TransformersEngine:
             self.routing = self.routing or Routing(self.model)
         limits = [[request.limits(sampling)[1]] * len(request.seeds) for request in requests]
         stops = torch.cat([self.stops, self.stops.new_tensor(sampling.stop_token_ids)])
-        return self._generate(requests, sampling, limits, stops, enough)
+        return self._generate(requests, sampling, limits, stops, enough, stays)
 
     @torch.inference_mode()
     def _generate(
@@ -198,12 +207,18 @@ class TransformersEngine:
         limits: Sequence[Sequence[int]],
         stops: Tensor,
         enough: Enough | None = None,
+        stays: bool = False,
     ) -> list[list[Generation]]:
         """Carry out ``generate`` with a limit per sample, and with these stop ids ``[stops]``."""
         self._check(requests, limits)
         if not any(limits):
             return [[] for _ in requests]
-        finished = iter(BatchRun(self, requests, sampling, limits, stops).finish(enough))
+        before, self.kept = self.kept if stays else None, None
+        run = BatchRun(self, requests, sampling, limits, stops, stays, before)
+        del before  # its memory is needed
+        made = run.finish(enough)
+        self.kept = run.kept(made) if stays else None
+        finished = iter(made)
         return [[next(finished) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:

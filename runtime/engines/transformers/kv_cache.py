@@ -86,6 +86,13 @@ class SlotLayer(CacheLayerMixin):
         assert self.target is not None
         return self.target.write(self.keys, key_states), self.target.write(self.values, value_states)
 
+    def take(self, other: SlotLayer, slots: Tensor, width: int) -> None:
+        """Begin with the first ``width`` columns of another's ``slots [k]``; it is given up."""
+        self.lazy_initialization(other.keys, other.values)
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            own[: len(slots), :, :width] = theirs[slots, :, :width]
+        del other.keys, other.values
+
     def get_seq_length(self) -> int:
         """Return the columns before those now being written."""
         return self.target.past if self.target else 0
@@ -110,6 +117,11 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.target = target
         return self
+
+    def take(self, other: SlotCache, slots: Tensor, width: int) -> None:
+        """Begin with slots of another cache, which is given up, layer by layer."""
+        for own, theirs in zip(self.layers, other.layers, strict=True):
+            own.take(theirs, slots, width)
 
     def move(self, to: Tensor, source: Tensor, width: int) -> None:
         """Copy the first ``width`` columns of slots ``source [k]`` over slots ``to [k]``."""
