@@ -143,8 +143,9 @@ class Declaration:
             (``rows: NODE``).
         leaves: of one that may leave rows unfinished for a next round, the columns that it leaves
             (``Context.leave``).
-        streams: the op that takes its place where generation streams, of the same attributes and some more: it
-            leaves rows unfinished.
+        leaves_with: the attribute without which it leaves none; by default it always may.
+        streams: the op that takes its place where generation streams, of the same attributes and some more,
+            and leaves rows unfinished.
         recorded: whether its rows were sampled by its model at an earlier time.
         columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
             or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.
@@ -180,6 +181,7 @@ class Declaration:
     assumes: tuple[str, ...] = ()
     filters: bool = False
     leaves: int = 0
+    leaves_with: str = ""
     streams: str = ""
     recorded: bool = False
     columns: str = ""

@@ -104,6 +104,10 @@ class OpenAIEngine:
         made = generate(self.calls, requests, 0, asked, generation, enough)
         return cut(self.tokenizer, made, sampling)
 
+    def abort(self) -> None:
+        """End what is in flight; ``generate`` gives back what there is of it."""
+        self.calls.abort()
+
     def close(self) -> None:
         """End the connections."""
         self.calls.close()
