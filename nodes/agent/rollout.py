@@ -144,6 +144,7 @@ def agent(
         forgets: whether the loop may let later turns not see earlier tokens (``chat.forget``). ``tokens`` are
             all of them then; ``forgotten`` is the length of the row from which on each is unseen, 0 where it
             is always seen. ``segment.contexts`` makes rows of what the policy saw.
+        chunk: the most tokens of a turn that a round draws; null: a round ends with the last conversation.
 
     Example:
         rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,

@@ -1,4 +1,4 @@
-"""Ops of ``agent_streamed.yaml``: conversations of lengths of their own, a tool that waits, and who has seen what."""
+"""Ops of ``agent_streamed.yaml``: conversations of lengths of their own, and a tool that waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
@@ -20,9 +20,15 @@ class Asked(NamedTuple):
     number: int64[prompts]
 
 
-def note(file: str, **what: object) -> None:
+def add(file: str, **what: object) -> None:
+    """Add a line to a file."""
     with Path(file).open("a") as lines:
         lines.write(json.dumps(what) + "\n")
+
+
+def lines(file: str) -> list[dict[str, Any]]:
+    """Return the lines of a file."""
+    return [*map(json.loads, Path(file).read_text().splitlines())]
 
 
 @op(makes="prompts", rows="all", roles={"rows": "batch"})
@@ -44,7 +50,7 @@ class Visit:
         self.number, self.seconds, self.note, self.visits = number, seconds, note, 0
 
     def create(self) -> None:
-        note(self.note, begins=self.number, worker=os.getpid())
+        add(self.note, begins=self.number, worker=os.getpid())
 
     def execute(self, turns: int) -> str:
         time.sleep(self.seconds * (self.number * turns % 5))
@@ -55,7 +61,7 @@ class Visit:
         return float(self.visits)
 
     def release(self) -> None:
-        note(self.note, ends=self.number)
+        add(self.note, ends=self.number)
 
 
 async def walk(chat: Chat, number: int64[prompts], *, most: int = 8) -> None:
@@ -63,6 +69,18 @@ async def walk(chat: Chat, number: int64[prompts], *, most: int = 8) -> None:
     for turn in range(most if number % 7 == 0 else 1 + (number + chat.number) % 2):
         await chat.turn()
         await chat.use([ToolCall("visit", {"turns": turn})])
+
+
+@op(filters=True, rows="group")
+def some(group: int64[samples]) -> boolean[samples]:
+    """Keep two groups of three."""
+    return group % 3 != 1
+
+
+@op(updates=True)
+def used(model: TrainEngine, ctx: Context, group: int64[samples], *, note: str = "used.jsonl") -> None:
+    """Note the rows, and make a version that is as good as the last."""
+    add(note, iteration=ctx.iteration, groups=group.tolist())
 
 
 @op(updates=True)
@@ -77,9 +95,8 @@ def train(
     *,
     note: str = "used.jsonl",
 ) -> None:
-    """Note the rows, and make a version that is as good as the last."""
+    """Note the rows, and what drew them; make a version that is as good as the last."""
     assert ((token_versions.values >= 0) == loss_mask.values).all(), "what others wrote is of no version"
     drawn = [token_versions[row][loss_mask[row]].tolist() for row in range(len(group))]
-    with Path(note).open("a") as lines:
-        used = {"iteration": ctx.iteration, "groups": group.tolist(), "versions": drawn}
-        lines.write(json.dumps({**used, "turns": turns.tolist(), "tokens": tokens.tolist()}) + "\n")
+    rows = {"groups": group.tolist(), "versions": drawn, "turns": turns.tolist(), "tokens": tokens.tolist()}
+    add(note, iteration=ctx.iteration, **rows)
