@@ -69,7 +69,7 @@ class Chat:
                 await chat.use(turn.calls)
     """
 
-    number: int  # the sample's index on this device
+    number: int  # the sample's, in the whole batch
     prompt: Sequence[int]
     seed: int
     engine: RequestBatcher
@@ -80,6 +80,7 @@ class Chat:
     tokens: list[int] = field(default_factory=list)  # ids behind the prompt
     written: list[bool] = field(default_factory=list)  # true where the policy wrote the token
     logprobs: list[float] = field(default_factory=list)  # nats per token, 0 where others speak
+    versions: list[int] = field(default_factory=list)  # of the weights that drew it; -1 where others speak
     forgotten: list[int] = field(default_factory=list)  # the row's length when it was forgotten; 0: never
     turn_of: list[int] = field(default_factory=list)  # the turn that wrote a token, or that it answers
     turns: int = 0
@@ -101,7 +102,7 @@ class Chat:
         request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
         asked, self.turns = (self.number, self.turns), self.turns + 1
         generation = await self._timed("generation", self.engine.generate(asked, request))
-        self._join(generation.tokens, generation.logprobs, asked[1] + 1)
+        self._join(generation.tokens, asked[1] + 1, generation)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
             raise LimitReached
@@ -177,14 +178,15 @@ class Chat:
         ids = self.pieces.between(messages, contents, (*self.prompt, *self.seen)[-1])
         if len(self.tokens) + len(ids) >= limits.max_new_tokens:
             raise LimitReached
-        self._join(ids, None, self.turns)
+        self._join(ids, self.turns)
 
-    def _join(self, ids: Sequence[int], logprobs: Sequence[float] | None, turn: int) -> None:
+    def _join(self, ids: Sequence[int], turn: int, drawn: Generation | None = None) -> None:
         self.tokens += ids
         self.forgotten += [0] * len(ids)
         self.turn_of += [turn] * len(ids)
-        self.written += [logprobs is not None] * len(ids)
-        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+        self.written += [drawn is not None] * len(ids)
+        self.logprobs += drawn.logprobs if drawn else [0.0] * len(ids)
+        self.versions += drawn.versions if drawn else [-1] * len(ids)
 
 
 async def single_turn(chat: Chat) -> None:

@@ -8,17 +8,24 @@ with all requests, when every conversation that goes on waits for it.
 
 So which requests share a call does not depend on how long a tool took, and a run can be had again bit for
 bit.
+
+Where conversations outlive a call of their op (``live_chats.py``), a gate is open while there is one: then
+an engine without overlap makes one call, of some tokens for each; any other goes on until it is to be still.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlgraph.nodes.rollout.partial import extended
 from rlgraph.ops import Generation, Request, Sampling, ServeEngine
+
+MOST = 2**14  # turns that are asked for at a time, of engines whose calls overlap
+SWEEP = 0.1  # seconds between two aborts: of a call that has just begun an engine may not know yet
 
 
 @dataclass(frozen=True)
@@ -31,48 +38,89 @@ class PendingRequest:
 
 
 class RequestBatcher:
-    """Batches requests of one seed each, for ``conversations`` that start now."""
+    """Batches requests of one seed each."""
 
-    def __init__(self, engine: ServeEngine, sampling: Sampling, conversations: int) -> None:
-        self.engine, self.sampling, self.going_on = engine, sampling, conversations
+    def __init__(self, engine: ServeEngine, sampling: Sampling, chunk: int | None = None) -> None:
+        """Start with no conversation. A round draws ``chunk`` tokens of a turn, or all of them."""
+        self.engine, self.sampling = engine, sampling
+        self.chunk = None if engine.overlaps else chunk
+        self.going_on: set[int] = set()  # conversations
         self.waiting: list[PendingRequest] = []
-        self.threads = ThreadPoolExecutor(conversations or 1) if engine.overlaps else None
+        self.threads = ThreadPoolExecutor(MOST) if engine.overlaps else None
+        self.calls: set[Future[list[list[Generation]]]] = set()  # of threads, in flight
+        self.gate, self.still = asyncio.Event(), asyncio.Event()  # still: all wait, and the gate is closed
+        self.gate.set()
 
     async def generate(self, asked: tuple[int, int], request: Request) -> Generation:
-        """Return a request's answer; ``asked`` numbers its conversation and the call within that."""
-        loop = asyncio.get_running_loop()
-        if self.threads:
-            call = loop.run_in_executor(self.threads, self.engine.generate, [request], self.sampling)
-            ((generation,),) = await call
-            return generation
-        waiting = PendingRequest(asked, request, loop.create_future())
-        self.waiting.append(waiting)
-        self._look()
-        return await waiting.answer
+        """Return a request's answer; ``asked`` numbers its conversation and the call within that.
 
-    def leave(self) -> None:
+        Where a round or new weights cut it, it goes on behind the tokens that there are.
+        """
+        whole, longest = Generation((), (), "abort"), request.limits(self.sampling)[1]
+        while True:
+            done, left = whole.tokens, longest - len(whole.tokens)
+            limit = min(left, self.chunk or left)
+            rest = replace(request, prompt=(*request.prompt, *done), max_new_tokens=limit, drawn=len(done))
+            whole = extended(whole, await self._piece(asked, rest), self.engine, self.sampling.stop)
+            is_cut = whole.finish == "abort" or (whole.finish == "length" and limit < left)
+            if not is_cut or len(whole.tokens) >= longest:
+                return whole
+
+    def leave(self, conversation: int) -> None:
         """Note that a conversation has ended."""
-        self.going_on -= 1
+        self.going_on.discard(conversation)
         self._look()
+
+    async def round(self) -> None:
+        """Make one call, for engines without overlap; return once all that go on wait again."""
+        self.still.clear()
+        self.gate.set()
+        self._look()
+        await self.still.wait()
+
+    async def settle(self) -> None:
+        """Leave the engine alone until the gate is opened; what is in flight comes back as far as it is."""
+        self.gate.clear()
+        calls = asyncio.gather(*map(asyncio.wrap_future, [*self.calls]), return_exceptions=True)
+        while not calls.done():
+            if not (self.sampling.regex or self.sampling.json_schema):  # what has a grammar can't be cut
+                await asyncio.to_thread(self.engine.abort)
+            await asyncio.wait([calls], timeout=SWEEP)
 
     def close(self) -> None:
         """Refuse requests from now on."""
         if self.threads:
             self.threads.shutdown(wait=False, cancel_futures=True)
 
+    async def _piece(self, asked: tuple[int, int], request: Request) -> Generation:
+        if self.threads:
+            await self.gate.wait()
+            call = self.threads.submit(self.engine.generate, [request], self.sampling)
+            self.calls.add(call)
+            call.add_done_callback(self.calls.discard)
+            ((generation,),) = await asyncio.wrap_future(call)
+            return generation
+        waiting = PendingRequest(asked, request, asyncio.get_running_loop().create_future())
+        self.waiting.append(waiting)
+        self._look()
+        return await waiting.answer
+
     def _look(self) -> None:
         """Start a round once all conversations wait; others may still ask in this turn of the event loop."""
-        if len(self.waiting) < max(self.going_on, 1):
-            return
-        self.waiting = [each for each in self.waiting if not each.answer.done()]  # drops the cancelled
-        if self.waiting and len({each.asked[0] for each in self.waiting}) == self.going_on:
+        if self.threads is None and len(self.waiting) >= len(self.going_on):
             asyncio.get_running_loop().call_soon(self._round)
 
     def _round(self) -> None:
-        waiting = sorted((w for w in self.waiting if not w.answer.done()), key=lambda each: each.asked)
+        self.waiting = [each for each in self.waiting if not each.answer.done()]  # drops the cancelled
+        if {each.asked[0] for each in self.waiting} != self.going_on:
+            return
+        if not self.waiting or not self.gate.is_set():
+            self.still.set()
+            return
+        waiting = sorted(self.waiting, key=lambda each: each.asked)
         self.waiting = []
-        if not waiting:
-            return  # an earlier look served this round, or those who waited were cancelled
+        if self.chunk:
+            self.gate.clear()
         requests, places = merged([each.request for each in waiting])
         try:
             generations = self.engine.generate(requests, self.sampling)
@@ -86,7 +134,7 @@ class RequestBatcher:
 
 
 def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, int]]]:
-    """Merge requests of one prompt and limit into one with several seeds; also return each answer's place.
+    """Merge requests that differ in their seed alone into one; also return each answer's place.
 
     Example:
         >>> merged([Request((1, 2), [7]), Request((3,), [8]), Request((1, 2), [9])])[1]
@@ -96,7 +144,9 @@ def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, 
     whole: list[Request] = []
     places = []
     for request in requests:
-        index = index_of.setdefault((tuple(request.prompt), request.max_new_tokens), len(whole))
+        index = index_of.setdefault(
+            (tuple(request.prompt), request.max_new_tokens, request.drawn), len(whole)
+        )
         if index == len(whole):
             whole.append(replace(request, seeds=[]))
         places.append((index, len(whole[index].seeds)))

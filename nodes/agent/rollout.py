@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.errors import shortened, visible
-from rlgraph.nodes.agent.chat import Chat, ChatLimits, LimitReached, tool_loop
+from rlgraph.nodes.agent.chat import Chat, ChatLimits
+from rlgraph.nodes.agent.live_chats import LiveChat, LiveChats, conversation
 from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
-from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox, row_of
+from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox
 from rlgraph.nodes.rollout.rollout import (
     CUT,
     SAMPLING,
@@ -27,7 +28,7 @@ from rlgraph.nodes.rollout.rollout import (
     repeats,
     seed,
 )
-from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
 from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
@@ -51,13 +52,16 @@ class Conversations(NamedTuple):
     tool_calls: int64[samples]
     tool_rewards: float32[samples]
     forgotten: int64[samples, tokens] | None
+    token_versions: int64[samples, tokens] | None
 
 
 @op(
     makes="samples",
     times="n",
     rows="each",
-    when={**CUT, "forgotten": "forgets"},
+    leaves=1,
+    leaves_with="chunk",
+    when={**CUT, "forgotten": "forgets", "token_versions": "chunk"},
     stores={"turn": "int16"},
     assumes=("grammar",),
     roles={**SAMPLING, "contexts": "forgets", "turns": "max_turns"},
@@ -93,6 +97,7 @@ def agent(
     parallel: AtLeastOne = 64,
     template_options: dict[str, Any] | None = None,
     forgets: bool = False,
+    chunk: AtLeastOne | None = None,
 ) -> Conversations:
     """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
 
@@ -109,6 +114,15 @@ def agent(
     ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool), ``rollout/tool_calls``
     (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail), ``tokens/generated`` (a
     total), and how many seconds a conversation waited for the policy and for tools. ReAct: arXiv 2210.03629.
+
+    With ``chunk``, as where generation streams, conversations that go on when a round ends stay on their
+    worker, tools and all, and go on in the next one, with newer weights where there are such. A group goes
+    on to the next step once all its conversations have ended. On the embedded engine a round is one call for
+    at most so many tokens of each turn, and what tools answer to that; on servers it ends with the first
+    group, or after a second, and cuts nothing. ``token_versions`` says which version of the weights drew each
+    token, and is -1 on what others wrote; ``tokens/generated`` counts those of groups that have ended. A
+    conversation whose worker is lost, or whose run is resumed, begins anew from its prompt. All of it is for
+    steps before a filter with ``refill``.
 
     Attributes:
         n: conversations per prompt, at least 1.
@@ -141,12 +155,13 @@ def agent(
         forgets: whether the loop may let later turns not see earlier tokens (``chat.forget``). ``tokens`` are
             all of them then; ``forgotten`` is the length of the row from which on each is unseen, 0 where it
             is always seen. ``segment.contexts`` makes rows of what the policy saw.
+        chunk: the most tokens of a turn that a round draws; null: a round ends with the last conversation.
 
     Example:
         rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,
                   tools: {calculator: {kind: calculator}}}
     """
-    rows = [row * n + k for row in ctx.rows for k in range(n)]
+    rows = [int(row) * n + k for row in ctx.rows for k in range(n)]
     counts = (max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens)
     limits = ChatLimits(*counts, truncate, forgets)
     offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
@@ -155,61 +170,56 @@ def agent(
         *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
         *(regex, json_schema),
     )
-    engine = RequestBatcher(model, sampling, len(rows))
-    threads = ThreadPoolExecutor(parallel)
     prompt_ids = prompt.tolist()
-    chats = [
-        Chat(
-            number=number,
+
+    def begin(number: int, engine: RequestBatcher, threads: ThreadPoolExecutor) -> Chat:
+        return Chat(
+            number=rows[number],
             prompt=prompt_ids[number // n],
-            seed=seed(ctx.seed, ctx.iteration, ctx.node, row),
+            seed=seed(ctx.seed, ctx.iteration, ctx.node, rows[number]),
             engine=engine,
             pieces=pieces,
             tools=Toolbox(offers, number // n, threads, tool_timeout),
             parser=parser.body if parser else hermes,
             limits=limits,
         )
-        for number, row in enumerate(rows)
-    ]
-    try:
-        rewards = asyncio.run(_all(chats, rows, n, loop))
-    finally:
-        engine.close()
-        threads.shutdown(wait=False, cancel_futures=True)
-    _record(ctx, chats, rows)
-    return _columns(chats, [row // n for row in rows], rewards)
 
-
-async def _all(chats: Sequence[Chat], rows: Sequence[int], n: int, loop: Loop | None) -> list[float]:
-    return await asyncio.gather(*(_named(chat, row, n, loop) for chat, row in zip(chats, rows, strict=True)))
-
-
-async def _named(chat: Chat, row: int, n: int, loop: Loop | None) -> float:
-    """Hold one conversation; what it raises says which it was."""
-    try:
-        return await _lead(chat, loop)
-    except Exception as error:
-        if not any(note.startswith("it was in ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"it was in sample {row}, which is of prompt {row // n}, in turn {chat.turns}")
-        raise
-
-
-async def _lead(chat: Chat, loop: Loop | None) -> float:
-    """Hold one conversation; return the reward that its tools give it."""
-    lead = partial(loop.body, **row_of(loop, chat.tools.row, ("chat",))) if loop else tool_loop
-    try:
+    if chunk and ctx.resumes:
+        if "live" not in ctx.session:
+            ctx.session["live"] = LiveChats(RequestBatcher(model, sampling, chunk), parallel)
+        live = ctx.session["live"]
+        live.engine.sampling = sampling
+        keys = ctx.begun[0].tolist() if ctx.begun else []
+        held = live.round(keys, len(rows), n, partial(begin, engine=live.engine, threads=live.threads), loop)
+        ended = _leave(ctx, [held[first : first + n] for first in range(0, len(held), n)])
+        chats, rewards = [one.chat for one in ended], [one.reward.result() for one in ended]
+    else:
+        engine, threads = RequestBatcher(model, sampling), ThreadPoolExecutor(parallel)
+        chats = [begin(number, engine, threads) for number in range(len(rows))]
         try:
-            await lead(chat)
-        except LimitReached:
-            chat.truncated = True
+            rewards = asyncio.run(_all(chats, n, loop))
         finally:
-            chat.engine.leave()
-        return await chat.tools.reward()
-    finally:
-        await chat.tools.release()
+            engine.close()
+            threads.shutdown(wait=False, cancel_futures=True)
+    _record(ctx, chats)
+    return _columns(chats, n, rewards)
 
 
-def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[float]) -> Conversations:
+def _leave(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]:
+    """Leave the groups in which a conversation goes on; return those of the others."""
+    whole = [all(one.reward.done() for one in group) for group in groups]
+    keys = [one.key for group, ended in zip(groups, whole, strict=True) for one in group if not ended]
+    ctx.leave(numpy.flatnonzero(whole), torch.tensor(keys, dtype=torch.int64))
+    return [one for group, ended in zip(groups, whole, strict=True) for one in group if ended]
+
+
+async def _all(chats: Sequence[Chat], n: int, loop: Loop | None) -> list[float]:
+    for chat in chats:
+        chat.engine.going_on.add(chat.number)
+    return await asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
+
+
+def _columns(chats: Sequence[Chat], n: int, rewards: Sequence[float]) -> Conversations:
     masks = [[False] * len(chat.prompt) + chat.written for chat in chats]
     logprobs = [[0.0] * len(chat.prompt) + chat.logprobs for chat in chats]
     return Conversations(
@@ -217,17 +227,18 @@ def _columns(chats: Sequence[Chat], group: Sequence[int], rewards: Sequence[floa
         loss_mask=Ragged.of(masks, torch.bool),
         rollout_logprobs=Ragged.of(logprobs, torch.float32),
         responses=[chat.response for chat in chats],
-        group=torch.tensor(group, dtype=torch.int64),
+        group=torch.tensor([chat.number // n for chat in chats], dtype=torch.int64),
         truncated=torch.tensor([chat.truncated for chat in chats], dtype=torch.bool),
         turn=Ragged.of([[0] * len(chat.prompt) + chat.turn_of for chat in chats], torch.int16),
         turns=torch.tensor([chat.turns for chat in chats], dtype=torch.int64),
         tool_calls=torch.tensor([chat.calls for chat in chats], dtype=torch.int64),
         tool_rewards=torch.tensor(rewards, dtype=torch.float32),
         forgotten=Ragged.of([[0] * len(chat.prompt) + chat.forgotten for chat in chats], torch.int64),
+        token_versions=Ragged.of([[-1] * len(chat.prompt) + chat.versions for chat in chats], torch.int64),
     )
 
 
-def _record(ctx: Context, chats: Sequence[Chat], rows: Sequence[int]) -> None:
+def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     metrics: Mapping[str, list[float]] = {
         "length": [sum(chat.written) for chat in chats],
         "prompt_length": [len(chat.prompt) for chat in chats],
@@ -242,12 +253,12 @@ def _record(ctx: Context, chats: Sequence[Chat], rows: Sequence[int]) -> None:
     for what in ("generation", "tools"):
         waited = [sum(end - start for name, start, end in chat.spans if name == what) for chat in chats]
         ctx.record(f"perf/{what}_seconds/", waited, kind=("mean", "max"))
-    ctx.spans = [(f"sample {rows[chat.number]}", *span) for chat in chats[:TRACED] for span in chat.spans]
+    ctx.spans = [(f"sample {chat.number}", *span) for chat in chats[:TRACED] for span in chat.spans]
     ctx.record("rollout/truncated", [chat.truncated for chat in chats], kind="share")
     ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
     broken = [(chat, why) for chat in chats for why in chat.tools.broken]
     for chat, why in broken[:1]:
-        first = f"the first, of sample {rows[chat.number]}: {visible(shortened(why))}"
+        first = f"the first, of sample {chat.number}: {visible(shortened(why))}"
         log.warning(f"{len(broken)} calls of tools raised or were late; {first}")
     errors, calls = sum(chat.tools.errors for chat in chats), sum(chat.calls for chat in chats)
     ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")

@@ -165,7 +165,7 @@ def _go_on(
     enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
     for group, answers in zip(owners, model.generate(requests, sampling, enough, stays), strict=True):
         for i, answer in zip(group, answers, strict=True):
-            samples[i] = _extended(samples[i], answer, model, sampling.stop)
+            samples[i] = extended(samples[i], answer, model, sampling.stop)
 
 
 def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
@@ -179,7 +179,7 @@ def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
     return enough
 
 
-def _extended(sample: Generation, answer: Generation, model: ServeEngine, stop: Sequence[str]) -> Generation:
+def extended(sample: Generation, answer: Generation, model: ServeEngine, stop: Sequence[str]) -> Generation:
     """Return a sample with what was drawn behind it, up to a stop text that lies across both."""
     versions = answer.versions or [model.version] * len(answer.tokens)
     whole = sample.followed(replace(answer, versions=versions))

@@ -66,7 +66,7 @@ class Inference:
         self.axes = TokenAxes(self.graph.models)
         self.parts = ColumnParts(self.axes, self.problems)
         self.columns, self.domains = self.parts.columns, self.parts.domains
-        self.leaving = {node.name for node in self.graph.nodes if node.op.declared.leaves}
+        self.leaving = {node.name for node in self.graph.nodes if node.leaves}
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
         for node in self.graph.nodes:

@@ -175,6 +175,14 @@ class Node:
         return int(self.call.value("minibatches", 1)) * int(self.call.value("epochs", 1)) if self.call else 1
 
     @property
+    def leaves(self) -> int:
+        """Return how many columns it leaves of rows that are unfinished; 0 where it leaves none."""
+        if self.call is None:
+            return 0
+        asked = self.op.declared.leaves_with
+        return self.op.declared.leaves if not asked or self.call.attributes.get(asked) else 0
+
+    @property
     def updates(self) -> bool:
         """Return whether it writes the next version of its model."""
         return self.trains and not self.joins

@@ -143,6 +143,7 @@ class Declaration:
             (``rows: NODE``).
         leaves: of one that may leave rows unfinished for a next round, the columns that it leaves
             (``Context.leave``).
+        leaves_with: the attribute without which it leaves none; by default it always may.
         streams: the op that takes its place where generation streams, and leaves rows unfinished; it has the
             same attributes, and more.
         recorded: whether its rows were sampled by its model at an earlier time.
@@ -180,6 +181,7 @@ class Declaration:
     assumes: tuple[str, ...] = ()
     filters: bool = False
     leaves: int = 0
+    leaves_with: str = ""
     streams: str = ""
     recorded: bool = False
     columns: str = ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlgraph.ops.metric import Metric, add_up
+from rlgraph.ops.session import Session
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,9 @@ class ServeEngine(Protocol):
         the tokens that are known by then, and aborts nothing. New weights leave what has been drawn.
         """
 
+    def abort(self) -> None:
+        """End what is in flight, where calls overlap; ``generate`` returns what there is of it."""
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -248,6 +252,7 @@ class Context:
     # of ``@op(holds=True)``: columns of rows that came
     given: Mapping[str, Any] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)  # likewise: columns, from iteration to iteration
+    session: dict[str, Session] = field(default_factory=dict)  # of the node, on this worker
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     left: Sequence[Any] = ()

@@ -152,6 +152,7 @@ def _declared_well(op: Op, mark: Mark) -> None:
     ports, attributes, declared = [port.name for port in op.inputs], op.attributes.model_fields, op.declared
     named: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
         ("times", filter(None, [declared.times]), attributes),
+        ("leaves_with", filter(None, [declared.leaves_with]), attributes),
         ("when", declared.when, [*ports, *attributes]),
         ("when", declared.when.values(), attributes),
         ("measures", declared.measures, attributes),

@@ -102,7 +102,7 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 updates=node.updates,
                 joins=node.joins,
                 beside=node.call is not None and node.op.declared.beside,
-                leaves=node.op.declared.leaves if node.call else 0,
+                leaves=node.leaves,
                 when=node.when,
                 region=regions.get(node.name, ""),
                 source=node.source,

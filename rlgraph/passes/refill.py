@@ -170,7 +170,7 @@ def _reader(graph: Graph, node: Node) -> Node:
 
 def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
     """Check that one step marks the finished groups of a round."""
-    leaving = [node for node in inside if node.call and node.op.declared.leaves]
+    leaving = [node for node in inside if node.leaves]
     if len(leaving) > 1:
         first, second = (f"`{node.name}`" for node in leaving[:2])
         law = f"{first} and {second} both leave groups unfinished, and `{region.filter}` refills"

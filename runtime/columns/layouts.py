@@ -33,6 +33,16 @@ def even(rows: int, devices: int) -> Layout:
     return np.split(np.arange(rows), starts)
 
 
+def dealt(numbers: Any, devices: int) -> Layout:
+    """Return for each device the rows whose number, int64 ``[rows]``, is its own but for a multiple.
+
+    Example:
+        >>> [rows.tolist() for rows in dealt(np.array([4, 7, 9, 10]), 2)]
+        [[0, 3], [1, 2]]
+    """
+    return [np.flatnonzero(numbers % devices == device) for device in range(devices)]
+
+
 def grouped(groups: Any, devices: int) -> Layout:
     """Return contiguous shares whose counts of groups differ by at most one.
 

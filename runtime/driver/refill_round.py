@@ -64,6 +64,8 @@ class Round(Execution):
         self.drawing = self.partial or next(step for step in stream.steps if step is not self.source)
         kept = self.source.writes if self.partial else ()
         self._begin(stream.steps, frozenset((*stream.collect.reads, *kept)))
+        if self.partial:  # a worker goes on with what it has begun, and may have more of it than its columns
+            self.rows.numbered = self.numbers
 
     def outcome(self) -> Outcome:
         """Return the outcome of the round, once it is done."""

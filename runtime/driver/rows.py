@@ -5,7 +5,7 @@ What that depends on are reports: how many rows a source gave, how many tokens e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Rows:
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
         self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
         self.collected: dict[str, BufferedRows] = {}  # domain -> its rows, once they are known
+        self.numbered: Callable[[str], Any] | None = None  # of rows that stay on their device: their numbers
         self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
         self._origins: dict[str, Any] = {}
 
@@ -124,6 +125,8 @@ class Rows:
         if own.parent and own.filtered:
             return layouts.some(self.layout(own.parent, name, pool), self.origin(domain))
         if own.parent is None:
+            if self.numbered:
+                return layouts.dealt(self.numbered(domain), devices)
             return layouts.even(self.count(domain), devices)
         if own.most:
             return layouts.segments(self.layout(own.parent, name, pool), self.counts(domain))

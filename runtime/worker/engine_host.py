@@ -15,6 +15,7 @@ from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.ops.metric import Metric
+from rlgraph.ops.session import Session
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
@@ -39,6 +40,7 @@ class EngineHost:
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
         self.versions: dict[str, int] = {}  # those of train engines
+        self.sessions: dict[tuple[str, str], dict[str, Session]] = {}  # of (phase, node): ``Context.session``
         self._load_trainers()
         room = self._make_room()
         for name, model in plan.models.items():
@@ -127,6 +129,7 @@ class EngineHost:
 
     def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
         """Carry out an offload, load, sleep or wake."""
+        self._settle()
         held = self.train if "train" in kind.facts.engines else self.serve
         getattr(held[model], METHODS[kind])(tuple(parts))
 
@@ -168,6 +171,7 @@ class EngineHost:
         self.release()
 
     def _take(self, model: str, version: int) -> None:
+        self._settle()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
 
@@ -201,12 +205,21 @@ class EngineHost:
         return tuple(note for engine in self.serve.values() for note in getattr(engine, "notes", ()))
 
     def close(self) -> None:
-        """End what serve engines started."""
+        """End what serve engines started, and what ops keep here."""
+        for session in self._sessions():
+            session.close()
         for link in self.groups.links.values():
             if isinstance(link, RemoteTransport):
                 link.close()
         for engine in self.serve.values():
             engine.close()
+
+    def _settle(self) -> None:
+        for session in self._sessions():
+            session.settle()
+
+    def _sessions(self) -> list[Session]:
+        return [session for kept in self.sessions.values() for session in kept.values()]
 
     def _trained(self) -> list[tuple[str, Any]]:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]

@@ -85,6 +85,8 @@ class OpCall:
     def _handle(self, handle: str, model: str | None, context: Context) -> Any:
         function, scope = self.function, self.scope
         if handle == "context":
+            if self.engines:
+                context.session = self.engines.sessions.setdefault((scope.phase, self.node), {})
             return context
         if handle == "tokenizer":
             assert function.tokenizer

@@ -318,7 +318,7 @@ def test_an_error_ends_all_conversations_and_frees_their_tools(engine: Recorded)
 class Overlapping:
     """An engine each of whose calls waits until all of a number are there."""
 
-    overlaps = True
+    overlaps, version = True, 0
 
     def __init__(self, engine: TransformersEngine, calls: int) -> None:
         self.engine, self.tokenizer = engine, engine.tokenizer

@@ -111,6 +111,10 @@ class OpenAIEngine:
         made = generate(self.calls, requests, sampling, 0, asked, generation, enough, stays)
         return cut(self.tokenizer, made, sampling)
 
+    def abort(self) -> None:
+        """End what is in flight; ``generate`` gives back what there is of it."""
+        self.calls.abort()
+
     def close(self) -> None:
         """End the connections."""
         self.calls.close()

@@ -1,0 +1,156 @@
+"""Conversations that outlive a call of their op, on the worker that began them.
+
+    round      1                    2            3            a call of the op
+    sample 0   turn, tool, turn ──> turn ─ end
+    sample 1   turn ─ end                                     waits for its group
+    sample 2                        turn, tool ─> tool, turn ...
+
+They run on an event loop of a thread of their own, so that tools go on between rounds, and turns too where
+an engine's calls overlap: there a round ends with the first group all of whose conversations have ended, or
+after a moment. On any other engine it is one call, and what tools answer to that: it depends on no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from secrets import randbits
+from typing import Any
+
+from rlgraph.nodes.agent.chat import Chat, LimitReached, tool_loop
+from rlgraph.nodes.agent.request_batching import RequestBatcher
+from rlgraph.nodes.agent.toolbox import row_of
+from rlgraph.ops import Loop
+
+MOMENT = 1.0  # seconds after which a round ends although no group has
+
+
+@dataclass(eq=False)
+class LiveChat:
+    """A conversation that was begun, and the task that returns the reward which its tools give it."""
+
+    chat: Chat
+    reward: asyncio.Task[float]
+    key: int = field(default_factory=lambda: randbits(63))  # by which later rounds ask for it
+
+
+class LiveChats:
+    """The conversations of one node on its worker, which go on with its next call."""
+
+    def __init__(self, engine: RequestBatcher, parallel: int) -> None:
+        """Start with none. So many calls of tools that are not async run at a time."""
+        self.engine, self.threads = engine, ThreadPoolExecutor(parallel)
+        self.live: dict[int, LiveChat] = {}  # by their keys
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def round(
+        self, keys: Sequence[int], samples: int, n: int, begin: Callable[[int], Chat], loop: Loop | None
+    ) -> list[LiveChat]:
+        """Drive conversations until the round ends; return them in order.
+
+        Those that were begun before and are not asked for any more are cancelled.
+
+        Args:
+            keys: those of the first, which an earlier round has begun. One that is not known here, as its
+                worker is lost, begins anew.
+            samples: how many there are, ``n`` to a group.
+            begin: makes one, by its place.
+            loop: leads it.
+        """
+        return self._wait(self._round(keys, samples, n, begin, loop))
+
+    def settle(self) -> None:
+        """Leave the engine alone until the next round."""
+        self._wait(self.engine.settle())
+
+    def close(self) -> None:
+        """Cancel what goes on, and free what its tools hold."""
+        self._wait(self._close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+        self.engine.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def _round(
+        self, keys: Sequence[int], samples: int, n: int, begin: Callable[[int], Chat], loop: Loop | None
+    ) -> list[LiveChat]:
+        asked = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
+        await self._give_up([*{*self.live.values()}.difference(asked)])
+        chats = [one or self._begun(begin(place), n, loop) for place, one in enumerate(asked)]
+        self.live = {one.key: one for one in chats}
+        await self._drive([chats[first : first + n] for first in range(0, samples, n)])
+        failed = [one for one in chats if one.reward.done() and one.reward.exception()]
+        if failed:
+            await self._give_up(chats)
+            failed[0].reward.result()
+        return chats
+
+    def _begun(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
+        self.engine.going_on.add(chat.number)
+        return LiveChat(chat, asyncio.ensure_future(conversation(chat, n, loop)))
+
+    async def _drive(self, groups: Sequence[Sequence[LiveChat]]) -> None:
+        if self.engine.threads is None:
+            await self.engine.round()
+            going_on = self.engine.going_on
+            over = [one.reward for group in groups for one in group if one.chat.number not in going_on]
+            await asyncio.gather(*over, return_exceptions=True)  # tools give rewards, and are released
+            return
+        self.engine.gate.set()
+        rewards = [[one.reward for one in group] for group in groups]
+        ends = [
+            asyncio.ensure_future(asyncio.wait(each, return_when=asyncio.FIRST_EXCEPTION)) for each in rewards
+        ]
+        if ends:
+            await asyncio.wait(ends, timeout=MOMENT, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+
+    async def _give_up(self, chats: Sequence[LiveChat]) -> None:
+        for one in chats:
+            one.reward.cancel()
+        await asyncio.gather(*(one.reward for one in chats), return_exceptions=True)
+        for one in chats:
+            self.engine.leave(one.chat.number)
+
+    async def _close(self) -> None:
+        await self.engine.settle()
+        await self._give_up([*self.live.values()])
+
+
+async def conversation(chat: Chat, n: int, loop: Loop | None) -> float:
+    """Hold one of ``n`` conversations of a prompt; return the reward that its tools give it.
+
+    What it raises says which it was.
+    """
+    try:
+        return await _lead(chat, loop)
+    except Exception as error:
+        if not any(note.startswith("it was in ") for note in getattr(error, "__notes__", ())):
+            which = f"sample {chat.number}, which is of prompt {chat.number // n}, in turn {chat.turns}"
+            error.add_note(f"it was in {which}")
+        raise
+
+
+async def _lead(chat: Chat, loop: Loop | None) -> float:
+    lead = partial(loop.body, **row_of(loop, chat.tools.row, ("chat",))) if loop else tool_loop
+    try:
+        try:
+            await lead(chat)
+        except LimitReached:
+            chat.truncated = True
+        finally:
+            chat.engine.leave(chat.number)
+        return await chat.tools.reward()
+    finally:
+        await chat.tools.release()
