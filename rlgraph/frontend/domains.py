@@ -125,12 +125,12 @@ def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
 
 
 def reduced(
-    domains: Domains, node: Node, domain: GraphDomain, leaving: Set[str]
+    domains: Domains, node: Node, domain: GraphDomain, leaving: Set[str], streams: bool
 ) -> tuple[GraphDomain, list[Problem]]:
     """Return the domain of what a node writes of its rows: theirs, or above it, with one row per group.
 
     And what is wrong with it: the op may not see whole groups, a filter may have dropped one, or one of the
-    nodes ``leaving`` rows for a next round.
+    nodes ``leaving`` rows for a next round, which they do where generation ``streams``.
     """
     kind = next((port.type.domain for port in node.op.outputs), domain.kind)
     if node.op.declared.makes or not is_made_of(read_as(node.op, domain.kind), kind):
@@ -151,7 +151,8 @@ def reduced(
         problems.append(Problem("part-of-group", law, node.mark, (), remedy))
     if left := next((made.maker for made in line if made.maker in leaving), None):
         law += f", some of which `{left}` leaves for later iterations"
-        remedy = f"replace: {{{left}: {{op: rollout, ...}}}}, which leaves none"
+        remedy = "set: {schedule.stream: null}" if streams else f"replace: {{{left}: {{op: rollout, ...}}}}"
+        remedy += ", which leaves none"
         problems.append(Problem("part-of-group", law, node.mark, (), remedy))
     return next(above for above in line if above.kind == kind), problems
 

@@ -169,7 +169,8 @@ class Inference:
             if (at := self.parts.at(column, domain.name))
         }
         written_to = self._written_to(node, domain)
-        rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving)
+        streams = self.graph.schedule.stream is not None
+        rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving, streams)
         outs = {port: self._part(column, rows) for port, column in self.outs[node.name].items()}
         asked = [read for read in reads.values() if not _by_chance(node, read[0])]
         makers = {made.maker for made in ancestors(self.domains, domain.name)}

@@ -16,6 +16,7 @@ from dataclasses import replace
 from rlgraph.errors import Problem
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.trace import draw, read_from, refusal, sampler, source, writer
+from rlgraph.passes.stream import FINISHED
 
 SFT = "replace: {%s.loss: {kind: sft}}"
 
@@ -203,7 +204,8 @@ def _weights(graph: Graph, node: Node, rollout: Node) -> str:
     ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
     renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
     call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
-    several = f"[{', '.join(node.rows)}]" if len(node.rows) > 1 else "".join(node.rows)
+    named = [name for name in node.rows if name != FINISHED]  # what streams is given to it in any case
+    several = f"[{', '.join(named)}]" if len(named) > 1 else "".join(named)
     rows = f", rows: {several}" if several else ""
     recompute = "" if _there(graph, old) else f"{old}: {{op: logprobs, model: {rollout.model}{rows}}}, "
     if before:

@@ -169,12 +169,19 @@ def _reader(graph: Graph, node: Node) -> Node:
 
 
 def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    """Check that one step marks the finished groups of a round."""
+    """Check that one step marks the finished groups of a round, and that there is one where it streams."""
     leaving = [node for node in inside if node.leaves]
+    if region.streams and not leaving:
+        law = f"`{region.filter}` refills, and where generation streams a filter behind it does"
+        remedy = f"set: {{{region.filter}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, "
+        remedy += "or set: {schedule.stream: null}"
+        yield Problem("no-stream", law, graph.node(region.filter).mark, (), remedy)
     if len(leaving) > 1:
         first, second = (f"`{node.name}`" for node in leaving[:2])
         law = f"{first} and {second} both leave groups unfinished, and `{region.filter}` refills"
         remedy = f"replace: {{{leaving[1].name}: {{op: rollout, ...}}}}"
+        if region.streams:  # which makes every rollout such a step
+            remedy = "set: {schedule.stream: null}"
         yield Problem("two-partial", law, leaving[1].mark, (), remedy)
 
 

@@ -41,9 +41,18 @@ def stream(graph: Graph) -> Graph:
     nodes = [_leaving(graph, node) if node.name in names else node for node in graph.nodes]
     refills = [node for node in nodes if node.refill]
     if refills:
+        if not any(node.name in other.rows for node in refills for other in nodes):
+            law = f"`schedule.stream`: `{refills[0].name}` refills, and nothing reads the rows that it keeps"
+            updates = [node for node in nodes if node.updates]
+            remedy = f"let what is behind it do so, as set: {{{updates[0].name}.rows: {refills[0].name}}}"
+            raise GraphError([Problem("no-stream", law, refills[0].mark, (), remedy)])
         kept = {"keep": settings.staleness}
         nodes = [replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes]
         return replace(graph, nodes=tuple(nodes))
+    if len(drawing) > 1:
+        both = " and ".join(f"`{node.name}`" for node in drawing)
+        law = f"`schedule.stream`: {both} generate with a model that is trained, and one alone can stream"
+        raise GraphError([Problem("no-stream", law, drawing[1].mark, (), "set: {schedule.stream: null}")])
     typed = infer(replace(graph, nodes=tuple(nodes)))
     inside = _inside(typed, drawing)
     if clash := [node for node in nodes if node.name == FINISHED]:
@@ -54,8 +63,8 @@ def stream(graph: Graph) -> Graph:
         for node in typed.nodes
         if node.call and node.name not in inside and any(writer(typed, c).name in inside for c in node.reads)
     }
-    rows = [replace(n, rows=(FINISHED,)) if n.name in read and not n.rows else n for n in nodes]
-    return replace(graph, nodes=(*rows, _finished(drawing[0], settings.staleness)))
+    behind = [replace(n, rows=_finished_rows(n, names)) if n.name in read else n for n in nodes]
+    return replace(graph, nodes=(*behind, _finished(drawing[0], settings.staleness)))
 
 
 def _drawing(graph: Graph) -> list[Node]:
@@ -110,6 +119,11 @@ def _going_on(given: Mapping[str, Any], chunk: int) -> dict[str, Any]:
     return {**given, **{name: value for name, value in own.items() if name in given}}
 
 
+def _finished_rows(node: Node, drawing: set[str]) -> tuple[str, ...]:
+    """Return the rows of a node behind the filter: where it says which, what has finished is drawn."""
+    return tuple(FINISHED if name in drawing else name for name in node.rows) or (FINISHED,)
+
+
 def _inside(graph: Graph, drawing: list[Node]) -> set[str]:
     """Return the nodes whose rows go on one group after the other: up to the rollout, and behind it."""
     trained = {node.model for node in graph.nodes if node.updates}
@@ -120,26 +134,33 @@ def _inside(graph: Graph, drawing: list[Node]) -> set[str]:
         if not node.call:
             continue
         makers = {writer(graph, column).name for column in node.reads}
-        alone = _goes_alone(graph, node, pools)
-        if node.name in before and not alone:
-            law = f"`{node.name}` ({node.op.name}) comes before `{drawing[0].name}`, which streams: it is "
-            law += "to see one group after the other, and needs more than that"
+        needs = _needs(graph, node, pools)
+        if node.name in before and needs:
+            comes = "" if node.name == drawing[0].name else f"comes before `{drawing[0].name}`, which "
+            law = f"`{node.name}` {comes}streams, one group after the other, and {needs}"
             raise GraphError([Problem("no-stream", law, node.mark, (), "set: {schedule.stream: null}")])
-        if node.name in before or (alone and makers and makers <= inside):
+        if node.name in before or (not needs and makers and makers <= inside):
             inside.add(node.name)
     return inside
 
 
-def _goes_alone(graph: Graph, node: Node, pools: set[str]) -> bool:
-    """Return whether a node needs no more than a group at a time, and no device that trains."""
+def _needs(graph: Graph, node: Node, pools: set[str]) -> str:
+    """Return what a node needs beside a group at a time, and devices that train nothing; "" where no more."""
     declared = node.op.declared
     if node.op.source:
-        return True
-    if node.trains or node.reads_next or node.when or declared.filters or declared.counts:
-        return False
-    if declared.rows == "all" or declared.state == "keeps" or declared.holds or node.of:
-        return False
-    return node.op.engine is None or graph.engines[f"{node.model}.{node.op.engine}"] not in pools
+        return ""
+    pool = graph.engines[f"{node.model}.{node.op.engine}"] if node.op.engine else ""
+    reasons = {
+        "it runs in some iterations only": node.when,
+        "it drops rows": declared.filters,
+        "the number of its rows varies": declared.counts,
+        "it sees all rows of an iteration": declared.rows == "all",
+        "it keeps something from one iteration for the next": declared.state == "keeps" or declared.holds,
+        "it changes weights": node.trains or node.of,
+        "it reads weights that an update of the iteration makes": node.reads_next,
+        f"it is on pool `{pool}`, which trains": pool in pools,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _finished(drawing: Node, staleness: int) -> Node:

@@ -97,7 +97,8 @@ class Round(Execution):
             return Waiting()
         order, times = np.argsort(rows), self._times(step)
         numbers = self.numbers(domain)[rows[order]]
-        prompts = {name: self.selection(name).take(rows[order]) for name in self.source.writes}
+        given = self._given(domain)[rows[order]]
+        prompts = {name: self.selection(name).take(given) for name in self.source.writes}
         sizes, places = tuple(len(rows) * times for rows in open_rows), layouts.children([order], times)[0]
         left = [tuple(self.left[device][column] for device in step.devices) for column in range(step.leaves)]
         samples = {str(number): Selection(parts, sizes, places) for number, parts in enumerate(left)}
@@ -124,9 +125,14 @@ class Round(Execution):
         if step is self.source and len(self.begun.prompts):
             return self.begun.prompts.gathering(step.writes)
         if step is self.partial and len(self.begun.prompts):
-            begun = layouts.children([rows[rows < len(self.begun.prompts)]], self._times(step))[0]
+            given = self._given(self.columns[step.reads[0]].domain)[rows]
+            begun = layouts.children([given[given < len(self.begun.prompts)]], self._times(step))[0]
             return self.begun.samples.take(begun).gathering([*self.begun.samples.columns])
         return (), ()
+
+    def _given(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: which row of the source each row of a domain is, filtered or not."""
+        return self.rows.within(domain, self.columns[self.source.writes[0]].domain)
 
     def _whole(self, domain: str) -> str:
         return self._whole(self.rows.above(domain)) if domain in self.rows.filters else domain

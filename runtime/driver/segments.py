@@ -90,10 +90,10 @@ def stretch(
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
         mine = [(executions[iteration], step) for iteration, step in (*steps, *early)]
-        driver.settle()
         driver.submit((execution, execution.as_it_runs(step)) for execution, step in mine)
         if now >= first:
             driver.finish(executions[now])
+            driver.settle()  # before the weights change, and before a checkpoint has what was begun
             yield _complete(executions, now, state, driver)
 
 

@@ -165,3 +165,12 @@ def test_engines_stay_where_they_are_between_two_rounds() -> None:
     needs = [footprint.needs("main", step) for step in plan.steps if step.region]
     assert needs and all(need == needs[0] for need in needs)
     assert ("policy", "serve", "weights") in needs[0]
+
+
+def test_where_generation_streams_the_rows_of_a_rollout_are_those_that_have_finished() -> None:
+    pools = "pools={train: {devices: 1}, gen: {devices: 1}}"
+    plan = compile_graph("replay", [pools, "schedule.stream={}"], 0)
+    held = next(step for step in plan.steps if step.node == "replayed")
+    assert held.reads and all(column.partition("/")[2] == "finished" for column in held.reads[:2])
+    inside = {step.node for step in plan.steps if step.region == "finished" and not step.inserted}
+    assert inside == {"prompts", "rollout", "rewards", "finished"}

@@ -78,6 +78,12 @@ def some(judged: float32[samples], group: int64[samples]) -> boolean[samples]:
     return group % 3 != 1
 
 
+@op(filters=True, rows="each")
+def few(numbers: int64[prompts]) -> boolean[prompts]:
+    """Keep two prompts of three."""
+    return numbers % 3 != 1
+
+
 @op(updates=True)
 def train(
     model: TrainEngine,

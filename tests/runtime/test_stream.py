@@ -107,3 +107,21 @@ def test_in_order_a_run_is_the_same_on_any_number_of_devices() -> None:
     weights = [load_file(f"{run}/models/policy/model.safetensors") for run in ("0", "2")]
     for name, weight in weights[0].items():  # other batches are rounded otherwise; the samples are the same
         assert weight.allclose(weights[1][name], atol=2e-6), name
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_in_order_a_resumed_run_is_the_one_that_went_on(staleness: int) -> None:
+    stream = f"{{staleness: {staleness}, order: in_order, chunk: 6}}"
+    settings = f"schedule={{iterations: 8, save_every: 3, stream: {stream}}}"
+    run("a", settings, steps=3)
+    assert run("a", settings, resume=True) == run("b", settings)
+
+
+def test_prompts_that_a_filter_drops_before_generation_leave_others_as_they_are() -> None:
+    ops = Path(__file__).parent / "stream_ops.py"
+    nodes = f"few: {{op: '{ops}:few'}}, whole: {{op: filter.all, refill: true}}"
+    text = f"graph: chosen\nextends: {GRAPH}\nedits:\n  - add: {{{nodes}}}\n"
+    text += "  - set: {numbers.pool: gen, drawn.rows: few, update.rows: whole}\n"
+    Path("chosen.yaml").write_text(text)
+    prompts = check(run("a", "schedule.stream.chunk=3", graph="chosen.yaml"), 2, whole=False)
+    assert all(prompt % 3 != 1 for prompt in prompts)
