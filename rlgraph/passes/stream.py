@@ -95,7 +95,7 @@ def _leaving(graph: Graph, node: Node) -> Node:
     assert graph.schedule.stream
     chunk, name, given = graph.schedule.stream.chunk, node.op.declared.streams, node.called.attributes
     if node.op.declared.leaves:
-        return replace(node, call=replace(node.called, attributes=_going_on(given, chunk)))
+        return replace(node, call=_with_outputs(replace(node.called, attributes=_going_on(given, chunk))))
     if not name:
         law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
         remedy = "replace it by rollout, or set: {schedule.stream: null}"
@@ -111,6 +111,14 @@ def _leaving(graph: Graph, node: Node) -> Node:
     kept = {key: value for key, value in given.items() if key in fields}
     call = replace(node.called, op=op, target=OPS[name], attributes=_going_on({**defaults, **kept}, chunk))
     return replace(node, call=call)
+
+
+def _with_outputs(call: Call) -> Call:
+    """Return a call with the columns that its op writes only with attributes that it has by now."""
+    declared, known = load(call.target, call.op.name), {port.name for port in call.op.outputs}
+    asked = {name for name, attribute in declared.declared.when.items() if call.attributes.get(attribute)}
+    further = [port for port in declared.outputs if port.name in asked - known]
+    return replace(call, op=replace(call.op, outputs=(*call.op.outputs, *further)))
 
 
 def _going_on(given: Mapping[str, Any], chunk: int) -> dict[str, Any]:

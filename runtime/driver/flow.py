@@ -32,7 +32,7 @@ from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 
 MOST = 16  # rounds whose rows are measured at a time
-Span = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
+GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
 
 
 class FlowRound(Round):
@@ -70,7 +70,7 @@ class Intake:
     iteration: int
     used: BufferedRows | None = None  # set once they are here
     values: dict[str, float] = field(default_factory=dict)
-    spans: tuple[Span, ...] = ()  # of its groups: from when they were begun, and from when they waited
+    spans: tuple[GroupSpan, ...] = ()  # of its groups: from when they were begun, and from when they waited
 
     def __post_init__(self) -> None:
         self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
@@ -297,7 +297,7 @@ class Flow:
         values |= {"dropped": self.dropped, "rounds": len(self.past)}
         return {name: float(value) for name, value in values.items()}
 
-    def _spans(self, used: BufferedRows) -> Iterator[Span]:
+    def _spans(self, used: BufferedRows) -> Iterator[GroupSpan]:
         """Yield when the groups of an iteration's rows were generated, and when they waited, in few lanes."""
         free: list[float] = []  # the end of each lane
         made = dict(zip(used.prompts.tolist(), used.made.tolist(), strict=True))
