@@ -95,15 +95,16 @@ class Admission:
 
         Those that were begun in v are used up to v + staleness: the earliest deadline comes first.
         """
-        first: list[int] = []
+        first, waiting = list[int](), Counter(begun)
         for end in range(iteration, iteration + self.staleness + 1) if self.too_old == "wait" else ():
-            taken = {*first}
-            mine = [place for place, v in enumerate(begun) if v + self.staleness <= end]
-            here = [place for place in mine if place not in taken]
-            late = len(mine) + self.group * sum(n for v, n in unused.items() if v + self.staleness <= end)
-            need = late - (end - iteration) * self.rows - (len(mine) - len(here))
+            oldest = end - self.staleness  # what was begun then or before comes now, or up to this one
+            mine = sum(rows for v, rows in waiting.items() if v <= oldest)
+            late = mine + self.group * sum(groups for v, groups in unused.items() if v <= oldest)
+            need = late - (end - iteration) * self.rows - len(first)
             need = min(need, self.rows - len(first))  # what is less than a group too many is dropped
-            if need > len(here):
+            if need > mine - len(first):
                 return None
-            first += here[: max(need, 0)]
+            if need > 0:
+                taken = {*first}
+                first += [p for p, v in enumerate(begun) if v <= oldest and p not in taken][:need]
         return first

@@ -37,7 +37,7 @@ from rlgraph.units import middle, size_text
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
-PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
+PlanAttempt = Callable[[Settings], Plan]  # the plan of a graph with settings, or GraphError
 
 
 @dataclass(frozen=True)
@@ -243,11 +243,7 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
     """
     scenario = Scenario.of(target)
-    cluster, written = scenario.cluster, as_written(graph, given)
-
-    def planned(settings: Settings) -> Plan:
-        tree = interpolate(overridden(written, overrides(settings)))
-        return plan_tree(tree, cluster.total, cluster.device)
+    cluster, planned = scenario.cluster, planner(graph, given, scenario)
 
     def attempt(settings: Settings) -> Plan:
         return predict(planned(settings), scenario, must_fit=False)
@@ -257,6 +253,17 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     candidates = search(plan, cluster.total, cluster.devices, attempt, row)
     settings = candidates[0].settings if candidates[0].fits else {}  # the graph as it is, which is refused
     return candidates, compile_graph(graph, [*given, *overrides(settings)], target=target)
+
+
+def planner(graph: str, given: Sequence[str], scenario: Scenario) -> PlanAttempt:
+    """Return what plans a graph with settings for all devices of a cluster, and does not price it."""
+    written, cluster = as_written(graph, given), scenario.cluster
+
+    def planned(settings: Settings) -> Plan:
+        tree = interpolate(overridden(written, overrides(settings)))
+        return plan_tree(tree, cluster.total, cluster.device)
+
+    return planned
 
 
 def overrides(settings: Settings) -> list[str]:

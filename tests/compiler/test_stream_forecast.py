@@ -21,6 +21,10 @@ from rlgraph.planning.host_memory import held_bytes
 from rlgraph.planning.predict import Scenario
 from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
 from rlgraph.printing.headline import headline
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import autoplace, overrides
+from rlgraph.reports.layout_text import contest_text
+from rlgraph.reports.stream_offer import offer
 from rlgraph.view.contents import contents
 from rlgraph.view.subject import Subject
 
@@ -193,6 +197,28 @@ def test_text_page_and_json_say_the_same() -> None:
     for label in ("streaming", "age of rows"):
         assert said[label] in text
         assert contents(Subject(plan))["headline"][1][label] == said[label]
+
+
+def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
+    settings, target = ["rollout.max_new_tokens=8192"], Target("h100-2", response_tokens=1000)
+    found, best = autoplace("grpo", settings, target)
+    offered = offer("grpo", settings, target, found)
+    assert best.schedule.stream is None and offered and offered.plan and offered.plan.predicted
+    assert offered.seconds < 0.8 * found[0].seconds
+    told = contest_text(found, offer=offered)
+    assert "where generation streams an iteration takes 0." in told
+    assert all(setting in told for setting in ("schedule.stream=", "old_logprobs=rollout_logprobs"))
+    again = compile_graph("grpo", [*settings, *overrides(offered.settings)], target=target)
+    assert again.predicted and again.predicted.seconds == offered.plan.predicted.seconds
+
+
+def test_a_search_offers_no_stream_where_nothing_generates_or_it_streams() -> None:
+    target = Target("h100-2")
+    found, _ = autoplace("sft", [], target)
+    assert offer("sft", [], target, found) is None
+    plan, _ = planned()
+    streaming = replace(found[0], layout=PoolLayout(4, frozenset(), 1, 2048, False), plan=plan)
+    assert offer("grpo", [*STREAMED], Target("h100-8"), [streaming]) is None
 
 
 def test_the_buffer_is_counted_on_its_host() -> None:

@@ -1,0 +1,36 @@
+"""The rules of streaming in runs: iterations that no whole groups make up, ages, and every prompt once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ran import metrics
+
+from rlgraph.runtime.run import run_graph
+
+TWO = str(Path(__file__).parent / "ones_two.yaml")
+pytestmark = pytest.mark.usefixtures("in_demo")
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_filter_that_cuts_groups_starves_no_iteration(staleness: int, tmp_path: Path) -> None:
+    """Ten rows of groups of four, of which the filter keeps some: there is room for one group more."""
+    graph = tmp_path / "cut.yaml"
+    graph.write_text(f"""
+graph: cut
+extends: {TWO}
+edits:
+  - remove: [eval]
+  - set:
+      schedule: {{iterations: 4, stream: {{staleness: {staleness}, chunk: 5}}}}
+      update_policy.rows: kept
+      update_policy.in.old_logprobs: rollout_logprobs
+      ref_logprobs.rows: kept
+  - add:
+      kept: {{op: filter.threshold, min: 0.5, refill: {{rows: 10, expected: 0.5}}}}
+""")
+    run_graph(str(graph), [], 1, run_dir=Path("run"), inline=True)
+    lines = metrics("run")
+    assert len(lines) == 4
+    assert all(line["kept/age_max"] <= staleness for line in lines)
