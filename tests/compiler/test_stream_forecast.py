@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,14 +20,18 @@ from rlgraph.ir.prediction import StreamForecast
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.host_memory import held_bytes
 from rlgraph.planning.predict import Scenario
+from rlgraph.planning.simulate import occupied
 from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
 from rlgraph.printing.headline import headline
 from rlgraph.reports.layout import PoolLayout
 from rlgraph.reports.layout_search import autoplace, overrides
 from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.stream_offer import offer
+from rlgraph.units import middle
 from rlgraph.view.contents import contents
 from rlgraph.view.subject import Subject
+from rlgraph.view.terminal import terminal_text
+from rlgraph.view.timeline import expected
 
 STREAMED = (
     "pools={train: {devices: 4}, gen: {devices: 4}}",
@@ -237,3 +242,20 @@ def test_a_streamed_plan(golden: Callable[[str, str], None]) -> None:
         "plan/streamed.txt",
         CliRunner().invoke(main, ["plan", "grpo", *STREAMED, "--cluster", "h100-8"]).stdout,
     )
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_the_page_draws_what_is_predicted(staleness: int) -> None:
+    """Each iteration takes as long as the prediction says, no pool does two things at once, none overlaps."""
+    plan, told = planned(f"schedule.stream.staleness={staleness}", response_tokens=2000)
+    events, took = expected(plan)
+    assert took == pytest.approx(middle(told.seconds))
+    update = next(step.id for step in plan.steps if step.updates)
+    ends = [event.end for event in events if event.step.id == update]
+    assert [later - end for end, later in pairwise(ends)] == pytest.approx([took] * (len(ends) - 1))
+    for pool in plan.pools:
+        mine = sorted((event.start, event.end) for event in events if pool in occupied(event.step))
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(mine))
+    shown = {(event.step.id, event.iteration) for event in events}
+    assert shown == {(step.id, n) for step in plan.steps for n in range(staleness + 3)}
+    assert terminal_text(plan)
