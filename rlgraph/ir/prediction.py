@@ -76,6 +76,7 @@ class StreamForecast:
     fill: tuple[float, float]  # seconds that the first iterations take beyond as many later ones
     age: tuple[float, float]  # mean
     oldest: int
+    dropped: tuple[float, float]  # the share of rows that are dropped as they would be older
     bound: int | None  # no row is older; None: there is no bound
     waiting: int  # the most rows that wait in the buffer: the least one that holds nothing up
     begun: int  # rows that may be begun and not used, at most

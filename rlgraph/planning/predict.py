@@ -162,6 +162,8 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
     cluster, held = pricing.cluster.cluster, held_bytes(plan, pricing.work).items()
     rows = tuple(f"the rows that {node} holds take {size_text(size)} of its host" for node, size in held)
+    if plan.schedule.stream and not stream:
+        rows += ("what streams takes turns with training: several regions are not simulated together",)
     return Prediction(
         cluster, (whole[0], whole[1]), both, (*pricing.work.assumed, *rows), flights, on, stream=stream
     )

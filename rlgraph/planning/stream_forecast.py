@@ -62,6 +62,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         fill=(round(best.fill, 6), round(worst.fill, 6)),
         age=(round(best.age, 4), round(worst.age, 4)),
         oldest=max(best.oldest, worst.oldest),
+        dropped=(round(best.dropped, 4), round(worst.dropped, 4)),
         bound=None if plan.schedule.stream.too_old == "correct" else region.keep,
         waiting=max(best.waiting, worst.waiting),
         begun=region.begun,
@@ -90,7 +91,7 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     function = plan.functions[drawn.phase][drawn.node]
     size, rates, graphs = pricing.generation(drawn, grade)
     lengths, rows = work.limited(function), region.rows / region.expected
-    chunk = float(function.attributes["chunk"])
+    chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
     serve = pricing.serve(next(iter(drawn.models)))
     again, step = not serving(serve).own_servers, ASSUMED.step[grade]

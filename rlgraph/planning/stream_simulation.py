@@ -51,6 +51,7 @@ class SteadyState:
     generating: float  # seconds in which the pool that generates is busy
     age: float
     oldest: int
+    dropped: float  # the share of rows that are dropped as they would be too old
     waiting: int  # the most rows in the buffer
     fill: float  # seconds that the first iterations take beyond as many in the steady state
 
@@ -77,15 +78,22 @@ class Stock:
     given: int = 0  # the iteration that has its rows next
     dropped: int = 0  # rows
 
-    def begin(self, last: float = math.inf) -> range:
-        """Begin as many groups as may be, in a run of ``last`` iterations; return their prompts."""
+    def room(self, last: float = math.inf) -> int:
+        """Return how many groups more may be begun, in a run of ``last`` iterations."""
         iterations = int(min(self.now + 1 + self.rules.staleness, last)) - self.given
-        groups = self.rules.room(iterations, len(self.begun), len(self.unused), len(self.unfinished))
-        new = range(self.position, self.position + groups)
+        return self.rules.room(iterations, len(self.begun), len(self.unused), len(self.unfinished))
+
+    def begin(self, last: float = math.inf) -> range:
+        """Begin as many groups as may be; return their prompts."""
+        new = range(self.position, self.position + self.room(last))
         self.unused |= dict.fromkeys(new, self.now)
         self.unfinished |= dict.fromkeys(new, self.now)
-        self.position += groups
+        self.position += len(new)
         return new
+
+    def may_change(self, last: float = math.inf) -> bool:
+        """Return whether new weights may come: in order, only where nothing is begun and not drawn."""
+        return self.rules.order != "in_order" or not (self.unused or self.room(last))
 
     def drop_old(self) -> list[int]:
         """Drop rows and unfinished groups that are too old by now; return the groups."""
@@ -224,16 +232,16 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     time, drawn, trained, elsewhere, due = 0.0, 0.0, 0.0, 0.0, False
     arrivals: list[tuple[float, list[int]]] = []
     ends, busy, ages, most = [0.0], 0.0, list[int](), 0
-    since = 0.0  # seconds in which the pool was busy until it was steady
+    since, lost = 0.0, 0  # until it was steady: seconds in which the pool was busy, rows that were dropped
     while len(ends) <= warm + MEASURED:
         while arrivals and arrivals[0][0] <= time:
             rounds.keep(arrivals.pop(0)[1])
-        if due and max(drawn, trained) <= time:
+        if due and max(drawn, trained) <= time and stock.may_change():
             drawn = trained = time + sync
             busy, due, rounds.fresh = busy + sync, False, True
             ends.append(trained)
             stock.now += 1
-            since = busy if len(ends) == warm + 1 else since
+            since, lost = (busy, stock.dropped) if len(ends) == warm + 1 else (since, lost)
         elif not due and trained <= time and (taken := stock.take()) is not None:
             trained, due = time + update, True
             rounds.drop_old()
@@ -241,7 +249,7 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
                 ages += [stock.given - 1 - begun for _, begun in taken]
         if len(ends) > warm:
             most = max(most, len(stock.begun))
-        syncs_next = due and trained <= time
+        syncs_next = due and trained <= time and stock.may_change()
         if drawn <= time and not syncs_next and (begun := rounds.begin()) is not None:
             seconds, finished = begun
             rows = len(finished) * work.rules.group
@@ -257,6 +265,6 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     count = len(ends) - 1 - warm
     seconds = (ends[-1] - ends[warm]) / count
     age, oldest = sum(ages) / len(ages), max(ages)
-    return SteadyState(
-        seconds, (busy - since) / count, age, oldest, most, max(ends[warm] - warm * seconds, 0.0)
-    )
+    dropped = (stock.dropped - lost) / (count * work.rules.rows + stock.dropped - lost)
+    fill = max(ends[warm] - warm * seconds, 0.0)
+    return SteadyState(seconds, (busy - since) / count, age, oldest, dropped, most, fill)

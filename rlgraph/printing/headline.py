@@ -76,6 +76,8 @@ def _streamed(plan: Plan) -> Iterator[tuple[str, str]]:
         "no bound" if told.bound is None else f"bound {told.bound}",
     )
     waits = f"{told.waiting:,} of {told.begun:,} rows wait at most"
+    if max(told.dropped):
+        waits += f"; {_said(Figure.of(told.dropped), _percent)} are dropped"
     yield "age of rows", f"{mean} updates on average, {told.oldest} at most ({bound}); {waits}"
 
 

@@ -84,7 +84,7 @@ class Played:
         events = [("drawn", number) for number in self.stock.unfinished]
         events += [("kept", number) for number in self.measured]
         waits = self.stock.now == self.stock.given
-        if not waits and not (self.rules.order == "in_order" and self.stock.unused):
+        if not waits and self.stock.may_change(LAST):
             events.append(("sync", 0))
         if waits and deepcopy(self.stock).take() is not None:
             events.append(("take", 0))

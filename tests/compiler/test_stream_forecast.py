@@ -108,6 +108,24 @@ def test_a_long_tail_is_hidden_by_staleness() -> None:
     assert seconds[4] < 0.5 * seconds[0]
 
 
+def test_what_would_be_too_old_is_dropped_or_waited_for() -> None:
+    tail = [10.0] * 15 + [150.0]
+    rules = Admission(rows=8, group=2, staleness=1, too_old="drop")
+    dropping = simulate_stream(work(tail, chunk=10, rules=rules), update=5, sync=1)
+    waiting = simulate_stream(work(tail, chunk=10), update=5, sync=1)
+    assert dropping.seconds < 0.5 * waiting.seconds
+    assert 0.1 < dropping.dropped < 0.5 and waiting.dropped == 0
+
+
+def test_in_order_weights_change_where_nothing_is_begun() -> None:
+    """Eight rows of the next iteration are drawn before the sync, so that only an update can hide them."""
+    in_order = Admission(rows=8, group=2, staleness=1, order="in_order")
+    course = simulate_stream(work([10.0], rules=in_order), update=30, sync=1)
+    assert (course.seconds, course.oldest) == (31, 1)
+    short = simulate_stream(work([10.0], rules=in_order), update=3, sync=1)
+    assert short.seconds == 11
+
+
 @given(
     st.lists(st.floats(1, 500), min_size=1, max_size=24),
     st.integers(0, 3),
