@@ -230,23 +230,27 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     warm = 3 * (work.rules.staleness + 2)
     rounds, stock = (run := _Rounds(work)), run.stock
     time, drawn, trained, elsewhere, due = 0.0, 0.0, 0.0, 0.0, False
+    news = False  # whether rows have come since the buffer was looked through
     arrivals: list[tuple[float, list[int]]] = []
     ends, busy, ages, most = [0.0], 0.0, list[int](), 0
     since, lost = 0.0, 0  # until it was steady: seconds in which the pool was busy, rows that were dropped
     while len(ends) <= warm + MEASURED:
         while arrivals and arrivals[0][0] <= time:
             rounds.keep(arrivals.pop(0)[1])
+            news = True
         if due and max(drawn, trained) <= time and stock.may_change():
             drawn = trained = time + sync
             busy, due, rounds.fresh = busy + sync, False, True
             ends.append(trained)
             stock.now += 1
+            news = True
             since, lost = (busy, stock.dropped) if len(ends) == warm + 1 else (since, lost)
-        elif not due and trained <= time and (taken := stock.take()) is not None:
-            trained, due = time + update, True
-            rounds.drop_old()
-            if len(ends) > warm:
-                ages += [stock.given - 1 - begun for _, begun in taken]
+        elif news and not due and trained <= time:
+            news = False
+            if (taken := stock.take()) is not None:
+                trained, due = time + update, True
+                rounds.drop_old()
+                ages += [stock.given - 1 - begun for _, begun in taken] if len(ends) > warm else []
         if len(ends) > warm:
             most = max(most, len(stock.begun))
         syncs_next = due and trained <= time and stock.may_change()
