@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Arrange = Callable[[Sequence[int]], Sequence[int]]  # places of rows -> the order in which they are taken
 
@@ -108,3 +108,76 @@ class Admission:
                 taken = {*first}
                 first += [p for p, v in enumerate(begun) if v <= oldest and p not in taken][:need]
         return first
+
+
+@dataclass
+class Stock:
+    """What was begun and not used: the same account as the runtime keeps, with numbers alone.
+
+    Example:
+        >>> stock = Stock(Admission(rows=4, group=2, staleness=0))
+        >>> [*stock.begin()], stock.begin(), stock.take()
+        ([0, 1], range(2, 2), None)
+        >>> stock.finish(1, 2), stock.finish(0, 2), stock.take()
+        (None, None, [(1, 0), (1, 0), (0, 0), (0, 0)])
+    """
+
+    rules: Admission
+    begun: list[int] = field(default_factory=list)  # of each row in the buffer, when it was begun
+    prompts: list[int] = field(default_factory=list)
+    unused: dict[int, int] = field(default_factory=dict)  # prompt of a group that is not there -> the same
+    unfinished: dict[int, int] = field(default_factory=dict)  # those that are still drawn
+    position: int = 0  # the next prompt
+    now: int = 0  # the iteration whose weights generate
+    given: int = 0  # the iteration that has its rows next
+    dropped: int = 0  # rows
+
+    def room(self, last: float = math.inf) -> int:
+        """Return how many groups more may be begun, in a run of ``last`` iterations."""
+        iterations = int(min(self.now + 1 + self.rules.staleness, last)) - self.given
+        return self.rules.room(iterations, len(self.begun), len(self.unused), len(self.unfinished))
+
+    def begin(self, last: float = math.inf) -> range:
+        """Begin as many groups as may be; return their prompts."""
+        new = range(self.position, self.position + self.room(last))
+        self.unused |= dict.fromkeys(new, self.now)
+        self.unfinished |= dict.fromkeys(new, self.now)
+        self.position += len(new)
+        return new
+
+    def may_change(self, last: float = math.inf) -> bool:
+        """Return whether new weights may come: in order, only where nothing is begun and not drawn."""
+        return self.rules.order != "in_order" or not (self.unused or self.room(last))
+
+    def drop_old(self) -> list[int]:
+        """Drop rows and unfinished groups that are too old by now; return the groups."""
+        young = [p for p, begun in enumerate(self.begun) if self.rules.is_young(begun, self.given)]
+        old = [n for n, begun in self.unfinished.items() if not self.rules.is_young(begun, self.given)]
+        for number in old:
+            del self.unfinished[number], self.unused[number]
+        self.dropped += len(self.begun) - len(young) + len(old) * self.rules.group
+        self._keep(young)
+        return old
+
+    def finish(self, number: int, kept: int) -> None:
+        """Put the rows of a group that the filter kept into the buffer, unless they are too old by now."""
+        self.unfinished.pop(number, None)
+        begun = self.unused.pop(number)
+        if not self.rules.is_young(begun, self.given):
+            self.dropped, kept = self.dropped + kept, 0
+        self.begun += [begun] * kept
+        self.prompts += [number] * kept
+
+    def take(self) -> list[tuple[int, int]] | None:
+        """Return prompt and begin of the rows that the next iteration takes; None while some are missing."""
+        places = self.rules.chosen(self.given, self.begun, self.prompts, self.unused)
+        if places is None:
+            return None
+        taken = [(self.prompts[place], self.begun[place]) for place in places]
+        self._keep(sorted({*range(len(self.begun))} - {*places}))
+        self.given += 1
+        return taken
+
+    def _keep(self, places: Sequence[int]) -> None:
+        self.begun = [self.begun[place] for place in places]
+        self.prompts = [self.prompts[place] for place in places]

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
 from random import Random
 
-from rlgraph.planning.admission import Admission
+from rlgraph.planning.admission import Admission, Stock
 from rlgraph.planning.simulate import BrokenPlanError
 
 MEASURED = 12  # iterations of which the mean is taken, once it is steady
@@ -54,79 +54,6 @@ class SteadyState:
     dropped: float  # the share of rows that are dropped as they would be too old
     waiting: int  # the most rows in the buffer
     fill: float  # seconds that the first iterations take beyond as many in the steady state
-
-
-@dataclass
-class Stock:
-    """What was begun and not used: the same account as the runtime keeps, with numbers alone.
-
-    Example:
-        >>> stock = Stock(Admission(rows=4, group=2, staleness=0))
-        >>> [*stock.begin()], stock.begin(), stock.take()
-        ([0, 1], range(2, 2), None)
-        >>> stock.finish(1, 2), stock.finish(0, 2), stock.take()
-        (None, None, [(1, 0), (1, 0), (0, 0), (0, 0)])
-    """
-
-    rules: Admission
-    begun: list[int] = field(default_factory=list)  # of each row in the buffer, when it was begun
-    prompts: list[int] = field(default_factory=list)
-    unused: dict[int, int] = field(default_factory=dict)  # prompt of a group that is not there -> the same
-    unfinished: dict[int, int] = field(default_factory=dict)  # those that are still drawn
-    position: int = 0  # the next prompt
-    now: int = 0  # the iteration whose weights generate
-    given: int = 0  # the iteration that has its rows next
-    dropped: int = 0  # rows
-
-    def room(self, last: float = math.inf) -> int:
-        """Return how many groups more may be begun, in a run of ``last`` iterations."""
-        iterations = int(min(self.now + 1 + self.rules.staleness, last)) - self.given
-        return self.rules.room(iterations, len(self.begun), len(self.unused), len(self.unfinished))
-
-    def begin(self, last: float = math.inf) -> range:
-        """Begin as many groups as may be; return their prompts."""
-        new = range(self.position, self.position + self.room(last))
-        self.unused |= dict.fromkeys(new, self.now)
-        self.unfinished |= dict.fromkeys(new, self.now)
-        self.position += len(new)
-        return new
-
-    def may_change(self, last: float = math.inf) -> bool:
-        """Return whether new weights may come: in order, only where nothing is begun and not drawn."""
-        return self.rules.order != "in_order" or not (self.unused or self.room(last))
-
-    def drop_old(self) -> list[int]:
-        """Drop rows and unfinished groups that are too old by now; return the groups."""
-        young = [p for p, begun in enumerate(self.begun) if self.rules.is_young(begun, self.given)]
-        old = [n for n, begun in self.unfinished.items() if not self.rules.is_young(begun, self.given)]
-        for number in old:
-            del self.unfinished[number], self.unused[number]
-        self.dropped += len(self.begun) - len(young) + len(old) * self.rules.group
-        self._keep(young)
-        return old
-
-    def finish(self, number: int, kept: int) -> None:
-        """Put the rows of a group that the filter kept into the buffer, unless they are too old by now."""
-        self.unfinished.pop(number, None)
-        begun = self.unused.pop(number)
-        if not self.rules.is_young(begun, self.given):
-            self.dropped, kept = self.dropped + kept, 0
-        self.begun += [begun] * kept
-        self.prompts += [number] * kept
-
-    def take(self) -> list[tuple[int, int]] | None:
-        """Return prompt and begin of the rows that the next iteration takes; None while some are missing."""
-        places = self.rules.chosen(self.given, self.begun, self.prompts, self.unused)
-        if places is None:
-            return None
-        taken = [(self.prompts[place], self.begun[place]) for place in places]
-        self._keep(sorted({*range(len(self.begun))} - {*places}))
-        self.given += 1
-        return taken
-
-    def _keep(self, places: Sequence[int]) -> None:
-        self.begun = [self.begun[place] for place in places]
-        self.prompts = [self.prompts[place] for place in places]
 
 
 class _Rounds:
@@ -228,47 +155,80 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
         BrokenPlanError: nothing is under way, and an iteration has not its rows.
     """
     warm = 3 * (work.rules.staleness + 2)
-    rounds, stock = (run := _Rounds(work)), run.stock
-    time, drawn, trained, elsewhere, due = 0.0, 0.0, 0.0, 0.0, False
-    news = False  # whether rows have come since the buffer was looked through
-    arrivals: list[tuple[float, list[int]]] = []
-    ends, busy, ages, most = [0.0], 0.0, list[int](), 0
-    since, lost = 0.0, 0  # until it was steady: seconds in which the pool was busy, rows that were dropped
-    while len(ends) <= warm + MEASURED:
-        while arrivals and arrivals[0][0] <= time:
-            rounds.keep(arrivals.pop(0)[1])
-            news = True
-        if due and max(drawn, trained) <= time and stock.may_change():
-            drawn = trained = time + sync
-            busy, due, rounds.fresh = busy + sync, False, True
-            ends.append(trained)
-            stock.now += 1
-            news = True
-            since, lost = (busy, stock.dropped) if len(ends) == warm + 1 else (since, lost)
-        elif news and not due and trained <= time:
-            news = False
-            if (taken := stock.take()) is not None:
-                trained, due = time + update, True
-                rounds.drop_old()
-                ages += [stock.given - 1 - begun for _, begun in taken] if len(ends) > warm else []
-        if len(ends) > warm:
-            most = max(most, len(stock.begun))
-        syncs_next = due and trained <= time and stock.may_change()
-        if drawn <= time and not syncs_next and (begun := rounds.begin()) is not None:
-            seconds, finished = begun
-            rows = len(finished) * work.rules.group
-            seconds += work.measured[0] + work.measured[1] * rows
-            drawn, busy = time + seconds, busy + seconds
-            if finished:
-                elsewhere = max(elsewhere, drawn) + work.beside[0] + work.beside[1] * rows
-                arrivals.append((elsewhere, finished))
-        later = [t for t in (drawn, trained, *(at for at, _ in arrivals[:1])) if t > time]
-        if not later:
-            raise BrokenPlanError(f"iteration {stock.given} waits for rows, and none is under way")
-        time = min(later)
-    count = len(ends) - 1 - warm
-    seconds = (ends[-1] - ends[warm]) / count
-    age, oldest = sum(ages) / len(ages), max(ages)
-    dropped = (stock.dropped - lost) / (count * work.rules.rows + stock.dropped - lost)
-    fill = max(ends[warm] - warm * seconds, 0.0)
-    return SteadyState(seconds, (busy - since) / count, age, oldest, dropped, most, fill)
+    run = _BothPools(work, update, sync)
+    run.until(warm)
+    start, busy, dropped = run.ends[-1], run.busy, run.stock.dropped
+    run.ages, run.most = [], 0
+    run.until(warm + MEASURED)
+    seconds = (run.ends[-1] - start) / MEASURED
+    lost = run.stock.dropped - dropped
+    return SteadyState(
+        seconds=seconds,
+        generating=(run.busy - busy) / MEASURED,
+        age=sum(run.ages) / len(run.ages),
+        oldest=max(run.ages),
+        dropped=lost / (MEASURED * work.rules.rows + lost),
+        waiting=run.most,
+        fill=max(start - warm * seconds, 0.0),
+    )
+
+
+class _BothPools:
+    """Both pools from one event to the next: a round ends, rows come, an update is done."""
+
+    def __init__(self, work: RegionWork, update: float, sync: float) -> None:
+        self.work, self.update, self.sync = work, update, sync
+        self.rounds = _Rounds(work)
+        self.stock = self.rounds.stock
+        self.time, self.drawn, self.trained, self.measured = 0.0, 0.0, 0.0, 0.0  # until when each is busy
+        self.is_due, self.is_news = False, False  # a sync; rows that have come since one looked for them
+        self.arrivals: list[tuple[float, list[int]]] = []
+        self.ends, self.busy = [0.0], 0.0  # of syncs; seconds of the pool that generates
+        self.ages, self.most = list[int](), 0
+
+    def until(self, syncs: int) -> None:
+        """Go on until so many syncs are done."""
+        while len(self.ends) <= syncs:
+            while self.arrivals and self.arrivals[0][0] <= self.time:
+                self.rounds.keep(self.arrivals.pop(0)[1])
+                self.is_news = True
+            self._train()
+            self.most = max(self.most, len(self.stock.begun))
+            if self.drawn <= self.time and not self._syncs_next():
+                self._draw()
+            next_one = [at for at, _ in self.arrivals[:1]]
+            later = [at for at in (self.drawn, self.trained, *next_one) if at > self.time]
+            if not later:
+                raise BrokenPlanError(f"iteration {self.stock.given} waits for rows, and none is under way")
+            self.time = min(later)
+
+    def _syncs_next(self) -> bool:
+        return self.is_due and self.trained <= self.time and self.stock.may_change()
+
+    def _train(self) -> None:
+        """Sync the weights of an update that is done, or begin one whose rows are there."""
+        if self._syncs_next() and self.drawn <= self.time:
+            self.drawn = self.trained = self.time + self.sync
+            self.busy += self.sync
+            self.ends.append(self.trained)
+            self.stock.now += 1
+            self.is_due, self.is_news, self.rounds.fresh = False, True, True
+        elif self.is_news and not self.is_due and self.trained <= self.time:
+            self.is_news = False
+            if (taken := self.stock.take()) is not None:
+                self.trained, self.is_due = self.time + self.update, True
+                self.rounds.drop_old()
+                self.ages += [self.stock.given - 1 - begun for _, begun in taken]
+
+    def _draw(self) -> None:
+        """Begin a round, if anything is begun; its rewards come one round after the other."""
+        if (begun := self.rounds.begin()) is None:
+            return
+        seconds, finished = begun
+        rows = len(finished) * self.work.rules.group
+        seconds += self.work.measured[0] + self.work.measured[1] * rows
+        self.drawn, self.busy = self.time + seconds, self.busy + seconds
+        if finished:
+            seconds = self.work.beside[0] + self.work.beside[1] * rows
+            self.measured = max(self.measured, self.drawn) + seconds
+            self.arrivals.append((self.measured, finished))

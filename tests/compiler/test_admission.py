@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import Stock
+from rlgraph.planning.admission import Admission, Stock
 
 LAST = 6  # iterations of a run
 PATIENCE = 40  # groups that a filter may drop before it keeps all

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from ran import metrics
 
-from rlgraph.planning.stream_simulation import Stock
+from rlgraph.planning.admission import Stock
 from rlgraph.runtime.driver.flow import Flow, FlowRound
 from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.run import run_graph
