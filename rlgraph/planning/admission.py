@@ -18,6 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlgraph.ir.graph import Region
+from rlgraph.syntax.settings import Stream
+
 Arrange = Callable[[Sequence[int]], Sequence[int]]  # places of rows -> the order in which they are taken
 
 
@@ -31,6 +34,12 @@ class Admission:
     order: str = "fifo"
     too_old: str = "wait"
     in_flight: int | None = None
+
+    @staticmethod
+    def of(region: Region, stream: Stream) -> Admission:
+        """Return the rules of a region, as the schedule says."""
+        own = region.rows, region.times, region.keep
+        return Admission(*own, stream.order, stream.too_old, stream.in_flight)
 
     def room(self, iterations: int, waiting: int, unused: int, unfinished: int) -> int:
         """Return how many groups more may be begun.

@@ -24,17 +24,11 @@ from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
 
 
-def admission(plan: Plan, region: Region) -> Admission:
-    """Return the rules of a region that streams."""
-    stream = plan.schedule.stream
-    assert stream
-    return Admission(region.rows, region.times, region.keep, stream.order, stream.too_old, stream.in_flight)
-
-
 def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     """Return what streaming comes to with these priced steps; None where no region streams, or several do."""
     plan = pricing.plan
-    streams = [region for region in plan.regions.values() if region.streams]
+    drawing_in = {step.region for step in plan.steps if step.leaves}
+    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
     if len(streams) != 1:
         return None
     (region,) = streams
@@ -88,6 +82,8 @@ def _chain(plan: Plan, seconds: dict[int, float]) -> float:
 def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]) -> RegionWork:
     """Return the work of a region's rounds at one grade."""
     plan, work, drawn = pricing.plan, pricing.work, _drawn(pricing, region)
+    stream = plan.schedule.stream
+    assert stream
     function = plan.functions[drawn.phase][drawn.node]
     size, rates, graphs = pricing.generation(drawn, grade)
     lengths, rows = work.limited(function), region.rows / region.expected
@@ -104,11 +100,11 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     decode = partial(formulas.decode_step_seconds, size, rates, graphs=graphs)
     read = partial(formulas.prefill_seconds, size, rates)
     return RegionWork(
-        rules=admission(plan, region),
+        rules=Admission.of(region, stream),
         lengths=lengths.spread(round(rows)),
         prompt=work.prompt,
         chunk=chunk * rounds,
-        servers=len(drawn.devices) // serve.tensor_parallel,
+        servers=min(len(drawn.devices) // serve.tensor_parallel, region.begun // region.times or 1),
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,

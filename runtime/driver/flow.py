@@ -83,10 +83,7 @@ class Flow:
         """Start where ``position`` rows of the source were taken, with what a checkpoint has left waiting."""
         assert plan.schedule.stream
         self.settings, self.region, self.serving = plan.schedule.stream, plan.regions[name], serving
-        stream, region = plan.schedule.stream, self.region
-        self.rules = Admission(
-            region.rows, region.times, region.keep, stream.order, stream.too_old, stream.in_flight
-        )
+        self.rules = Admission.of(self.region, self.settings)
         every = [step for step in plan.steps if step.region == name]
         self.steps = [step for step in every if not step.facts.collects]
         self.collect = next(step for step in every if step.facts.collects)
