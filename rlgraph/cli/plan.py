@@ -206,11 +206,13 @@ def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: T
     """Return the best plan that a search finds; its findings are printed beside the plan."""
     from rlgraph.reports.layout_search import autoplace
     from rlgraph.reports.layout_text import contest_text
+    from rlgraph.reports.stream_offer import offer
 
     if target is None or devices is not None or options.is_saved(graph, (), None):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
     candidates, best = autoplace(graph, overrides, target)
-    options.say(contest_text(candidates, options.columns(sys.stderr) or 100), err=True)
+    streams = offer(graph, overrides, target, candidates)
+    options.say(contest_text(candidates, options.columns(sys.stderr) or 100, streams), err=True)
     return best
 
 

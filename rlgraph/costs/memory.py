@@ -78,21 +78,22 @@ class Footprint:
         domains = (self.plan.columns[step.phase][column].domain for column in columns)
         return max((self.work.rows.get(domain, math.inf) for domain in domains), default=0.0)
 
-    def server_rows(self, step: Step) -> float:
-        """Return how many samples the busiest server generates: whole prompts; of an evaluation, infinity."""
+    def server_rows(self, step: Step, ahead: bool = True) -> float:
+        """Return a server's samples, whole prompts: all that are begun, or an iteration's; else infinity."""
         if step.phase != "train":
-            return math.inf
+            return math.inf  # nobody says how many an evaluation has
         samples = self.plan.domain(step.phase, step.writes[0])
         share = self.serve(next(iter(step.models))).tensor_parallel / len(step.devices)
+        if region := self.plan.regions.get(step.region if ahead else ""):
+            share *= region.begun / region.rows
         return math.ceil(self.work.rows[samples.name] / samples.times * share) * samples.times
 
     def slots(self, step: Step, times: float = 1.0) -> int:
         """Return the samples that an engine generates at a time, of so many times the expected rows."""
         serve = self.serve(next(iter(step.models)))
-        rows = self.server_rows(step) * times
-        # a sample takes what it has so far in a paged cache, on average no more than the mean
-        sample = self.work.mean if serving(serve).paged else self.work.most
-        return int(max(1, min(rows, serve.max_rows, int(serve.cache_tokens) // sample)))
+        sample = self.work.mean if serving(serve).paged else self.work.most  # paged: as much as it has
+        have, fit = self.server_rows(step) * times, int(serve.cache_tokens) // sample
+        return int(max(1, min(have, serve.max_rows, fit)))
 
     def in_order(self) -> list[Step]:
         """Return the training steps in the order in which they run while the pipeline is full."""
@@ -170,8 +171,7 @@ class Footprint:
             rows = self.slots(step, growth(self.plan, step, self.work))
             return generating(size, model.serve, rows, self.work.most, cut)
         if step.copied:
-            width = master(self.plan.models[step.copied])
-            mesh = mesh_of(self.plan, step.copied)
+            width, mesh = master(self.plan.models[step.copied]), mesh_of(self.plan, step.copied)
             return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.parts)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 

@@ -95,17 +95,20 @@ class Pricing(Footprint):
         row = ASSUMED.text_row if text else ASSUMED.row
         return self.rows(touched, step) / len(step.devices) * row[grade], 0.0
 
+    def generation(self, step: Step, grade: int) -> tuple[Size, Rates, bool]:
+        """Return the model that generates, the rates of its engine, and whether that replays CUDA graphs."""
+        (_, size), first = self.model_of(step), devices_of(self.plan, step.pool).start
+        serve = self.serve(next(iter(step.models)))
+        group, graphs = serve.tensor_parallel, serving(serve).cuda_graphs
+        return size, Rates(self.cluster, group, serve.dtype, grade, first=first, group=group), graphs
+
     def _rollout(self, step: Step, grade: int) -> tuple[float, float]:
-        model, size = self.model_of(step)
-        assert model.serve
-        group, graphs = model.serve.tensor_parallel, serving(model.serve).cuda_graphs
-        first = devices_of(self.plan, step.pool).start
-        rates = Rates(self.cluster, group, model.serve.dtype, grade, first=first, group=group)
-        rows, prompt = self.server_rows(step), self.work.prompt
+        size, rates, graphs = self.generation(step, grade)
+        rows, prompt, slots = self.server_rows(step, False), self.work.prompt, self.slots(step)
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
         prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
         function = self.plan.functions[step.phase][step.node]
-        lengths, slots = self.work.limited(function), self.slots(step)
+        lengths = self.work.limited(function)
         rest = formulas.decode_seconds(size, rates, rows, slots, prompt, lengths, graphs)
         # between turns a tool answers: others fill the engine meanwhile, at best, but for the last; at worst
         # none does, and a cache has lost the turns before

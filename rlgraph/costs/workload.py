@@ -48,6 +48,17 @@ class Lengths:
             return end**2
         return 2 * (1 / rate**2 - math.exp(-rate * end) * (end / rate + 1 / rate**2))
 
+    def spread(self, rows: int) -> list[float]:
+        """Return the tokens of so many responses, each as likely as the others, from the shortest on.
+
+        Example:
+            >>> [round(tokens) for tokens in Lengths(100, 1000).spread(4)], Lengths(10, 10).spread(2)
+            ([13, 47, 98, 208], [10, 10])
+        """
+        if self.rate == 0:
+            return [self.longest] * rows
+        return [min(-math.log1p(-(n + 0.5) / rows) / self.rate, self.longest) for n in range(rows)]
+
     def of_longest(self, rows: float) -> float:
         """Return the tokens of the longest of ``rows`` responses: the length that one in ``rows`` exceeds."""
         rate = self.rate
@@ -253,19 +264,6 @@ def growth(plan: Plan, step: Step, work: Workload) -> float:
         return (domain.most / domain.expected if domain.most else 1.0) / work.kept.get(domain.name, 1.0)
 
     return max((math.prod(map(times, line)) for line in read), default=1.0)
-
-
-def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
-    """Return the bytes of the rows that a node holds, all there may be, of mean length; of texts none."""
-    held = {}
-    for node, function in plan.functions["train"].items():
-        columns = [plan.columns["train"][function.outs[name]] for name in function.holds]
-        cells = [
-            (c.type.cell_bytes(c.sizes, c.stored) or 0) * (work.mean if c.type.axis else 1) for c in columns
-        ]
-        if columns:
-            held[node] = sum(cells) * function.value("capacity", 0)
-    return held
 
 
 def bytes_beside(plan: Plan, step: Step) -> int:

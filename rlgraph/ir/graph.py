@@ -56,6 +56,11 @@ class Region:
     policy: str = ""  # the target of a function that says which rows that wait come now; "": all of them
     streams: bool = False  # its rounds go on through the iterations, as ``schedule.stream`` says
 
+    @property
+    def begun(self) -> int:
+        """Return the rows that may be begun and not used at a time, at most."""
+        return self.rows * (self.keep + 1 if self.streams else 1)
+
     def asks(self, missing: int, seen: int, stayed: int) -> int:
         """Return the rows that a round asks of the source, for ``missing`` rows more, at least 1.
 

@@ -65,6 +65,27 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class StreamForecast:
+    """The steady state of a region that streams, at best and at worst, and the same devices without.
+
+    Ages are in updates, those of rows when they are used.
+    """
+
+    seconds: tuple[float, float]  # of an iteration
+    drawing: tuple[float, float]  # of them, in which the pool that generates is busy with rounds
+    fill: tuple[float, float]  # seconds that the first iterations take beyond as many later ones
+    age: tuple[float, float]  # mean
+    oldest: int
+    dropped: tuple[float, float]  # the share of rows that are dropped as they would be older
+    bound: int | None  # no row is older; None: there is no bound
+    waiting: int  # the most rows that wait in the buffer: the least one that holds nothing up
+    begun: int  # rows that may be begun and not used, at most
+    synchronous: tuple[float, float]  # seconds of an iteration whose steps take turns
+    # the same where generation runs as many iterations ahead; None: none
+    ahead: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predicted cost of an iteration on a cluster: seconds at best and at worst, and what that assumes.
 
@@ -78,3 +99,4 @@ class Prediction:
     in_flight: Mapping[str, tuple[int, int]]  # rollout -> samples at a time per engine, and waves of them
     calibrated: str = ""  # the run that the factors on its seconds come from
     headline: Headline | None = None
+    stream: StreamForecast | None = None

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import networkx as nx
+
 from rlgraph.errors import fail
 from rlgraph.ir.graph import Graph, Node
+from rlgraph.passes.refill import collects, members
 
 
 def place(graph: Graph) -> Graph:
     """Give every node a pool.
 
     Raises:
-        GraphError: a pool that nothing runs on.
+        GraphError: a pool that nothing runs on, or on which what streams would wait for itself.
     """
     pools: dict[str, str] = {}
     weights = {name: 100 if column.type.axis else 1 for name, column in graph.columns.items()}
@@ -33,6 +36,7 @@ def place(graph: Graph) -> Graph:
             pools[node.name] = near.most_common(1)[0][0] if near else next(iter(graph.devices))
     _copied_in_place(graph)
     _all_used(graph, pools)
+    _streams_apart(graph, pools)
     return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
 
 
@@ -69,3 +73,28 @@ def _all_used(graph: Graph, pools: dict[str, str]) -> None:
         law = f"nothing runs on pool `{idle[0]}`"
         remedy = f"place an engine there, as models.NAME.train.pool={idle[0]}, or remove it"
         raise fail("idle-pool", law, None, remedy=remedy)
+
+
+def _streams_apart(graph: Graph, pools: dict[str, str]) -> None:
+    """Check that what waits for rows that stream is on no pool of what draws and measures them.
+
+    A pool takes its steps in order: behind one that waits for the rows, they would never come.
+    """
+    for collect in collects(graph.nodes):
+        if not graph.regions[collect.after[0]].streams:
+            continue
+        names = {collect.name, *nx.ancestors(graph.needs, collect.name)}
+        behind, inside = [node for node in graph.in_order if node.name in names], members(graph, collect)
+        leaving = (pools[node.name] for node in inside if node.call and node.op.declared.leaves)
+        drawn = next(leaving, pools[inside[0].name])
+        waits = {pools[node.name] for node in behind}
+        wrong = [(node, pools[collect.name]) for node in behind if pools[node.name] == drawn]
+        wrong += [(node, drawn) for node in inside if pools[node.name] in waits - {drawn}]
+        for node, other in wrong:
+            law = f"`{node.name}` is on pool `{pools[node.name]}`, where "
+            law += "it waits for rows that stream: they are drawn there, and would wait behind it"
+            if node in inside:
+                law = law.partition("where ")[0] + "where steps wait for the rows that it makes or measures "
+                law += "as they stream"
+            at = f"models.{node.model}.{node.op.engine}" if node.call and node.op.engine else node.name
+            raise fail("stream-waits", law, node.mark, remedy=f"set: {{{at}.pool: {other}}}")

@@ -20,23 +20,23 @@ from rlgraph.costs.workload import workload
 from rlgraph.ir.intervals import share
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.prediction import Figure, Headline
-from rlgraph.planning.simulate import critical_path, depth, simulate, steady, weighed
+from rlgraph.ir.prediction import Figure, Headline, Prediction
+from rlgraph.planning.simulate import critical_path, depth, occupied, simulate, steady, weighed
 from rlgraph.units import middle
 
 TOLD = 3  # steps that are told to limit an iteration
 Seconds = tuple[float, float]  # at best, at worst
 
 
-def headline(pricing: Pricing, seconds: Seconds) -> Headline:
-    """Return the figures of a plan whose steps are priced and whose iteration takes so many seconds."""
-    plan, left_out = pricing.plan, []
+def headline(pricing: Pricing, predicted: Prediction) -> Headline:
+    """Return the figures of a plan whose steps are priced and whose iteration is predicted."""
+    plan, seconds, left_out = pricing.plan, predicted.seconds, list[str]()
     evaluation, unknown = _evaluation(pricing)
     left_out += [unknown] * bool(unknown)
     checkpoint = _checkpoint(pricing)
     if plan.schedule.iterations and checkpoint is None:
         left_out.append("checkpoints: the cluster does not say how fast its `disk` is")
-    run = _run(plan, seconds, evaluation or (0.0, 0.0), checkpoint or 0.0)
+    run = _run(plan, predicted, evaluation or (0.0, 0.0), checkpoint or 0.0)
     if run is None:
         left_out.append("the whole run: how many iterations its epochs are is counted from the data")
     devices, tokens = sum(plan.pools.values()), _tokens(pricing)
@@ -49,14 +49,14 @@ def headline(pricing: Pricing, seconds: Seconds) -> Headline:
         utilisation={step.node: _utilisation(pricing, step) for step in plan.steps if step.rate == "update"},
         evaluation=Figure.of(evaluation) if evaluation else None,
         checkpoint=Figure.of((checkpoint, checkpoint)) if checkpoint is not None else None,
-        limits=_limits(plan),
+        limits=_limits(plan, predicted),
         left_out=tuple(left_out),
     )
 
 
-def _run(plan: Plan, seconds: Seconds, evaluation: Seconds, checkpoint: float) -> Seconds | None:
+def _run(plan: Plan, predicted: Prediction, evaluation: Seconds, checkpoint: float) -> Seconds | None:
     """Return the seconds of the whole run; of checkpoints only the last is waited for at best."""
-    count = plan.schedule.iterations
+    count, seconds = plan.schedule.iterations, predicted.seconds
     if not count:
         return None
     evaluations = _times(count, plan.eval_every) if plan.eval_steps else []
@@ -68,6 +68,7 @@ def _run(plan: Plan, seconds: Seconds, evaluation: Seconds, checkpoint: float) -
         waited = count if together else len(saves)
         hidden = 0.0 if together or other == WORST else min(checkpoint, seconds[grade]) * (len(saves) - 1)
         fill = _fill(plan, grade, seconds[grade]) * stretches
+        fill += predicted.stream.fill[grade] if predicted.stream else 0.0  # no boundary empties what streams
         asked = (len(evaluations) + bool(evaluations and plan.eval_before)) * evaluation[grade]
         ends.append(count * seconds[grade] + fill + asked + waited * checkpoint - hidden)
     return ends[0], ends[1]
@@ -149,9 +150,16 @@ def _utilisation(pricing: Pricing, step: Step) -> Figure:
     return Figure.of((flops / peak / step.seconds[0], flops / peak / step.seconds[1]))
 
 
-def _limits(plan: Plan) -> dict[str, float]:
-    seconds = {step.id: middle(step.seconds) for step in plan.steps if step.seconds}
-    chain: Sequence[tuple[str, float]] = critical_path(plan, weighed(plan, seconds))
-    whole = sum(took for _, took in chain)
+def _limits(plan: Plan, predicted: Prediction) -> dict[str, float]:
+    """Return the shares of the critical path; where rows stream, of the busiest pool's time."""
+    seconds = weighed(plan, {step.id: middle(step.seconds) for step in plan.steps if step.seconds})
+    chain: Sequence[tuple[str, float]]
+    if predicted.stream:
+        busiest = max(plan.pools, key=lambda pool: middle(predicted.pools[pool]))
+        chain = [(step.node, seconds[step.id]) for step in plan.steps if busiest in occupied(step)]
+        whole = middle(predicted.seconds)
+    else:
+        chain = critical_path(plan, seconds)
+        whole = sum(took for _, took in chain)
     longest = sorted(chain, key=lambda item: -item[1])[:TOLD]
     return {node: round(took / whole, 4) for node, took in longest if took >= 0.05 * whole}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rlgraph.costs import limits
 from rlgraph.costs.efficiency import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of
-from rlgraph.costs.workload import held_bytes
+from rlgraph.costs.workload import Workload
 from rlgraph.errors import fail
 from rlgraph.ir.mesh import devices_of, mesh_of
+from rlgraph.ir.plan import Plan
 from rlgraph.units import size_text
 
 
@@ -58,6 +60,26 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
     updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updates]
     kept["activations"] = max((footprint.micro_batch(step).on_host for step in updates), default=0)
     return kept
+
+
+def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
+    """Return the bytes of the rows that a node holds, all there may be, of mean length; of texts none.
+
+    A region that streams, called as its filter, has as much as may be begun and not used.
+    """
+    columns, held = plan.columns["train"], dict[str, float]()
+
+    def row(names: Iterable[str]) -> float:
+        types = [(columns[name], columns[name].type) for name in names]
+        return sum((t.cell_bytes(c.sizes, c.stored) or 0) * (work.mean if t.axis else 1) for c, t in types)
+
+    for node, function in plan.functions["train"].items():
+        if function.holds:
+            held[node] = row(function.outs[name] for name in function.holds) * function.value("capacity", 0)
+    for step in plan.steps:
+        if step.facts.collects and plan.regions[step.region].streams:
+            held[step.region] = row(step.reads) * plan.regions[step.region].begun
+    return held
 
 
 def _fullest(footprint: Footprint) -> tuple[int, list[str]]:

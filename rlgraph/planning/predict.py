@@ -11,18 +11,19 @@ from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
-from rlgraph.costs.workload import Workload, held_bytes, workload
+from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
-from rlgraph.planning.host_memory import fits, hosts_hold, kept_on_host
+from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_host
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
 from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
+from rlgraph.planning.stream_forecast import drawn_in_rounds, forecast
 from rlgraph.units import size_text
 
 
@@ -76,8 +77,11 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
 def priced(pricing: Pricing) -> Plan:
     """Return a plan with the seconds and bytes of its steps, its prediction and its headline."""
     steps = tuple(map(pricing.priced, pricing.plan.steps))
-    plan, predicted = replace(pricing.plan, steps=steps), prediction(pricing, steps)
-    told = headline(replace(pricing, plan=plan), predicted.seconds)
+    predicted = prediction(pricing, steps)
+    if predicted.stream:
+        steps = drawn_in_rounds(steps, predicted.stream)
+    plan = replace(pricing.plan, steps=steps)
+    told = headline(replace(pricing, plan=plan), predicted)
     return replace(plan, predicted=replace(predicted, headline=told))
 
 
@@ -145,14 +149,21 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     """Predict an iteration of these priced steps in the steady state, and how busy each pool is."""
     plan = pricing.plan
     count = 4 * (depth(plan) + 1) if depth(plan) else 1
-    whole, pools = [], []
+    whole, pools, stream = [], [], forecast(pricing, steps)
+    if stream:
+        steps = drawn_in_rounds(steps, stream)
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        whole.append(round(period(simulate(steady(plan), seconds, count), count), 6))
+        alone = round(period(simulate(steady(plan), seconds, count), count), 6)
+        whole.append(stream.seconds[grade] if stream else alone)
         pools.append(busy(plan, seconds))
     both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
     on = pricing.calibration.calibration if pricing.calibration else ""
     flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
     cluster, held = pricing.cluster.cluster, held_bytes(plan, pricing.work).items()
     rows = tuple(f"the rows that {node} holds take {size_text(size)} of its host" for node, size in held)
-    return Prediction(cluster, (whole[0], whole[1]), both, (*pricing.work.assumed, *rows), flights, on)
+    if plan.schedule.stream and not stream:
+        rows += ("what streams takes turns with training: several regions are not simulated together",)
+    return Prediction(
+        cluster, (whole[0], whole[1]), both, (*pricing.work.assumed, *rows), flights, on, stream=stream
+    )

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Figure
-from rlgraph.units import number_text, seconds_text, size_text
+from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
 
 LABEL = 14  # characters before a figure
+EVEN = 0.05  # a smaller share than this is no gain: rates are not known so well
 
 
 def headline(plan: Plan) -> dict[str, str]:
@@ -43,6 +44,7 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     if told.utilisation:
         updates = (f"`{node}` {_said(share, _percent)}" for node, share in told.utilisation.items())
         yield "MFU", ", ".join(updates)
+    yield from _streamed(plan)
     for node, (at_once, waves) in predicted.in_flight.items():
         yield "in flight", f"`{node}` {at_once:,} samples per engine, {waves} wave{'s' * (waves > 1)}"
     for pool, peak in (plan.peak or {}).items():
@@ -59,6 +61,39 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "limited by", ", ".join(f"`{node}` {_percent(share)}" for node, share in told.limits.items())
     if told.left_out:
         yield "left out", "; ".join(told.left_out)
+
+
+def _streamed(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what streaming gains, or loses, on these devices, and how old rows are."""
+    if plan.predicted is None or (told := plan.predicted.stream) is None or plan.schedule.stream is None:
+        return
+    others = {"synchronous": told.synchronous}
+    if told.ahead:
+        others[f"`staleness: {plan.schedule.stream.staleness}`"] = told.ahead
+    yield "streaming", ", ".join(_gain(told.seconds, name, took) for name, took in others.items())
+    mean, bound = (
+        _said(Figure.of(told.age), number_text),
+        "no bound" if told.bound is None else f"bound {told.bound}",
+    )
+    waits = f"{told.waiting:,} of {told.begun:,} rows wait at most"
+    if max(told.dropped):
+        waits += f"; {_said(Figure.of(told.dropped), _percent)} are dropped"
+    yield "age of rows", f"{mean} updates on average, {told.oldest} at most ({bound}); {waits}"
+
+
+def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -> str:
+    """Return what is gained or lost against another way to run on the same devices.
+
+    Example:
+        >>> _gain((1, 4), "synchronous", (2, 8)), _gain((1, 4), "`staleness: 1`", (1, 4))
+        ('2 x as fast as synchronous (2 s to 8 s)', 'no gain over `staleness: 1` (1 s to 4 s)')
+        >>> _gain((2, 2), "`staleness: 1`", (1, 1))
+        'slower than `staleness: 1` (1 s to 1 s) by 100%'
+    """
+    gain, took = middle(other) / middle(seconds), f"{name} ({range_text(other)})"
+    if gain < 1 - EVEN:
+        return f"slower than {took} by {_percent(1 / gain - 1)}"
+    return f"{number_text(gain)} x as fast as {took}" if gain > 1 + EVEN else f"no gain over {took}"
 
 
 def _said(figure: Figure, text: Callable[[float], str]) -> str:

@@ -138,11 +138,20 @@ def _repeated(plan: Plan, region: str) -> str:
     numbers = [step.id for step in plan.steps if step.region == region and not step.facts.collects]
     wanted = plan.regions[region]
     if wanted.streams:
-        begun = (wanted.keep + 1) * wanted.rows
-        law = f"all along, steps {numbers[0]} to {numbers[-1]}, on rows as they finish"
-        return f"  {law}; at most {begun:,} rows are begun and not used"
+        law = f"  all along, steps {numbers[0]} to {numbers[-1]}, on rows as they finish; at most "
+        return f"{law}{wanted.begun:,} rows are begun and not used\n  {_ages(plan, wanted.keep)}"
     rounds = f"at most {wanted.rounds} round{'s' * (wanted.rounds > 1)}"
     return f"  repeat steps {numbers[0]} to {numbers[-1]} until {wanted.rows} rows stay, {rounds}"
+
+
+def _ages(plan: Plan, staleness: int) -> str:
+    """Return how old the weights may be that drew a token, and what becomes of rows that would be older."""
+    assert plan.schedule.stream
+    if plan.schedule.stream.too_old == "correct":
+        return "tokens are used however old the weights are that drew them: the loss corrects for it"
+    law = f"tokens are of weights at most {staleness} update{'s' * (staleness != 1)} old: "
+    waits = plan.schedule.stream.too_old == "wait"
+    return law + ("an iteration waits for what would be older" if waits else "what would be older is dropped")
 
 
 def _length(plan: Plan) -> str:

@@ -38,7 +38,7 @@ from rlgraph.version import VERSION
 
 MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
-PlanAttempt = Callable[[Settings], Plan]  # the priced plan of a graph with settings, or GraphError
+PlanAttempt = Callable[[Settings], Plan]  # the plan of a graph with settings, or GraphError
 
 
 @dataclass(frozen=True)
@@ -244,16 +244,7 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
     """
     scenario = Scenario.of(target)
-    cluster, written = scenario.cluster, as_written(graph, given)
-
-    def planned(settings: Settings) -> Plan:
-        chosen = overrides(settings)
-        tree = interpolate(overridden(written, chosen))
-        plan = plan_tree(tree, cluster.total, cluster.device)
-        composed = tree.written().plain()
-        return replace(
-            plan, origin=Origin(graph, (*given, *chosen), cluster.total, VERSION, composed, target)
-        )
+    cluster, planned = scenario.cluster, planner(graph, given, target)
 
     def attempt(settings: Settings) -> Plan:
         return on_whole_hosts(predict(planned(settings), scenario, must_fit=False), cluster)
@@ -263,6 +254,20 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     candidates = search(plan, cluster.total, cluster.devices, attempt, row)
     settings = candidates[0].settings if candidates[0].fits else {}  # the graph as it is, which is refused
     return candidates, compile_graph(graph, [*given, *overrides(settings)], target=target)
+
+
+def planner(graph: str, given: Sequence[str], target: Target) -> PlanAttempt:
+    """Return what plans a graph with settings for all devices of a cluster, and does not price it."""
+    written, cluster = as_written(graph, given), Scenario.of(target).cluster
+
+    def planned(settings: Settings) -> Plan:
+        chosen = overrides(settings)
+        tree = interpolate(overridden(written, chosen))
+        plan, composed = plan_tree(tree, cluster.total, cluster.device), tree.written().plain()
+        origin = Origin(graph, (*given, *chosen), cluster.total, VERSION, composed, target)
+        return replace(plan, origin=origin)
+
+    return planned
 
 
 def overrides(settings: Settings) -> list[str]:

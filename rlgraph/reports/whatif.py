@@ -2,7 +2,7 @@
 
 The cost model is calibrated on the run first, so that a gain is one of its machine. Tried are, one at a time:
 
-    pools      devices moved from one to another; generation apart, and ahead; all together; twice as many
+    pools      devices moved from one to another; generation apart, ahead, streaming; all together; twice
     engines    tensor-parallel sizes, SGLang, rows and tokens that generate at a time
     passes     tokens of a micro-batch; activations kept or computed again; bfloat16
 
@@ -33,6 +33,9 @@ from rlgraph.units import middle
 LEAST = 0.02  # a change that saves a smaller share of an iteration is not worth a word
 FACTORS = (0.25, 0.5, 2, 4)
 AHEAD = "rows are one version old, and the ratio is to the weights that sampled them"
+STREAM = (
+    "rows are of several versions, the oldest {k} updates old, and the ratio is to those that sampled them"
+)
 NARROW = "computes in bfloat16"
 
 
@@ -136,8 +139,18 @@ def _pools(plan: Plan, most: int) -> Iterator[Try]:
             split = _sized({names[0]: total - apart, "gen": apart})
             yield Try("apart", split)
             yield Try("ahead", {**split, "schedule.staleness": 1, **_corrected(plan)}, AHEAD)
-    if len(names) > 1 and not plan.schedule.staleness:
+            yield from streamed(plan, split)
+    if len(names) > 1 and not plan.schedule.staleness and not plan.schedule.stream:
         yield Try("ahead", {"schedule.staleness": 1, **_corrected(plan)}, AHEAD)
+    if len(names) > 1 and not plan.schedule.stream:
+        yield from streamed(plan, {})
+
+
+def streamed(plan: Plan, settings: Settings) -> Iterator[Try]:
+    """Yield tries of generation that streams, with corrections for rows of older weights."""
+    for staleness in (1, 2, 4):
+        said = {"schedule.staleness": 0, "schedule.stream": {"staleness": staleness}, **_corrected(plan)}
+        yield Try("stream", {**settings, **said}, STREAM.format(k=staleness))
 
 
 def _sized(pools: Mapping[str, int]) -> dict[str, Any]:

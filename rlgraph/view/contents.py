@@ -17,7 +17,6 @@ from rlgraph.ir.plan import Plan, Step, plain
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.registry import load
-from rlgraph.planning.simulate import depth
 from rlgraph.printing.column_text import weight
 from rlgraph.printing.headline import headline, predicted_on
 from rlgraph.printing.plan_diff import differences
@@ -29,7 +28,7 @@ from rlgraph.version import VERSION
 from rlgraph.view.drawings.boxes import links, title, weights
 from rlgraph.view.recorded import recorded
 from rlgraph.view.subject import Subject
-from rlgraph.view.timeline import arrows, expected, footprint, lanes, memory
+from rlgraph.view.timeline import ahead, arrows, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]
 HOOK_OF: dict[str, str] = {target: name for known in HOOKS.values() for name, target in known.items()}
@@ -140,7 +139,7 @@ def _timeline(plan: Plan) -> Contents:
         "period": period,
         "count": count,
         "guessed": plan.predicted is None,
-        "depth": depth(plan),
+        "depth": ahead(plan),
     }
 
 

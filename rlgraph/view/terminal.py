@@ -12,12 +12,12 @@ import click
 
 from rlgraph.errors import fitted, visible
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.planning.simulate import depth, occupied
+from rlgraph.planning.simulate import occupied
 from rlgraph.printing.headline import headline
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.units import size_text
 from rlgraph.view.drawings.boxes import sources
-from rlgraph.view.timeline import expected
+from rlgraph.view.timeline import ahead, expected
 
 COLOURS = ("blue", "magenta", "green", "yellow", "cyan", "red")
 BUSY = re.compile(r"( +)")
@@ -54,7 +54,7 @@ def _colour(plan: Plan, pool: str) -> str:
 def _lanes(plan: Plan, width: int) -> Iterator[str]:
     """Yield what each pool runs in a period of the steady state; a name is as wide as its step lasts."""
     events, period = expected(plan)
-    middle = [event for event in events if event.iteration == depth(plan) + 1]
+    middle = [event for event in events if event.iteration == ahead(plan) + 1]
     start = min(event.start for event in middle)
     took = f": {said['iteration']}" if (said := headline(plan)) else ", roughly"
     yield f"an iteration of the steady state{took}"

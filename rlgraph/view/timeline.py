@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, product
 
@@ -48,9 +48,43 @@ def expected(plan: Plan) -> tuple[list[Event], float]:
     worst where they are predicted, else a rough relative guess.
     """
     seconds = {step.id: middle(step.seconds) if step.seconds else guess(step) for step in plan.steps}
+    if plan.predicted and (told := plan.predicted.stream):
+        took = middle(told.seconds)
+        return [*_streamed(plan, seconds, took, ahead(plan))], took
     count = 4 * (depth(plan) + 1) if depth(plan) else 3
     events = simulate(steady(plan), seconds, count)
     return events, period(events, count)
+
+
+def ahead(plan: Plan) -> int:
+    """Return how many iterations before it is trained on most of what generates is begun."""
+    told = plan.predicted.stream if plan.predicted else None
+    return round(sum(told.age) / 2) if told else depth(plan)
+
+
+def _streamed(plan: Plan, seconds: Mapping[int, float], took: float, lead: int) -> Iterator[Event]:
+    """Yield the events of a plan that streams: all rounds between two syncs as one, for the iteration that
+    trains on most of them, and training up to the next sync.
+
+        gen      sync  rounds for 2   sync  rounds for 3
+        train    sync     update 1    sync     update 2
+    """
+    inside = {step.id: step.region and not step.facts.collects for step in plan.steps}
+    rest = {step.id: 0.0 if inside[step.id] or step.facts.syncs else seconds[step.id] for step in plan.steps}
+    trained = simulate(steady(plan), rest, 1)
+    last = max(event.end for event in trained)
+    for iteration in range(lead + 3):
+        drawn, used = iteration * took, (iteration + lead) * took
+        for step in (step for step in plan.steps if step.facts.syncs):
+            yield Event(step, iteration, used, used + seconds[step.id])
+            drawn += seconds[step.id]
+        for step in (step for step in plan.steps if inside[step.id]):
+            yield Event(step, iteration, drawn, drawn + seconds[step.id])
+            drawn += seconds[step.id] * (not step.beside)
+        for event in trained:
+            if not inside[event.step.id] and not event.step.facts.syncs:
+                shift = used + took - last
+                yield Event(event.step, iteration, event.start + shift, event.end + shift)
 
 
 def places(plan: Plan, step: Step) -> Iterator[DeviceAddress]:

@@ -4,9 +4,7 @@
     host         rewards of 6, 7 ...                               of the groups that finished in it
     train    update 1: 512 rows of the buffer    | update 2 ...
 
-What is begun and not used is bounded: (staleness + 1) iterations of rows ahead of the updates that are done.
-So rows never wait for ever: those that were begun with the weights of update v all fit into the iterations up
-to v + staleness, and an iteration takes those first that would be too late for the next (``_chosen``).
+What is begun and not used is bounded, and no row waits for ever: see ``rlgraph/planning/admission.py``.
 
 A checkpoint has what waits, and what was begun as it was before the oldest round that is still under way.
 """
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +23,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.buffer_policy import chosen
 from rlgraph.ops.registry import load_function
+from rlgraph.planning.admission import Admission
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Entry, Execution, filled
 from rlgraph.runtime.driver.refill import Outcome
@@ -99,6 +98,10 @@ class Flow:
         """Start where ``position`` rows of the source were taken, with what a checkpoint has left waiting."""
         assert plan.schedule.stream
         self.settings, self.region, self.serving = plan.schedule.stream, plan.regions[name], serving
+        stream, region = plan.schedule.stream, self.region
+        self.rules = Admission(
+            region.rows, region.times, region.keep, stream.order, stream.too_old, stream.in_flight
+        )
         every = [step for step in plan.steps if step.region == name]
         self.steps = [step for step in every if not step.facts.collects]
         self.collect = next(step for step in every if step.facts.collects)
@@ -109,9 +112,7 @@ class Flow:
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
-        self.times: dict[
-            int, list[float]
-        ] = {}  # number of a prompt -> when it was begun, and when it finished
+        self.times: dict[int, list[float]] = {}  # likewise, when it was begun, and when it finished
         self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
         self.wanted: deque[tuple[Execution, Intake]] = deque()
         self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
@@ -189,13 +190,7 @@ class Flow:
     def _room(self) -> int:
         """Return how many groups more may be begun."""
         iterations = min(self.now + 1 + self.region.keep, self.last) - self.given
-        rows = iterations * self.region.rows - len(self.buffer) - len(self.ahead) * self.region.times
-        if self.settings.order != "in_order" and len(self.buffer) >= self.region.rows:
-            return 0  # the next iteration has its rows: others would only grow old
-        groups = rows // self.region.times
-        if self.settings.in_flight is not None:
-            groups = min(groups, self.settings.in_flight - len(self.begun.prompts))
-        return max(groups, 0)
+        return self.rules.room(iterations, len(self.buffer), len(self.ahead), len(self.begun.prompts))
 
     def _absorb(self, ended: FlowRound) -> None:
         """Put the rows of a round into the buffer."""
@@ -215,9 +210,7 @@ class Flow:
 
     def _young(self, begun: Waiting) -> Waiting:
         """Return what was begun without the groups that are given up, as they are too old."""
-        if self.settings.too_old != "drop":
-            return begun
-        young = begun.prompts.made + self.region.keep >= self.given
+        young = self._are_young(begun.prompts, self.given)
         if young.all():
             return begun
         for number in begun.prompts.prompts[~young].tolist():
@@ -234,10 +227,9 @@ class Flow:
         """Give iterations that wait for rows theirs, as far as they are here."""
         while self.wanted:
             execution, intake = self.wanted[0]
-            if self.settings.too_old == "drop":
-                young = np.flatnonzero(self.buffer.made + self.region.keep >= intake.iteration)
-                self.dropped += len(self.buffer) - len(young)
-                self.buffer = self.buffer.take(young) if len(young) else BufferedRows()
+            young = np.flatnonzero(self._are_young(self.buffer, intake.iteration))
+            self.dropped += len(self.buffer) - len(young)
+            self.buffer = self.buffer.take(young) if len(young) else BufferedRows()
             now = self._chosen(intake.iteration)
             if now is None:
                 return
@@ -251,32 +243,20 @@ class Flow:
             self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
             execution.happened.add(filled(self.region.filter))
 
-    def _chosen(self, iteration: int) -> Any:
-        """Return int64: the places in the buffer of an iteration's rows; None where some are missing.
+    def _are_young(self, rows: BufferedRows, iteration: int) -> Any:
+        """Return bool: of each row whether it may be used in an iteration."""
+        return np.array([self.rules.is_young(made, iteration) for made in rows.made.tolist()], bool)
 
-        Of what was begun by the weights of an iteration v, all has to be used up to v + staleness. So many of
-        these rows come first as the iterations from the next to that one have no room for.
-        """
-        rows = self.region.rows
-        if len(self.buffer) < rows:
-            return None
-        if self.settings.order == "in_order":
-            order = np.argsort(self.buffer.prompts, kind="stable")
-            known = self.buffer.prompts[order] < min(self.ahead, default=self.position)
-            return order[:rows] if known[:rows].all() else None
-        first = np.zeros(len(self.buffer), bool)
-        if self.settings.too_old == "wait":
-            begun = np.array([*self.ahead.values()], np.int64)
-            for end in range(iteration, iteration + self.region.keep + 1):
-                mine = self.buffer.made + self.region.keep <= end
-                late = int((begun + self.region.keep <= end).sum()) * self.region.times + int(mine.sum())
-                need = late - (end - iteration) * rows - int((mine & first).sum())
-                here = np.flatnonzero(mine & ~first)
-                if need > len(here):
-                    return None
-                first[here[: max(need, 0)]] = True
-        others = self._in_order(np.flatnonzero(~first), iteration)
-        return np.sort(np.concatenate([np.flatnonzero(first), others[: rows - int(first.sum())]]))
+    def _chosen(self, iteration: int) -> Any:
+        """Return int64: the places of the rows that an iteration takes; None where some are missing."""
+
+        def arrange(places: Sequence[int]) -> Sequence[int]:
+            ordered: list[int] = self._in_order(np.array(places, np.int64), iteration).tolist()
+            return ordered
+
+        made, prompts = self.buffer.made.tolist(), self.buffer.prompts.tolist()
+        places = self.rules.chosen(iteration, made, prompts, self.ahead, arrange)
+        return None if places is None else np.array(places, np.int64)
 
     def _in_order(self, places: Any, iteration: int) -> Any:
         """Return some places in the buffer in the order in which they are taken."""

@@ -324,6 +324,7 @@ def test_the_plan_as_json() -> None:
         "in_flight",
         "calibrated",
         "headline",
+        "stream",
     }
     assert set(made["peak"]["main"]) == {"bytes", "capacity", "step", "parts", "host", "free"}
     assert all(len(step["seconds"]) == 2 and step["bytes"] >= 0 for step in made["steps"])

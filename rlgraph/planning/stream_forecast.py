@@ -1,0 +1,115 @@
+"""Predict a plan that streams: its rounds priced, simulated, and set against the same devices without.
+
+Ages, and what waits in the buffer, are those of the steady state at best and at worst rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from rlgraph.costs import formulas
+from rlgraph.costs.efficiency import ASSUMED
+from rlgraph.costs.pricing import Pricing
+from rlgraph.engines.registry import serving
+from rlgraph.ir.graph import Region
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.prediction import StreamForecast
+from rlgraph.planning.admission import Admission
+from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, weighed
+from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
+
+ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
+
+
+def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
+    """Return what streaming comes to with these priced steps; None where no region streams, or several do."""
+    plan = pricing.plan
+    drawing_in = {step.region for step in plan.steps if step.leaves}
+    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
+    if len(streams) != 1:
+        return None
+    (region,) = streams
+    courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
+    for grade in (0, 1):
+        seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
+        syncs = {step.id for step in plan.steps if step.facts.syncs}
+        inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
+        update, sync = (
+            _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
+            for part in (seconds.keys() - syncs - inside, syncs)
+        )
+        drawn = _drawn(pricing, region)
+        course = simulate_stream(_work(pricing, region, 1 - grade, seconds), update, sync)
+        others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
+        courses.append(course)
+        drawing.append(max(course.generating - others, 0.0))
+        together.append(_chain(plan, seconds))
+        ahead.append(max(*busy(plan, seconds).values(), together[-1] / (region.keep + 1)))
+    best, worst = courses
+    assert plan.schedule.stream
+    return StreamForecast(
+        seconds=(round(best.seconds, 6), round(worst.seconds, 6)),
+        drawing=(round(drawing[0], 6), round(drawing[1], 6)),
+        fill=(round(best.fill, 6), round(worst.fill, 6)),
+        age=(round(best.age, 4), round(worst.age, 4)),
+        oldest=max(best.oldest, worst.oldest),
+        dropped=(round(best.dropped, 4), round(worst.dropped, 4)),
+        bound=None if plan.schedule.stream.too_old == "correct" else region.keep,
+        waiting=max(best.waiting, worst.waiting),
+        begun=region.begun,
+        synchronous=(round(together[0], 6), round(together[1], 6)),
+        ahead=(round(ahead[0], 6), round(ahead[1], 6)) if region.keep else None,
+    )
+
+
+def drawn_in_rounds(steps: Sequence[Step], told: StreamForecast) -> tuple[Step, ...]:
+    """Return the steps, of those that draw rows the seconds of an iteration's rounds."""
+    return tuple(replace(step, seconds=told.drawing) if step.leaves else step for step in steps)
+
+
+def _drawn(pricing: Pricing, region: Region) -> Step:
+    return next(step for step in pricing.plan.steps if step.region == region.filter and step.leaves)
+
+
+def _chain(plan: Plan, seconds: dict[int, float]) -> float:
+    """Return the seconds of the steps of one iteration, by itself."""
+    return period(simulate(steady(plan), seconds, 1), 1)
+
+
+def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]) -> RegionWork:
+    """Return the work of a region's rounds at one grade."""
+    plan, work, drawn = pricing.plan, pricing.work, _drawn(pricing, region)
+    stream = plan.schedule.stream
+    assert stream
+    function = plan.functions[drawn.phase][drawn.node]
+    size, rates, graphs = pricing.generation(drawn, grade)
+    lengths, rows = work.limited(function), region.rows / region.expected
+    chunk = float(function.attributes.get("chunk") or lengths.longest)
+    rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
+    serve = pricing.serve(next(iter(drawn.models)))
+    again, step = not serving(serve).own_servers, ASSUMED.step[grade]
+    inside = [s for s in plan.steps if s.region == region.filter and not s.facts.collects and s is not drawn]
+    each = {here: [0.0, 0.0] for here in (True, False)}
+    for other in inside:
+        here = each[drawn.pool in occupied(other)]
+        here[0] += rounds * min(step, seconds[other.id])
+        here[1] += max(seconds[other.id] - step, 0.0) / rows
+    decode = partial(formulas.decode_step_seconds, size, rates, graphs=graphs)
+    read = partial(formulas.prefill_seconds, size, rates)
+    return RegionWork(
+        rules=Admission.of(region, stream),
+        lengths=lengths.spread(round(rows)),
+        prompt=work.prompt,
+        chunk=chunk * rounds,
+        servers=min(len(drawn.devices) // serve.tensor_parallel, region.begun // region.times or 1),
+        slots=pricing.slots(drawn),
+        decode=decode,
+        read=read,
+        reads_again=rounds if again else 0,
+        measured=(each[True][0] + rounds * step, each[True][1]),
+        beside=(each[False][0], each[False][1]),
+        kept=region.expected,
+    )

@@ -1,0 +1,234 @@
+"""Run a region that streams without devices: rounds, rewards, buffer, updates and syncs, group by group.
+
+    gen      round | round | sync | round | round      a round: some tokens for every sample that is begun
+    rewards        ───────          ───────            of the groups that finished in it, beside
+    train    update 1  .....  sync  update 2           begins when its rows are in the buffer
+
+What is begun and what an iteration takes is as ``Admission`` says, for the runtime too. A sample of n tokens
+ends in the round that its n-th token is in, however many are begun: so a group is known to finish in a round
+when it begins, and a round costs the same to simulate whether it has ten samples or ten thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from random import Random
+
+from rlgraph.planning.admission import Admission, Stock
+from rlgraph.planning.simulate import BrokenPlanError
+
+MEASURED = 12  # iterations of which the mean is taken, once it is steady
+SEED = 20  # of the order in which lengths come
+
+
+@dataclass(frozen=True)
+class RegionWork:
+    """The seconds of a region's rounds on its pool."""
+
+    rules: Admission
+    lengths: Sequence[float]  # tokens of the samples that come, one after the other, again and again
+    prompt: float  # tokens
+    chunk: float  # tokens of a sample in a round
+    servers: int
+    slots: int  # samples of a server at a time
+    decode: Callable[[float, float], float]  # samples of a server, tokens of each so far -> seconds of a step
+    read: Callable[[float, float], float]  # samples of a server, tokens of each -> seconds to read them
+    reads_again: float  # how often a round reads what a sample has; 0: where weights have changed alone
+    measured: tuple[float, float]  # seconds on the pool: of a round, of a row that has finished
+    beside: tuple[float, float]  # the same elsewhere
+    kept: float = 1.0  # the share of groups that the filter keeps
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """An iteration in the steady state: seconds, ages in updates, rows."""
+
+    seconds: float
+    generating: float  # seconds in which the pool that generates is busy
+    age: float
+    oldest: int
+    dropped: float  # the share of rows that are dropped as they would be too old
+    waiting: int  # the most rows in the buffer
+    fill: float  # seconds that the first iterations take beyond as many in the steady state
+
+
+class _Rounds:
+    """The samples of a region that are drawn, and the seconds of its rounds."""
+
+    def __init__(self, work: RegionWork) -> None:
+        self.work, self.stock, self.round = work, Stock(work.rules), 0
+        lengths = [*work.lengths]
+        Random(SEED).shuffle(lengths)
+        self.lengths: Iterator[float] = cycle(lengths)
+        self.ending: dict[int, list[float]] = defaultdict(
+            list
+        )  # round -> samples that end in it: their tokens
+        self.finishing: dict[int, list[int]] = defaultdict(list)  # round -> groups
+        self.samples: dict[int, list[float]] = {}  # of each group that is drawn
+        self.live, self.held = 0, 0.0  # samples that are drawn, and the tokens that they have
+        self.first: dict[int, int] = {}  # group -> its first round
+        self.fresh, self.credit = True, 0.0  # whether weights have changed since; groups that may be kept
+
+    def begin(self) -> tuple[float, list[int]] | None:
+        """Begin a round; return its seconds and the groups that finish in it, or None: there is nothing."""
+        new, work = self.stock.begin(), self.work
+        for number in new:
+            mine = self.samples[number] = [*islice(self.lengths, work.rules.group)]
+            self.first[number] = self.round
+            for length in mine:
+                self.ending[self._last(number, length)].append(length)
+            self.finishing[self._last(number, max(mine))].append(number)
+        old = self.live
+        self.live += len(new) * work.rules.group
+        if not self.live:
+            return None
+        seconds = work.read(len(new) / work.servers, work.prompt)
+        if again := old and (work.reads_again or float(self.fresh)):
+            seconds += again * work.read(old / work.servers, work.prompt + self.held / old)
+        self.fresh = False
+        return seconds + self._drawn(), self._ended()
+
+    def _last(self, number: int, length: float) -> int:
+        return self.first[number] + max(math.ceil(length / self.work.chunk), 1) - 1
+
+    def _drawn(self) -> float:
+        """Return the seconds of decoding: full slots until none waits, then a batch that shrinks."""
+        work, ends = self.work, self.ending.get(self.round, [])
+        rest = [length - max(math.ceil(length / work.chunk) - 1, 0) * work.chunk for length in ends]
+        full = self.live - len(ends)
+        longest, tokens = (work.chunk if full else max(rest)), full * work.chunk + sum(rest)
+        each = tokens / self.live
+        context = work.prompt + self.held / self.live + each / 2
+        samples = self.live / work.servers
+        last = min(samples, work.slots)
+        waits = (samples - last) * each / last * work.decode(last, context) if samples > last else 0.0
+        self.held += tokens
+        return waits + longest * work.decode(max(last * each / longest, 1.0), context)
+
+    def _ended(self) -> list[int]:
+        ends = self.ending.pop(self.round, [])
+        self.live -= len(ends)
+        self.held -= sum(ends)
+        finished = self.finishing.pop(self.round, [])
+        self.round += 1
+        for number in finished:
+            del self.samples[number], self.first[number], self.stock.unfinished[number]
+        return finished
+
+    def drop_old(self) -> None:
+        """Leave out what is too old by now."""
+        for number in self.stock.drop_old():
+            self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        for length in self.samples.pop(number):
+            last = self._last(number, length)
+            if last >= self.round:
+                self.ending[last].remove(length)
+                self.live -= 1
+                self.held -= (self.round - self.first[number]) * self.work.chunk
+            self.finishing[last] = [other for other in self.finishing[last] if other != number]
+        del self.first[number]
+
+    def keep(self, groups: Sequence[int]) -> None:
+        """Put groups whose rewards have come into the buffer, as far as the filter keeps them."""
+        for number in groups:
+            self.credit += self.work.kept
+            kept = self.credit >= 1 - 1e-9
+            self.credit -= kept
+            self.stock.finish(number, self.work.rules.group if kept else 0)
+
+
+def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState:
+    """Return the steady state of a region whose rows one update takes per iteration.
+
+    Args:
+        work: of its rounds.
+        update: seconds from when an iteration has its rows to when its update is done.
+        sync: seconds in which new weights come to the pool that generates; both pools stand still.
+
+    Raises:
+        BrokenPlanError: nothing is under way, and an iteration has not its rows.
+    """
+    warm = 3 * (work.rules.staleness + 2)
+    run = _BothPools(work, update, sync)
+    run.until(warm)
+    start, busy, dropped = run.ends[-1], run.busy, run.stock.dropped
+    run.ages, run.most = [], 0
+    run.until(warm + MEASURED)
+    seconds = (run.ends[-1] - start) / MEASURED
+    lost = run.stock.dropped - dropped
+    return SteadyState(
+        seconds=seconds,
+        generating=(run.busy - busy) / MEASURED,
+        age=sum(run.ages) / len(run.ages),
+        oldest=max(run.ages),
+        dropped=lost / (MEASURED * work.rules.rows + lost),
+        waiting=run.most,
+        fill=max(start - warm * seconds, 0.0),
+    )
+
+
+class _BothPools:
+    """Both pools from one event to the next: a round ends, rows come, an update is done."""
+
+    def __init__(self, work: RegionWork, update: float, sync: float) -> None:
+        self.work, self.update, self.sync = work, update, sync
+        self.rounds = _Rounds(work)
+        self.stock = self.rounds.stock
+        self.time, self.drawn, self.trained, self.measured = 0.0, 0.0, 0.0, 0.0  # until when each is busy
+        self.is_due, self.is_news = False, False  # a sync; rows that have come since one looked for them
+        self.arrivals: list[tuple[float, list[int]]] = []
+        self.ends, self.busy = [0.0], 0.0  # of syncs; seconds of the pool that generates
+        self.ages, self.most = list[int](), 0
+
+    def until(self, syncs: int) -> None:
+        """Go on until so many syncs are done."""
+        while len(self.ends) <= syncs:
+            while self.arrivals and self.arrivals[0][0] <= self.time:
+                self.rounds.keep(self.arrivals.pop(0)[1])
+                self.is_news = True
+            self._train()
+            self.most = max(self.most, len(self.stock.begun))
+            if self.drawn <= self.time and not self._syncs_next():
+                self._draw()
+            next_one = [at for at, _ in self.arrivals[:1]]
+            later = [at for at in (self.drawn, self.trained, *next_one) if at > self.time]
+            if not later:
+                raise BrokenPlanError(f"iteration {self.stock.given} waits for rows, and none is under way")
+            self.time = min(later)
+
+    def _syncs_next(self) -> bool:
+        return self.is_due and self.trained <= self.time and self.stock.may_change()
+
+    def _train(self) -> None:
+        """Sync the weights of an update that is done, or begin one whose rows are there."""
+        if self._syncs_next() and self.drawn <= self.time:
+            self.drawn = self.trained = self.time + self.sync
+            self.busy += self.sync
+            self.ends.append(self.trained)
+            self.stock.now += 1
+            self.is_due, self.is_news, self.rounds.fresh = False, True, True
+        elif self.is_news and not self.is_due and self.trained <= self.time:
+            self.is_news = False
+            if (taken := self.stock.take()) is not None:
+                self.trained, self.is_due = self.time + self.update, True
+                self.rounds.drop_old()
+                self.ages += [self.stock.given - 1 - begun for _, begun in taken]
+
+    def _draw(self) -> None:
+        """Begin a round, if anything is begun; its rewards come one round after the other."""
+        if (begun := self.rounds.begin()) is None:
+            return
+        seconds, finished = begun
+        rows = len(finished) * self.work.rules.group
+        seconds += self.work.measured[0] + self.work.measured[1] * rows
+        self.drawn, self.busy = self.time + seconds, self.busy + seconds
+        if finished:
+            seconds = self.work.beside[0] + self.work.beside[1] * rows
+            self.measured = max(self.measured, self.drawn) + seconds
+            self.arrivals.append((self.measured, finished))

@@ -1,0 +1,279 @@
+"""Streaming predicted: rounds by hand, bounds that hold for any lengths, and what the plan says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlgraph.cli.main import main
+from rlgraph.compiler import compile_graph
+from rlgraph.ir.plan import Plan, Target
+from rlgraph.ir.prediction import StreamForecast
+from rlgraph.planning.admission import Admission
+from rlgraph.planning.host_memory import held_bytes
+from rlgraph.planning.predict import Scenario
+from rlgraph.planning.simulate import occupied
+from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
+from rlgraph.printing.headline import headline
+from rlgraph.reports.layout import PoolLayout
+from rlgraph.reports.layout_search import autoplace, overrides
+from rlgraph.reports.layout_text import contest_text
+from rlgraph.reports.stream_offer import offer
+from rlgraph.units import middle
+from rlgraph.view.contents import contents
+from rlgraph.view.subject import Subject
+from rlgraph.view.terminal import terminal_text
+from rlgraph.view.timeline import expected
+
+STREAMED = (
+    "pools={train: {devices: 4}, gen: {devices: 4}}",
+    "schedule.stream={staleness: 1}",
+    "update_policy.in.old_logprobs=rollout_logprobs",
+    "rollout.max_new_tokens=8192",
+)
+
+
+def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed: Any) -> RegionWork:
+    """Four groups of two, whose every token takes a second, however many are drawn."""
+    told: dict[str, Any] = {
+        "rules": Admission(rows=8, group=2, staleness=staleness),
+        "lengths": lengths,
+        "prompt": 0.0,
+        "chunk": chunk,
+        "servers": 1,
+        "slots": 1000,
+        "decode": lambda samples, context: 1.0,
+        "read": lambda samples, tokens: 0.0,
+        "reads_again": 0,
+        "measured": (0.0, 0.0),
+        "beside": (0.0, 0.0),
+    }
+    return RegionWork(**told | changed)
+
+
+def test_without_staleness_the_two_take_turns() -> None:
+    course = simulate_stream(work([10.0], staleness=0), update=7, sync=1)
+    assert (course.seconds, course.generating, course.age, course.oldest) == (18, 11, 0, 0)
+
+
+@pytest.mark.parametrize("update", [3, 30])
+def test_equal_lengths_overlap(update: float) -> None:
+    course = simulate_stream(work([10.0]), update=update, sync=1)
+    assert course.seconds == max(10, update) + 1
+    assert (course.oldest, course.waiting) == (1, 8)
+
+
+def test_slots_that_are_fewer_than_samples() -> None:
+    """Eight samples of ten tokens on two servers with two slots each: two waves."""
+    course = simulate_stream(work([10.0], servers=2, slots=2), update=3, sync=1)
+    assert course.seconds == 21
+
+
+def test_rewards_beside_hold_up_rows_and_no_round() -> None:
+    alone = simulate_stream(work([10.0], staleness=0), update=7, sync=1)
+    beside = simulate_stream(work([10.0], staleness=0, beside=(2.0, 0.5)), update=7, sync=1)
+    on_pool = simulate_stream(work([10.0], staleness=0, measured=(2.0, 0.5)), update=7, sync=1)
+    assert beside.seconds == on_pool.seconds == alone.seconds + 6
+    assert (beside.generating, on_pool.generating) == (alone.generating, alone.generating + 6)
+
+
+def test_a_filter_that_keeps_half_doubles_the_rounds() -> None:
+    course = simulate_stream(work([10.0], staleness=0, kept=0.5), update=7, sync=1)
+    # eight rows are begun, four stay; then four more and two stay; at last two and two
+    assert course.seconds > 7 + 1 + 2 * 10
+
+
+def test_what_is_cut_is_read_again() -> None:
+    once = simulate_stream(work([10.0], chunk=5, staleness=0), update=7, sync=1)
+    again = simulate_stream(
+        work([10.0], chunk=5, staleness=0, reads_again=1, read=lambda samples, tokens: samples * tokens / 8),
+        update=7,
+        sync=1,
+    )
+    assert again.seconds == once.seconds + 5  # eight samples with five tokens each
+
+
+def test_a_long_tail_is_hidden_by_staleness() -> None:
+    tail = [10.0] * 15 + [150.0]
+    seconds = [simulate_stream(work(tail, staleness=k, chunk=10), update=5, sync=1).seconds for k in range(5)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[4] < 0.5 * seconds[0]
+
+
+def test_what_would_be_too_old_is_dropped_or_waited_for() -> None:
+    tail = [10.0] * 15 + [150.0]
+    rules = Admission(rows=8, group=2, staleness=1, too_old="drop")
+    dropping = simulate_stream(work(tail, chunk=10, rules=rules), update=5, sync=1)
+    waiting = simulate_stream(work(tail, chunk=10), update=5, sync=1)
+    assert dropping.seconds < 0.5 * waiting.seconds
+    assert 0.1 < dropping.dropped < 0.5 and waiting.dropped == 0
+
+
+def test_in_order_weights_change_where_nothing_is_begun() -> None:
+    """Eight rows of the next iteration are drawn before the sync, so that only an update can hide them."""
+    in_order = Admission(rows=8, group=2, staleness=1, order="in_order")
+    course = simulate_stream(work([10.0], rules=in_order), update=30, sync=1)
+    assert (course.seconds, course.oldest) == (31, 1)
+    short = simulate_stream(work([10.0], rules=in_order), update=3, sync=1)
+    assert short.seconds == 11
+
+
+@given(
+    st.lists(st.floats(1, 500), min_size=1, max_size=24),
+    st.integers(0, 3),
+    st.sampled_from(["fifo", "in_order"]),
+    st.sampled_from(["wait", "drop"]),
+    st.none() | st.integers(1, 9),
+    st.floats(0.1, 300),
+    st.floats(5, 200),
+    st.floats(0, 50),
+)
+def test_bounds_hold_for_any_lengths(
+    lengths: list[float],
+    staleness: int,
+    order: str,
+    too_old: str,
+    in_flight: int | None,
+    update: float,
+    chunk: float,
+    beside: float,
+) -> None:
+    rules = Admission(8, 2, staleness, order, too_old, in_flight)
+    streamed = work(lengths, chunk=chunk, rules=rules, beside=(beside, 0.1))
+    course = simulate_stream(streamed, update, sync=1)
+    assert course == simulate_stream(streamed, update, sync=1)
+    assert 0 <= course.age <= course.oldest <= staleness
+    assert course.waiting <= (staleness + 1) * 8
+    assert course.seconds >= max(course.generating, update + 1) - 1e-6
+
+
+def planned(*settings: str, **assumed: Any) -> tuple[Plan, StreamForecast]:
+    plan = compile_graph("grpo", [*STREAMED, *settings], target=Target("h100-8", **assumed))
+    assert plan.predicted and plan.predicted.stream
+    return plan, plan.predicted.stream
+
+
+def test_a_plan_tells_where_streaming_gains() -> None:
+    plan, told = planned("schedule.stream.staleness=4", response_tokens=2000)
+    assert plan.predicted and plan.predicted.headline and told.ahead
+    assert plan.predicted.seconds == told.seconds
+    assert plan.predicted.headline.iteration.low == pytest.approx(told.seconds[0])
+    for grade in (0, 1):
+        assert told.seconds[grade] < 0.8 * told.ahead[grade] < 0.8 * told.synchronous[grade]
+        busiest = max(took[grade] for took in plan.predicted.pools.values())
+        assert busiest <= told.seconds[grade] + 1e-5
+    assert "x as fast as synchronous" in headline(plan)["streaming"]
+    drawn = next(step for step in plan.steps if step.leaves)
+    assert drawn.seconds == told.drawing
+
+
+def test_a_plan_claims_no_gain_of_short_equal_lengths() -> None:
+    plan, told = planned("rollout.max_new_tokens=256", response_tokens=256)
+    assert told.ahead
+    assert all(told.seconds[grade] >= told.ahead[grade] * 0.999 for grade in (0, 1))
+    assert "no gain over `staleness: 1`" in headline(plan)["streaming"]
+
+
+def test_a_plan_tells_where_streaming_loses() -> None:
+    plan, told = planned("schedule.stream={staleness: 0, chunk: 32}", response_tokens=2000)
+    assert told.ahead is None and told.seconds[1] > told.synchronous[1]
+    assert "slower than synchronous" in headline(plan)["streaming"]
+
+
+def test_synchronous_and_ahead_are_what_those_graphs_are_predicted_to_take() -> None:
+    _, told = planned(response_tokens=2000)
+    others = []
+    for schedule in ("schedule.staleness=0", "schedule.staleness=1"):
+        settings = [*STREAMED, "schedule.stream=null", schedule]
+        target = Target("h100-8", response_tokens=2000)
+        plan = compile_graph("grpo", settings, target=target)
+        assert plan.predicted
+        others.append(plan.predicted.seconds)
+    assert told.synchronous == pytest.approx(others[0], rel=0.02)
+    assert told.ahead == pytest.approx(others[1], rel=0.02)
+
+
+def test_few_in_flight_take_longer() -> None:
+    _, told = planned("schedule.stream.in_flight=8", response_tokens=2000)
+    _, free = planned(response_tokens=2000)
+    assert told.seconds[0] > 1.5 * free.seconds[0]
+
+
+def test_text_page_and_json_say_the_same() -> None:
+    plan, told = planned()
+    said = headline(plan)
+    text = CliRunner().invoke(main, ["plan", "grpo", *STREAMED, "--cluster", "h100-8"]).output
+    made = json.loads(
+        CliRunner()
+        .invoke(main, ["plan", "grpo", *STREAMED, "--cluster", "h100-8", "--format", "json"])
+        .stdout
+    )
+    assert made["predicted"]["stream"] == json.loads(json.dumps(vars(told)))
+    for label in ("streaming", "age of rows"):
+        assert said[label] in text
+        assert contents(Subject(plan))["headline"][1][label] == said[label]
+
+
+def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
+    settings, target = ["rollout.max_new_tokens=8192"], Target("h100-2", response_tokens=1000)
+    found, best = autoplace("grpo", settings, target)
+    offered = offer("grpo", settings, target, found)
+    assert best.schedule.stream is None and offered and offered.plan and offered.plan.predicted
+    assert offered.seconds < 0.8 * found[0].seconds
+    told = contest_text(found, offer=offered)
+    assert "where generation streams an iteration takes 0." in told
+    assert all(setting in told for setting in ("schedule.stream=", "old_logprobs=rollout_logprobs"))
+    again = compile_graph("grpo", [*settings, *overrides(offered.settings)], target=target)
+    assert again.predicted and again.predicted.seconds == offered.plan.predicted.seconds
+
+
+def test_a_search_offers_no_stream_where_nothing_generates_or_it_streams() -> None:
+    target = Target("h100-2")
+    found, _ = autoplace("sft", [], target)
+    assert offer("sft", [], target, found) is None
+    plan, _ = planned()
+    streaming = replace(found[0], layout=PoolLayout(4, frozenset(), 1, 2048, False), plan=plan)
+    assert offer("grpo", [*STREAMED], Target("h100-8"), [streaming]) is None
+
+
+def test_the_buffer_is_counted_on_its_host() -> None:
+    plan, told = planned()
+    scenario = Scenario.of(Target("h100-8"))
+    held = held_bytes(plan, scenario.work(plan))
+    # tokens (int64), mask, log-probs and advantages (float32) of each token of mean length
+    assert held == {"finished": pytest.approx(told.begun * (8 + 1 + 4 + 4) * scenario.work(plan).mean)}
+    longer = replace(plan.regions["finished"], keep=3)
+    more = held_bytes(replace(plan, regions={"finished": longer}), scenario.work(plan))
+    assert more["finished"] == 2 * held["finished"]
+
+
+def test_a_streamed_plan(golden: Callable[[str, str], None]) -> None:
+    golden(
+        "plan/streamed.txt",
+        CliRunner().invoke(main, ["plan", "grpo", *STREAMED, "--cluster", "h100-8"]).stdout,
+    )
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_the_page_draws_what_is_predicted(staleness: int) -> None:
+    """Each iteration takes as long as the prediction says, no pool does two things at once, none overlaps."""
+    plan, told = planned(f"schedule.stream.staleness={staleness}", response_tokens=2000)
+    events, took = expected(plan)
+    assert took == pytest.approx(middle(told.seconds))
+    update = next(step.id for step in plan.steps if step.updates)
+    ends = [event.end for event in events if event.step.id == update]
+    assert [later - end for end, later in pairwise(ends)] == pytest.approx([took] * (len(ends) - 1))
+    for pool in plan.pools:
+        mine = sorted((event.start, event.end) for event in events if pool in occupied(event.step))
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(mine))
+    shown = {(event.step.id, event.iteration) for event in events}
+    assert shown == {(step.id, n) for step in plan.steps for n in range(staleness + 3)}
+    assert terminal_text(plan)
