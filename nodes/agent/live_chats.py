@@ -124,8 +124,8 @@ class LiveChats:
             self.engine.leave(one.chat.number)
 
     async def _close(self) -> None:
-        await self.engine.settle()
         await self._give_up([*self.live.values()])
+        await self.engine.settle()
 
 
 async def conversation(chat: Chat, n: int, loop: Loop | None) -> float:

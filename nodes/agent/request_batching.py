@@ -82,8 +82,9 @@ class RequestBatcher:
         """Leave the engine alone until the gate is opened; what is in flight comes back as far as it is."""
         self.gate.clear()
         calls = asyncio.gather(*map(asyncio.wrap_future, [*self.calls]), return_exceptions=True)
+        whole = self.going_on and (self.sampling.regex or self.sampling.json_schema)  # a grammar can't be cut
         while not calls.done():
-            if not (self.sampling.regex or self.sampling.json_schema):  # what has a grammar can't be cut
+            if not whole:
                 await asyncio.to_thread(self.engine.abort)
             await asyncio.wait([calls], timeout=SWEEP)
 

@@ -17,10 +17,12 @@ from test_residency import SMALL, tight
 
 from demo_files import make_demo_files
 from rlgraph.ir.plan import Target
+from rlgraph.runtime.demo_tools import make_model
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.run import run_graph
 
+AGENTS = Path(__file__).parent.parent / "runtime" / "agent_streamed.yaml"
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"
 TWO = ONES.with_name("ones_two.yaml")
 SGLANG = ["models.policy.serve.engine=sglang", "schedule.iterations=3"]
@@ -118,6 +120,22 @@ def test_what_is_left_unfinished_goes_on_with_newer_weights(files: Path, tmp_pat
         assert line["update_policy/grad_norm"] > 0
         assert line["versions/mixed"] <= line["mixed/waited"] and 0 <= line["versions/age"] <= 1
     assert any(line["versions/mixed"] for line in found)
+
+
+@pytest.mark.nightly
+def test_conversations_stream_and_new_weights_find_nothing_in_flight(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", seed=0)
+    notes = [f"update.note={tmp_path}/used", f"walked.tools.visit.note={tmp_path}/visits"]
+    settings = ("walked.max_new_tokens=600", "walked.max_turn_tokens=60", "pools.gen.devices=2")
+    run(tmp_path, tmp_path / "run", AGENTS, *notes, *settings)
+    used = [json.loads(line) for line in (tmp_path / "used").read_text().splitlines()]
+    groups = [group for one in used for group in one["groups"]]
+    assert len(groups) == 3 * 12 and {groups.count(group) for group in groups} == {2}
+    for one in used:
+        assert all(versions == sorted(versions) for versions in one["versions"])
+        assert all(0 <= one["iteration"] - versions[0] <= 2 for versions in one["versions"])
+    visits = [json.loads(line) for line in (tmp_path / "visits").read_text().splitlines()]
+    assert sum("begins" in visit for visit in visits) == sum("ends" in visit for visit in visits)
 
 
 @pytest.mark.nightly
