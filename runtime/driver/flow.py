@@ -274,7 +274,8 @@ class Flow:
                 here = np.flatnonzero(mine & ~first)
                 if need > len(here):
                     return None
-                first[here[: max(need, 0)]] = True
+                if need > 0:
+                    first[self._in_order(here, iteration)[:need]] = True
         others = self._in_order(np.flatnonzero(~first), iteration)
         return np.sort(np.concatenate([np.flatnonzero(first), others[: rows - int(first.sum())]]))
 
