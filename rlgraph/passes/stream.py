@@ -46,6 +46,11 @@ def stream(graph: Graph) -> Graph:
             updates = [node for node in nodes if node.updates]
             remedy = f"let what is behind it do so, as set: {{{updates[0].name}.rows: {refills[0].name}}}"
             raise GraphError([Problem("no-stream", law, refills[0].mark, (), remedy)])
+        if asked := next((node for node in refills if node.refill and node.refill.policy), None):
+            law = f"`{asked.name}` has a policy for groups that wait; where generation streams, "
+            law += "`schedule.stream.order` says which come next"
+            remedy = f"set: {{{asked.name}.refill.policy: null, schedule.stream.order: FILE.py:NAME}}"
+            raise GraphError([Problem("stream-policy", law, asked.mark, (), remedy)])
         kept = {"keep": settings.staleness}
         nodes = [replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes]
         return replace(graph, nodes=tuple(nodes))

@@ -94,14 +94,16 @@ class Admission:
         if self.order == "in_order":
             places = sorted(range(len(begun)), key=prompts.__getitem__)[: self.rows]
             return places if prompts[places[-1]] < min(unused, default=math.inf) else None
-        first = self._first(iteration, begun, Counter(unused.values()))
+        first = self._first(iteration, begun, Counter(unused.values()), arrange)
         if first is None:
             return None
         here = {*first}
         others = arrange([place for place in range(len(begun)) if place not in here])
         return sorted([*first, *others[: self.rows - len(first)]])
 
-    def _first(self, iteration: int, begun: Sequence[int], unused: Counter[int]) -> list[int] | None:
+    def _first(
+        self, iteration: int, begun: Sequence[int], unused: Counter[int], arrange: Arrange
+    ) -> list[int] | None:
         """Return the places of the rows that the iterations to come have no room for before they are too old.
 
         Those that were begun in v are used up to v + staleness: the earliest deadline comes first.
@@ -117,7 +119,7 @@ class Admission:
                 return None
             if need > 0:
                 taken = {*first}
-                first += [p for p, v in enumerate(begun) if v <= oldest and p not in taken][:need]
+                first += arrange([p for p, v in enumerate(begun) if v <= oldest and p not in taken])[:need]
         return first
 
 

@@ -11,6 +11,7 @@ import pytest
 from ran import metrics, same_weights
 from safetensors.torch import load_file
 
+from rlgraph.errors import RunError
 from rlgraph.runtime.run import run_graph
 
 GRAPH = str(Path(__file__).parent / "streamed.yaml")
@@ -125,3 +126,27 @@ def test_prompts_that_a_filter_drops_before_generation_leave_others_as_they_are(
     Path("chosen.yaml").write_text(text)
     prompts = check(run("a", "schedule.stream.chunk=3", graph="chosen.yaml"), 2, whole=False)
     assert all(prompt % 3 != 1 for prompt in prompts)
+
+
+POLICIES = """
+def none(waiting, wanted):
+    return []
+
+def wrong(waiting, wanted):
+    return [-1]
+
+def late(waiting, wanted):
+    return sorted(range(len(waiting)), key=lambda i: -waiting[i].prompt)
+"""
+
+
+def test_a_function_says_which_groups_come_next_and_one_that_takes_none_leaves_the_order() -> None:
+    Path("policies.py").write_text(POLICIES)
+    orders = {"a": "fifo", "b": "policies.py:none", "c": "policies.py:late"}
+    stream = "schedule.stream={{staleness: 3, chunk: 40, order: '{}'}}"
+    first, same, other = (run(name, stream.format(order)) for name, order in orders.items())
+    assert first == same
+    assert min(other[0]["groups"]) > max(first[0]["groups"])
+    check(other, 3)
+    with pytest.raises(RunError, match=r"policies.py:wrong returned"):
+        run("d", stream.format("policies.py:wrong"))
