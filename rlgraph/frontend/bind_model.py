@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rlgraph.engines.registry import BALANCED, EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
@@ -15,9 +16,10 @@ from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
+from rlgraph.ops.registry import find_function
 from rlgraph.syntax.model_settings import EXPERTS, ModelSection, Serve, Train
 from rlgraph.syntax.settings import Schedule, Stop
-from rlgraph.syntax.source import Tree
+from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
 
@@ -250,7 +252,22 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
         binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
     if schedule.stop:
         _stop_is_measured(schedule.stop, tree, binder)
+    schedule = _streamed(schedule, section, binder)
     return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
+
+
+def _streamed(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
+    """Return a schedule whose stream, if any, alone says how stale rows may be, and which come next."""
+    if (stream := schedule.stream) is None:
+        return schedule
+    if (ahead := schedule.staleness) and stream.staleness not in (None, ahead):
+        law = f"`schedule.staleness` is {ahead}, and `schedule.stream.staleness` {stream.staleness}"
+        binder.problem("two-staleness", law, section.items["stream"].key, (), "remove: [schedule.staleness]")
+    own: dict[str, Any] = {"staleness": (ahead or 1) if stream.staleness is None else stream.staleness}
+    if stream.order not in ("fifo", "in_order", OPEN):
+        mark = section.items["stream"].items["order"].mark
+        own["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
+    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=own)})
 
 
 def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:

@@ -36,7 +36,7 @@ def stream(graph: Graph) -> Graph:
     settings = graph.schedule.stream
     if settings is None or graph.report:
         return graph
-    drawing = _drawing(graph)
+    drawing, staleness = _drawing(graph), settings.staleness or 0
     names = {node.name for node in drawing}
     nodes = [_leaving(graph, node) if node.name in names else node for node in graph.nodes]
     refills = [node for node in nodes if node.refill]
@@ -51,7 +51,7 @@ def stream(graph: Graph) -> Graph:
             law += "`schedule.stream.order` says which come next"
             remedy = f"set: {{{asked.name}.refill.policy: null, schedule.stream.order: FILE.py:NAME}}"
             raise GraphError([Problem("stream-policy", law, asked.mark, (), remedy)])
-        kept = {"keep": settings.staleness}
+        kept = {"keep": staleness}
         nodes = [replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes]
         return replace(graph, nodes=tuple(nodes))
     if len(drawing) > 1:
@@ -69,7 +69,7 @@ def stream(graph: Graph) -> Graph:
         if node.call and node.name not in inside and any(writer(typed, c).name in inside for c in node.reads)
     }
     behind = [replace(n, rows=_finished_rows(n, names)) if n.name in read else n for n in nodes]
-    return replace(graph, nodes=(*behind, _finished(drawing[0], settings.staleness)))
+    return replace(graph, nodes=(*behind, _finished(drawing[0], staleness)))
 
 
 def _drawing(graph: Graph) -> list[Node]:
@@ -78,14 +78,10 @@ def _drawing(graph: Graph) -> list[Node]:
     serves = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
     serving = [node for node in serves if node.model in trained]
     apart = [n for n in serving if graph.engines[f"{n.model}.serve"] != graph.engines[f"{n.model}.train"]]
-    if apart and not graph.schedule.staleness:
+    if apart:
         return apart
     law, mark = "`schedule.stream`: generation is to stream beside training; ", None
-    if graph.schedule.staleness:
-        law += f"`schedule.staleness` ({graph.schedule.staleness}) lets it run ahead by whole iterations"
-        remedy = "set: {schedule.staleness: 0, schedule.stream.staleness: "
-        remedy += f"{graph.schedule.staleness}}}"
-    elif serving:
+    if serving:
         law += f"`{serving[0].model}` generates and trains on one pool"
         remedy = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}, or schedule.stream=null"
         mark = serving[0].mark

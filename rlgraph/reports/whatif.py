@@ -149,8 +149,9 @@ def _pools(plan: Plan, most: int) -> Iterator[Try]:
 def streamed(plan: Plan, settings: Settings) -> Iterator[Try]:
     """Yield tries of generation that streams, with corrections for rows of older weights."""
     for staleness in (1, 2, 4):
-        said = {"schedule.staleness": 0, "schedule.stream": {"staleness": staleness}, **_corrected(plan)}
-        yield Try("stream", {**settings, **said}, STREAM.format(k=staleness))
+        said = {"schedule.stream": {"staleness": staleness}, **_corrected(plan)}
+        also = {"schedule.staleness": staleness} if plan.schedule.staleness else {}
+        yield Try("stream", {**settings, **also, **said}, STREAM.format(k=staleness))
 
 
 def _sized(pools: Mapping[str, int]) -> dict[str, Any]:

@@ -74,9 +74,9 @@ class Stream(Section):
     ``stream: {}`` is all of the defaults.
     """
 
-    staleness: Natural = 1
+    staleness: Natural | None = None
     """by how many updates the weights that draw a token may be older than those that an update of it starts
-    from. 0: only what one iteration needs is begun."""
+    from. 0: only what one iteration needs is begun. null: `schedule.staleness`, or 1."""
     order: str = "fifo"
     """which groups an iteration takes. fifo: the first to finish, and before them those that would be too old
     in the next. in_order: in the order of their prompts, and weights change only where nothing is begun, so
