@@ -5,6 +5,8 @@ An op's parameter annotated with one of these classes is filled in by the runtim
     def logprobs(model: TrainEngine, tokens: int64[samples, tokens], ...) -> float32[samples, tokens]
 
 Nothing here imports torch: the names in the annotations are for readers.
+
+One file: whoever writes an op finds here all that one may be given.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ slots (continuous batching, as in Orca, Yu et al. 2022).
 Not covered: recurrent and linear-attention layers, chunked attention, ALiBi, prefix sharing between requests,
 CUDA graphs, and more than one device.
 
+One file: the engine's calls all keep the one state of its model, cache and slots.
+
 Shapes: prompts (rows of one prefill), rows (slots), live (running samples), vocabulary.
 """
 
