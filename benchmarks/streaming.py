@@ -4,7 +4,9 @@
 
 Each iteration trains on 64 samples that 64 slots generate. Lengths are log-normal, the tail ten times the
 median; or all alike. The bound is what the busiest pool needs for the tokens of an iteration, were all its
-slots full: no schedule is faster. The first and last iterations, in which pools fill and drain, are left out.
+slots full: no schedule is faster. What is predicted is what the planner's simulator makes of the same lengths
+and seconds, with nothing for the driver. The first and last iterations, in which pools fill and drain, are
+left out.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from pathlib import Path
 
 import ray
 
+from rlgraph.planning.admission import Admission
+from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
 from rlgraph.runtime.demo import make
 from rlgraph.runtime.run import run_graph
 
 GRAPH = Path(__file__).parent / "streaming.yaml"
-BATCH, N, SLOTS, SECOND, TRAIN, MEDIAN = 16, 4, 64, 0.001, 0.12, 64
+BATCH, N, SLOTS, SECOND, TRAIN, MEDIAN = 16, 4, 64, 0.003, 0.36, 64
+JUDGE, CHUNK = 0.3, 32
 STREAMS = (0, 1, 2, 4, 8)
 TARGETS = {"synchronous": 1.8, "one ahead": 1.25}
 
@@ -45,22 +50,47 @@ def compare(tail: float, count: int) -> None:
     bound = max(TRAIN, work(tail, count) * SECOND / SLOTS)
     print(f"\n{name}: bound {bound:.3f} s an iteration")
     schedules = {"synchronous": "{}", "one ahead": "{staleness: 1}"}
-    schedules |= {f"stream, staleness {k}": f"{{stream: {{staleness: {k}, chunk: 32}}}}" for k in STREAMS}
+    schedules |= {
+        f"stream, staleness {k}": f"{{stream: {{staleness: {k}, chunk: {CHUNK}}}}}" for k in STREAMS
+    }
     last = f"stream, staleness {STREAMS[-1]}"
     took = {name: measure(tail, count, name, schedule) for name, schedule in schedules.items()}
+    predicted = {f"stream, staleness {k}": simulated(tail, count, k).seconds for k in STREAMS}
     for name, (seconds, age) in took.items():
-        print(f"  {name:<22} {seconds:6.3f} s  {seconds / bound:5.2f} of the bound  age {age:.2f}")
+        told = f"  predicted {predicted[name]:.3f} s" if name in predicted else ""
+        print(f"  {name:<22} {seconds:6.3f} s  {seconds / bound:5.2f} of the bound  age {age:.2f}{told}")
     for name, target in TARGETS.items():
         aim = f"  (target {target})" if tail > 1 else ""
         print(f"  {name} / {last}: {took[name][0] / took[last][0]:.2f}{aim}")
 
 
-def work(tail: float, count: int) -> float:
-    """Return the mean tokens that an iteration trains on."""
+def lengths(tail: float, count: int) -> list[float]:
+    """Return the tokens of the samples of a run."""
     from streaming_ops import length
 
-    prompts = range(BATCH * count)
-    return sum(length(p, k, MEDIAN, tail) for p in prompts for k in range(N)) / count
+    return [float(length(prompt, k, MEDIAN, tail)) for prompt in range(BATCH * count) for k in range(N)]
+
+
+def work(tail: float, count: int) -> float:
+    """Return the mean tokens that an iteration trains on."""
+    return sum(lengths(tail, count)) / count
+
+
+def simulated(tail: float, count: int, staleness: int) -> SteadyState:
+    """Return what the planner's simulator makes of a stream."""
+    rounds = RegionWork(
+        rules=Admission(rows=BATCH * N, group=N, staleness=staleness),
+        lengths=lengths(tail, count),
+        prompt=0.0,
+        chunk=CHUNK,
+        servers=1,
+        slots=SLOTS,
+        decode=lambda samples, context: SECOND,
+        read=lambda samples, tokens: 0.0,
+        measured=(0.0, 0.0),
+        beside=(JUDGE, 0.0),
+    )
+    return simulate_stream(rounds, update=TRAIN, sync=0.0)
 
 
 def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, float]:
@@ -68,6 +98,7 @@ def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, f
     model = f"models.policy.path={Path('demo_files/model').resolve()}"
     more = f"iterations: {count}" + ", " * (schedule != "{}")
     settings = [model, f"drawn.tail={tail}", f"schedule={{{more}{schedule[1:]}"]
+    settings += [f"drawn.seconds={SECOND}", f"judged.seconds={JUDGE}", f"update.seconds={TRAIN}"]
     run = run_graph(str(GRAPH), settings, run_dir=Path(f"{name} {tail}".replace(" ", "-").replace(",", "")))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     middle = lines[count // 4 : -count // 6]

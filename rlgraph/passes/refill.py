@@ -15,9 +15,11 @@ from math import prod
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.dependencies import reached
-from rlgraph.ir.graph import Graph, Node, Region
+from rlgraph.ir.graph import Column, Graph, Node, Region
 from rlgraph.ir.steps import Kind
 from rlgraph.ir.trace import draw, older, writer
+
+TOLD = ("text[samples]", "float32[samples]")
 
 
 def refill(graph: Graph) -> Graph:
@@ -79,22 +81,35 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
     if region.streams:
         because = f"`schedule.stream`: rows come as they finish, and an iteration takes {region.rows} that "
         because += f"were begun at most {region.keep} update{'s' * (region.keep != 1)} before"
+    told = _told(graph, filtering, selects) if region.streams else {}
     collect = Node(
         name=f"collect:{filtering.name}",
         kind=Kind.COLLECT,
-        reads=tuple(node.reads[0] for node in selects),
-        writes=tuple(node.writes[0] for node in selects),
+        reads=(*(node.reads[0] for node in selects), *told),
+        writes=(*(node.writes[0] for node in selects), *(column.name for column in told.values())),
         domain=selects[0].domain,
         after=(filtering.name,),
         because=because,
     )
-    rewritten = {name: replace(graph.columns[name], writer=collect.name) for name in collect.writes}
+    known = {**graph.columns, **{column.name: column for column in told.values()}}
+    rewritten = {name: replace(known[name], writer=collect.name) for name in collect.writes}
     return replace(
         graph,
         nodes=(*(node for node in graph.nodes if node.name not in replaced), collect),
         columns={**graph.columns, **rewritten},
         regions={**graph.regions, filtering.name: region},
     )
+
+
+def _told(graph: Graph, filtering: Node, selects: Sequence[Node]) -> dict[str, Column]:
+    """Return what a samples file tells of a row, and nothing behind the filter reads -> its column there."""
+    read, like = {node.reads[0] for node in selects}, graph.columns[selects[0].writes[0]]
+    return {
+        name: replace(column, name=f"{name}/{filtering.name}", domain=like.domain, copy_of=name)
+        for name, column in graph.columns.items()
+        if column.domain == filtering.domain and not column.copy_of and name not in read
+        if str(column.type) in TOLD and name != filtering.writes[0]
+    }
 
 
 def _region(graph: Graph, filtering: Node) -> Region:

@@ -51,11 +51,9 @@ class Admission:
             unfinished: those of them that are not drawn to the end.
 
         Example:
-            >>> Admission(rows=64, group=8, staleness=1).room(2, waiting=48, unused=3, unfinished=2)
-            7
+            >>> Admission(rows=64, group=8, staleness=1).room(2, waiting=64, unused=3, unfinished=2)
+            5
         """
-        if self.order != "in_order" and waiting >= self.rows:
-            return 0  # the next iteration has its rows: others would only grow old
         groups = math.ceil((iterations * self.rows - waiting - unused * self.group) / self.group)
         if self.in_flight is not None:
             groups = min(groups, self.in_flight - unfinished)

@@ -13,7 +13,6 @@ from functools import partial
 from rlgraph.costs import formulas
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.pricing import Pricing
-from rlgraph.engines.registry import serving
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
@@ -90,7 +89,7 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
     serve = pricing.serve(next(iter(drawn.models)))
-    again, step = not serving(serve).own_servers, ASSUMED.step[grade]
+    step = ASSUMED.step[grade]
     inside = [s for s in plan.steps if s.region == region.filter and not s.facts.collects and s is not drawn]
     each = {here: [0.0, 0.0] for here in (True, False)}
     for other in inside:
@@ -108,7 +107,6 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,
-        reads_again=rounds if again else 0,
         measured=(each[True][0] + rounds * step, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,

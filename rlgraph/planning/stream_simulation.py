@@ -37,9 +37,8 @@ class RegionWork:
     slots: int  # samples of a server at a time
     decode: Callable[[float, float], float]  # samples of a server, tokens of each so far -> seconds of a step
     read: Callable[[float, float], float]  # samples of a server, tokens of each -> seconds to read them
-    reads_again: float  # how often a round reads what a sample has; 0: where weights have changed alone
     measured: tuple[float, float]  # seconds on the pool: of a round, of a row that has finished
-    beside: tuple[float, float]  # the same elsewhere
+    beside: tuple[float, float]  # elsewhere: until a round's rows are there, and of each row
     kept: float = 1.0  # the share of groups that the filter keeps
 
 
@@ -87,8 +86,8 @@ class _Rounds:
         if not self.live:
             return None
         seconds = work.read(len(new) / work.servers, work.prompt)
-        if again := old and (work.reads_again or float(self.fresh)):
-            seconds += again * work.read(old / work.servers, work.prompt + self.held / old)
+        if old and self.fresh:  # what samples have is read again with new weights
+            seconds += work.read(old / work.servers, work.prompt + self.held / old)
         self.fresh = False
         return seconds + self._drawn(), self._ended()
 
@@ -213,7 +212,7 @@ class _BothPools:
             self.ends.append(self.trained)
             self.stock.now += 1
             self.is_due, self.is_news, self.rounds.fresh = False, True, True
-        elif self.is_news and not self.is_due and self.trained <= self.time:
+        if self.is_news and not self.is_due and self.trained <= self.time:
             self.is_news = False
             if (taken := self.stock.take()) is not None:
                 self.trained, self.is_due = self.time + self.update, True
@@ -221,7 +220,7 @@ class _BothPools:
                 self.ages += [self.stock.given - 1 - begun for _, begun in taken]
 
     def _draw(self) -> None:
-        """Begin a round, if anything is begun; its rewards come one round after the other."""
+        """Begin a round, if anything is begun; its rows are measured one after the other."""
         if (begun := self.rounds.begin()) is None:
             return
         seconds, finished = begun
@@ -229,6 +228,5 @@ class _BothPools:
         seconds += self.work.measured[0] + self.work.measured[1] * rows
         self.drawn, self.busy = self.time + seconds, self.busy + seconds
         if finished:
-            seconds = self.work.beside[0] + self.work.beside[1] * rows
-            self.measured = max(self.measured, self.drawn) + seconds
-            self.arrivals.append((self.measured, finished))
+            self.measured = max(self.measured, self.drawn) + self.work.beside[1] * rows
+            self.arrivals.append((self.measured + self.work.beside[0], finished))

@@ -52,7 +52,6 @@ def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed
         "slots": 1000,
         "decode": lambda samples, context: 1.0,
         "read": lambda samples, tokens: 0.0,
-        "reads_again": 0,
         "measured": (0.0, 0.0),
         "beside": (0.0, 0.0),
     }
@@ -91,14 +90,17 @@ def test_a_filter_that_keeps_half_doubles_the_rounds() -> None:
     assert course.seconds > 7 + 1 + 2 * 10
 
 
-def test_what_is_cut_is_read_again() -> None:
-    once = simulate_stream(work([10.0], chunk=5, staleness=0), update=7, sync=1)
-    again = simulate_stream(
-        work([10.0], chunk=5, staleness=0, reads_again=1, read=lambda samples, tokens: samples * tokens / 8),
-        update=7,
-        sync=1,
-    )
-    assert again.seconds == once.seconds + 5  # eight samples with five tokens each
+def test_what_is_under_way_is_read_again_with_new_weights() -> None:
+    tail = [10.0] * 15 + [150.0]
+
+    def seconds(staleness: int, price: float) -> float:
+        reads = work(
+            tail, staleness=staleness, chunk=10, read=lambda samples, tokens: samples * tokens * price
+        )
+        return simulate_stream(reads, update=5, sync=1).seconds
+
+    assert seconds(4, 0.01) > seconds(4, 0.0)
+    assert seconds(0, 0.01) == seconds(0, 0.0)  # nothing is under way when weights change
 
 
 def test_a_long_tail_is_hidden_by_staleness() -> None:
@@ -248,8 +250,9 @@ def test_the_buffer_is_counted_on_its_host() -> None:
     plan, told = planned()
     scenario = Scenario.of(Target("h100-8"))
     held = held_bytes(plan, scenario.work(plan))
-    # tokens (int64), mask, log-probs and advantages (float32) of each token of mean length
-    assert held == {"finished": pytest.approx(told.begun * (8 + 1 + 4 + 4) * scenario.work(plan).mean)}
+    # tokens (int64), mask, log-probs and advantages (float32) of each token of mean length; a reward of each row
+    each = (8 + 1 + 4 + 4) * scenario.work(plan).mean + 4
+    assert held == {"finished": pytest.approx(told.begun * each)}
     longer = replace(plan.regions["finished"], keep=3)
     more = held_bytes(replace(plan, regions={"finished": longer}), scenario.work(plan))
     assert more["finished"] == 2 * held["finished"]
