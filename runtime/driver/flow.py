@@ -30,7 +30,8 @@ from rlgraph.runtime.driver.refill import Outcome
 from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 
-MOST = 16  # rounds whose rows are measured at a time
+# rounds that are under way at a time: at first, while processes beside workers start, and later
+FEW, MOST = 2, 16
 GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
 
 
@@ -120,6 +121,7 @@ class Flow:
         self.last = plan.iterations
         self.now, self.given = 0, 0  # iterations: of the weights; that have rows
         self.seen, self.stayed, self.dropped = 0, 0, 0  # rows since an iteration took some
+        self.ended = 0  # rounds
 
     def intake(self, iteration: int) -> Intake:
         """Return what an iteration's rows come to."""
@@ -163,7 +165,7 @@ class Flow:
             return []
         measured = self._drawn(self.open[-1]) if self.open else []
         asks = self._room()
-        if len(self.open) >= MOST or (not asks and not len(self.begun.prompts)):
+        if len(self.open) >= min(FEW + self.ended, MOST) or (not asks and not len(self.begun.prompts)):
             return measured
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
@@ -204,6 +206,7 @@ class Flow:
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)
         self.past.append(ended)
+        self.ended += 1
         most = self.region.rounds * (self.region.keep + 1) * self.region.rows / self.region.expected
         if self.seen > most and not self.stayed:
             raise RunError(self._too_few())

@@ -250,7 +250,7 @@ def test_the_buffer_is_counted_on_its_host() -> None:
     plan, told = planned()
     scenario = Scenario.of(Target("h100-8"))
     held = held_bytes(plan, scenario.work(plan))
-    # of each token of mean length tokens (int64), mask, log-probs and advantages (float32); of a row its reward
+    # of each token of mean length its id, mask, log-prob and advantage; of a row its reward
     each = (8 + 1 + 4 + 4) * scenario.work(plan).mean + 4
     assert held == {"finished": pytest.approx(told.begun * each)}
     longer = replace(plan.regions["finished"], keep=3)
