@@ -38,9 +38,9 @@ class Recorded(TransformersEngine):
         self.seen: list[tuple[list[int], list[int]]] = []
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, enough: Any = None
+        self, requests: Sequence[Request], sampling: Sampling, enough: Any = None, stays: bool = False
     ) -> list[list[Generation]]:
-        made = super().generate(requests, sampling, enough)
+        made = super().generate(requests, sampling, enough, stays)
         for request, many in zip(requests, made, strict=True):
             self.seen += [(list(request.prompt), list(one.tokens)) for one in many]
         return made
