@@ -121,8 +121,7 @@ def _relatives(op: Op, attribute: str) -> str:
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
     """Return an op with the columns that its attributes ask for, one of which may name others with types."""
-    asked = {port for port, attribute in op.declared.when.items() if attributes.get(attribute)}
-    outputs = tuple(port for port in op.outputs if not port.optional or port.name in asked)
+    outputs = op.written(attributes)
     own, ports = {port.name for port in outputs}, list[Port]()
     columns, domain = attributes.get(attribute := op.declared.columns), _domain(op)
     for column, said in (columns if isinstance(columns, Mapping) else {}).items():

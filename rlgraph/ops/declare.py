@@ -232,6 +232,11 @@ class Op:
         """Return the kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
         return self.hooks[path.partition(".")[0]]
 
+    def written(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
+        """Return the outputs that it writes with these attributes."""
+        asked = {port for port, attribute in self.declared.when.items() if attributes.get(attribute)}
+        return tuple(port for port in self.outputs if not port.optional or port.name in asked)
+
     def further(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
         """Return the columns that it reads beside its inputs: those that an attribute names."""
         if self.more is None:

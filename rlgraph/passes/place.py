@@ -85,7 +85,7 @@ def _streams_apart(graph: Graph, pools: dict[str, str]) -> None:
             continue
         names = {collect.name, *nx.ancestors(graph.needs, collect.name)}
         behind, inside = [node for node in graph.in_order if node.name in names], members(graph, collect)
-        leaving = (pools[node.name] for node in inside if node.call and node.op.declared.leaves)
+        leaving = (pools[node.name] for node in inside if node.leaves)
         drawn = next(leaving, pools[inside[0].name])
         waits = {pools[node.name] for node in behind}
         wrong = [(node, pools[collect.name]) for node in behind if pools[node.name] == drawn]

@@ -117,8 +117,7 @@ def _leaving(graph: Graph, node: Node) -> Node:
 def _with_outputs(call: Call) -> Call:
     """Return a call with the columns that its op writes only with attributes that it has by now."""
     declared, known = load(call.target, call.op.name), {port.name for port in call.op.outputs}
-    asked = {name for name, attribute in declared.declared.when.items() if call.attributes.get(attribute)}
-    further = [port for port in declared.outputs if port.name in asked - known]
+    further = [port for port in declared.written(call.attributes) if port.name not in known]
     return replace(call, op=replace(call.op, outputs=(*call.op.outputs, *further)))
 
 

@@ -154,8 +154,10 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
         steps = drawn_in_rounds(steps, stream)
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        alone = round(period(simulate(steady(plan), seconds, count), count), 6)
-        whole.append(stream.seconds[grade] if stream else alone)
+        if stream:
+            whole.append(stream.seconds[grade])
+        else:
+            whole.append(round(period(simulate(steady(plan), seconds, count), count), 6))
         pools.append(busy(plan, seconds))
     both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
     on = pricing.calibration.calibration if pricing.calibration else ""

@@ -92,12 +92,16 @@ class _Rounds:
         return seconds + self._drawn(), self._ended()
 
     def _last(self, number: int, length: float) -> int:
-        return self.first[number] + max(math.ceil(length / self.work.chunk), 1) - 1
+        return self.first[number] + self._before(length)
+
+    def _before(self, length: float) -> int:
+        """Return how many rounds a sample takes before its last."""
+        return max(math.ceil(length / self.work.chunk) - 1, 0)
 
     def _drawn(self) -> float:
         """Return the seconds of decoding: full slots until none waits, then a batch that shrinks."""
         work, ends = self.work, self.ending.get(self.round, [])
-        rest = [length - max(math.ceil(length / work.chunk) - 1, 0) * work.chunk for length in ends]
+        rest = [length - self._before(length) * work.chunk for length in ends]
         full = self.live - len(ends)
         longest, tokens = (work.chunk if full else max(rest)), full * work.chunk + sum(rest)
         each = tokens / self.live

@@ -140,9 +140,9 @@ def _pools(plan: Plan, most: int) -> Iterator[Try]:
             yield Try("apart", split)
             yield Try("ahead", {**split, "schedule.staleness": 1, **_corrected(plan)}, AHEAD)
             yield from streamed(plan, split)
-    if len(names) > 1 and not plan.schedule.staleness and not plan.schedule.stream:
-        yield Try("ahead", {"schedule.staleness": 1, **_corrected(plan)}, AHEAD)
     if len(names) > 1 and not plan.schedule.stream:
+        if not plan.schedule.staleness:
+            yield Try("ahead", {"schedule.staleness": 1, **_corrected(plan)}, AHEAD)
         yield from streamed(plan, {})
 
 

@@ -21,12 +21,10 @@ import numpy as np
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ops.buffer_policy import chosen
-from rlgraph.ops.registry import load_function
 from rlgraph.planning.admission import Admission
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Entry, Execution, filled
-from rlgraph.runtime.driver.refill import Outcome
+from rlgraph.runtime.driver.refill import Outcome, by_policy
 from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 
@@ -39,7 +37,7 @@ class FlowRound(Round):
     """One round of a region that streams: its weights are those that generation has when it begins."""
 
     serving: Callable[[], Mapping[str, int]]
-    is_measured = False  # whether what comes behind its samples was begun
+    finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
 
     def versions(self, step: Step) -> dict[str, int]:
         """Return the versions that a step reads, as they were sent last."""
@@ -51,13 +49,9 @@ class FlowRound(Round):
         """Return whether it is known which groups have finished."""
         return {self.source.id, self.drawing.id} <= self.happened
 
-    def finished(self) -> Any:
-        """Return int64: the numbers of the prompts whose samples have all ended."""
-        return np.setdiff1d(self.groups(), self.unfinished().prompts.prompts)
-
     def outcome(self) -> Outcome:
         """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
-        if len(self.finished()):
+        if len(self.finished):
             return super().outcome()
         return Outcome(BufferedRows(), 0, 0, self.unfinished())
 
@@ -99,10 +93,7 @@ class Flow:
         """Start where ``position`` rows of the source were taken, with what a checkpoint has left waiting."""
         assert plan.schedule.stream
         self.settings, self.region, self.serving = plan.schedule.stream, plan.regions[name], serving
-        stream, region = plan.schedule.stream, self.region
-        self.rules = Admission(
-            region.rows, region.times, region.keep, stream.order, stream.too_old, stream.in_flight
-        )
+        self.rules = Admission.of(self.region, self.settings)
         every = [step for step in plan.steps if step.region == name]
         self.steps = [step for step in every if not step.facts.collects]
         self.collect = next(step for step in every if step.facts.collects)
@@ -179,11 +170,12 @@ class Flow:
 
     def _drawn(self, latest: FlowRound) -> list[tuple[Execution, Step]]:
         """Return the steps behind the samples of a round, which are taken if some group has finished."""
-        if latest.is_measured:
+        if latest.finished is not None:
             return []
-        latest.is_measured, self.begun = True, self._young(latest.unfinished())
-        behind = self.steps[self.drawing :]
-        if len(latest.finished()):
+        left, behind = latest.unfinished(), self.steps[self.drawing :]
+        latest.finished = np.setdiff1d(latest.groups(), left.prompts.prompts)
+        self.begun = self._young(left)
+        if len(latest.finished):
             return [(latest, step) for step in behind]
         latest.steps = self.steps[: self.drawing]
         latest.unsubmitted -= {step.id for step in behind}
@@ -197,10 +189,10 @@ class Flow:
     def _absorb(self, ended: FlowRound) -> None:
         """Put the rows of a round into the buffer."""
         outcome = ended.outcome()
-        for number in ended.finished().tolist():
+        for number in ended.finished.tolist():
             self.ahead.pop(number, None)
             self.times.setdefault(number, [time.time()]).append(time.time())
-        for number in np.setdiff1d(ended.finished(), outcome.buffered.prompts).tolist():
+        for number in np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist():
             del self.times[number]
         self.buffer = joined([self.buffer, outcome.buffered])
         self.seen += outcome.seen
@@ -222,9 +214,7 @@ class Flow:
         self.dropped += int((~young).sum()) * self.region.times
         rows = np.flatnonzero(young)
         each = np.flatnonzero(young.repeat(self.region.times))
-        if not len(rows):
-            return Waiting()
-        return Waiting(prompts=begun.prompts.take(rows), samples=begun.samples.take(each))
+        return Waiting(prompts=begun.prompts.left(rows), samples=begun.samples.left(each))
 
     def _give(self) -> None:
         """Give iterations that wait for rows theirs, as far as they are here."""
@@ -232,14 +222,14 @@ class Flow:
             execution, intake = self.wanted[0]
             young = np.flatnonzero(self._are_young(self.buffer, intake.iteration))
             self.dropped += len(self.buffer) - len(young)
-            self.buffer = self.buffer.take(young) if len(young) else BufferedRows()
+            self.buffer = self.buffer.left(young)
             now = self._chosen(intake.iteration)
             if now is None:
                 return
             self.wanted.popleft()
             intake.used = self.buffer.take(now)
             rest = np.setdiff1d(np.arange(len(self.buffer)), now)
-            self.buffer = self.buffer.take(rest) if len(rest) else BufferedRows()
+            self.buffer = self.buffer.left(rest)
             intake.values = self._measured(intake.used, intake.iteration)
             intake.spans = tuple(self._spans(intake.used))
             execution.rounds[self.region.filter], self.past = self.past, []
@@ -265,13 +255,8 @@ class Flow:
         """Return some places in the buffer in the order in which they are taken."""
         if self.settings.order == "fifo" or not len(places):
             return places
-        target = self.settings.order
         waits = self.buffer.take(places)
-        groups = waits.groups(iteration)
-        owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
-        taken = chosen(load_function(target), target.rpartition("/")[2], groups, self.region.rows)
-        rest = [place for place in range(len(groups)) if place not in {*taken}]
-        return np.concatenate([places[owner == place] for place in (*taken, *rest)])
+        return places[np.concatenate(by_policy(waits, self.settings.order, iteration, self.region.rows))]
 
     def _measured(self, used: BufferedRows, iteration: int) -> dict[str, float]:
         age, begun = iteration - used.made, len(self.begun.prompts)

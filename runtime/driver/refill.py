@@ -90,12 +90,8 @@ class Rounds:
         """Begin with the waiting rows that are not too old: all of them, or those that the policy takes."""
         rows = self._young(waiting.rows, 0)
         if self.region.policy and len(rows):
-            groups, policy = rows.groups(self.iteration), load_function(self.region.policy)
-            name, every = self.region.policy.rpartition("/")[2], np.arange(len(rows))
-            owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
-            now = chosen(policy, name, groups, self.region.rows)
-            self.later = rows.take(every[~np.isin(owner, now)])
-            rows = rows.take(np.concatenate([every[:0], *(every[owner == place] for place in now)]))
+            now, later = by_policy(rows, self.region.policy, self.iteration, self.region.rows)
+            self.later, rows = rows.take(later), rows.take(now)
         begun = self._young(waiting.prompts, 0), self._young(waiting.samples, 0)
         self.buffers, self.begun = [rows], Waiting(BufferedRows(), *begun)
 
@@ -117,7 +113,7 @@ class Rounds:
     def _young(self, buffered: BufferedRows, later: int) -> BufferedRows:
         """Return rows that are not too old for this iteration, or for one ``later``."""
         young = np.flatnonzero(self.iteration + later - buffered.made <= self.region.keep)
-        return buffered.take(young) if len(young) else BufferedRows()
+        return buffered.left(young)
 
     def _too_few(self, missing: int) -> str:
         region, seen = self.region, max(self.seen, 1)
@@ -130,6 +126,15 @@ class Rounds:
         more = f"more rounds, or more at a time: {region.filter}.refill="
         more += f"{{rounds: {2 * region.rounds}, expected: {share:.2g}}}"
         return f"{law}\n  {more}\n  or give data that it keeps more of, or fewer rows (refill.rows)"
+
+
+def by_policy(rows: BufferedRows, target: str, iteration: int, wanted: int) -> tuple[Any, Any]:
+    """Return int64: the places of the rows that a policy takes, in its order, and those of the others."""
+    groups, every = rows.groups(iteration), np.arange(len(rows))
+    owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
+    now = chosen(load_function(target), target.rpartition("/")[2], groups, wanted)
+    taken = np.concatenate([every[:0], *(every[owner == place] for place in now)])
+    return taken, every[~np.isin(owner, now)]
 
 
 def repeated(step: Step) -> bool:

@@ -74,6 +74,10 @@ class BufferedRows:
         columns = {name: held.take(rows) for name, held in self.columns.items()}
         return BufferedRows(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
 
+    def left(self, rows: Any) -> BufferedRows:
+        """Return some of the rows; where there are none, no part of a column is held on to."""
+        return self.take(rows) if len(rows) else BufferedRows()
+
     def groups(self, iteration: int) -> list[Group]:
         """Return its groups: rows that follow one another and are of one prompt."""
         starts = np.flatnonzero(np.diff(self.prompts, prepend=-1))

@@ -136,8 +136,12 @@ class Calls:
         finally:
             for task in replies:
                 task.cancel()
-            self.asks -= {*asks}
-            self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
+            self._over(asks)
+
+    def _over(self, asks: Sequence[Ask]) -> None:
+        """Forget requests that nothing comes of any more."""
+        self.asks -= {*asks}
+        self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
 
     async def _some(
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
@@ -156,8 +160,7 @@ class Calls:
         self.asks.add(ask)
 
         def ended(task: asyncio.Task[list[dict[str, Any]]]) -> None:
-            self.asks.discard(ask)
-            self.router.forget([ask.conversation] if isinstance(ask.conversation, tuple) else [])
+            self._over([ask])
             _ = task.cancelled() or task.exception()  # it is raised where somebody asks for the sample
 
         task.add_done_callback(ended)
