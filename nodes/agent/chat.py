@@ -112,9 +112,10 @@ class Chat:
     def _said(self, generation: Generation) -> str:
         """Return what a turn says: without its end token, but with one of the graph that is text."""
         tokenizer, tokens = self.pieces.tokenizer, list(generation.tokens)
-        texts = {*self.engine.sampling.stop_token_ids}.difference(tokenizer.all_special_ids)
-        ended = generation.finish == "stop" and tokens[-1] not in texts
-        return str(tokenizer.decode(tokens[:-1] if ended else tokens))
+        if generation.finish == "stop":
+            last, asked = tokens[-1], self.engine.sampling.stop_token_ids
+            tokens = tokens[:-1] if last not in asked or last in tokenizer.all_special_ids else tokens
+        return str(tokenizer.decode(tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
         """Run calls at the same time, and let the policy read the answers in their order.

@@ -113,15 +113,10 @@ def reserved(
     Raises:
         RunError: the cluster that the module ``ray`` is joined to has no room in ``timeout`` seconds.
     """
-    from ray._private.state import available_resources_per_node
     from ray.util.placement_group import placement_group, remove_placement_group
 
     kinds = ("CPU", "GPU") if gpus else ("CPU",)
-    hosts = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    left = defaultdict(dict, available_resources_per_node())
-    free = [host for host, has in hosts.items() if all(left[host].get(k) == has.get(k) for k in kinds)]
-    devices = {host: device_count(has, gpus) for host, has in hosts.items()}
-    labels = own_hosts(parts, whole, devices, free)
+    labels = _labels(ray, parts, gpus, kinds, whole) if whole else [{} for _ in parts]
     bundles = [dict.fromkeys(kinds, float(size)) for _, size in parts]
     group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
     for _ in range(math.ceil(timeout)):
@@ -142,6 +137,19 @@ def reserved(
     law = f"the cluster has no room for {pools.total()} workers with {each} each ({wanted}{groups}): "
     law += f"waited {timeout:.0f} s, and it has {_hosts(ray, kinds)}"
     raise RunError(f"{law}\n  ask for fewer with --devices, or wait until others have finished")
+
+
+def _labels(
+    ray: Any, parts: Sequence[PlacementUnit], gpus: bool, kinds: Sequence[str], whole: Collection[str]
+) -> list[dict[str, str]]:
+    """Return the host of the cluster that each unit has to be on, as a label; free ones come first."""
+    from ray._private.state import available_resources_per_node
+
+    hosts = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    left = defaultdict(dict, available_resources_per_node())
+    free = [host for host, has in hosts.items() if all(left[host].get(k) == has.get(k) for k in kinds)]
+    devices = {host: device_count(has, gpus) for host, has in hosts.items()}
+    return own_hosts(parts, whole, devices, free)
 
 
 def _hosts(ray: Any, kinds: Sequence[str]) -> str:
