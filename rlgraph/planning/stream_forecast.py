@@ -11,37 +11,28 @@ from dataclasses import replace
 from functools import partial
 
 from rlgraph.costs import formulas
-from rlgraph.costs.efficiency import ASSUMED
+from rlgraph.costs.efficiency import ASSUMED, BEST
 from rlgraph.costs.pricing import Pricing
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, weighed
-from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
+from rlgraph.planning.stream_simulation import Course, RegionWork, SteadyState, simulate_stream, stream_course
 
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
 
 
 def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     """Return what streaming comes to with these priced steps; None where no region streams, or several do."""
-    plan = pricing.plan
-    drawing_in = {step.region for step in plan.steps if step.leaves}
-    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
-    if len(streams) != 1:
+    plan, region = pricing.plan, _streaming(pricing.plan)
+    if region is None:
         return None
-    (region,) = streams
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        syncs = {step.id for step in plan.steps if step.facts.syncs}
-        inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
-        update, sync = (
-            _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
-            for part in (seconds.keys() - syncs - inside, syncs)
-        )
         drawn = _drawn(pricing, region)
-        course = simulate_stream(_work(pricing, region, 1 - grade, seconds), update, sync)
+        course = simulate_stream(*_simulated(pricing, region, 1 - grade, seconds))
         others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
         courses.append(course)
         drawing.append(max(course.generating - others, 0.0))
@@ -64,6 +55,22 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     )
 
 
+def predicted_course(pricing: Pricing, iterations: int) -> Course | None:
+    """Return what becomes of the groups of the first iterations at best rates; None as of ``forecast``."""
+    plan, region = pricing.plan, _streaming(pricing.plan)
+    if region is None:
+        return None
+    seconds = weighed(plan, {step.id: step.seconds[0] for step in plan.steps if step.seconds})
+    return stream_course(*_simulated(pricing, region, BEST, seconds), iterations)
+
+
+def _streaming(plan: Plan) -> Region | None:
+    """Return the region that streams; None where none does, or several do."""
+    drawing_in = {step.region for step in plan.steps if step.leaves}
+    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
+    return streams[0] if len(streams) == 1 else None
+
+
 def drawn_in_rounds(steps: Sequence[Step], told: StreamForecast) -> tuple[Step, ...]:
     """Return the steps, of those that draw rows the seconds of an iteration's rounds."""
     return tuple(replace(step, seconds=told.drawing) if step.leaves else step for step in steps)
@@ -76,6 +83,20 @@ def _drawn(pricing: Pricing, region: Region) -> Step:
 def _chain(plan: Plan, seconds: dict[int, float]) -> float:
     """Return the seconds of the steps of one iteration, by itself."""
     return period(simulate(steady(plan), seconds, 1), 1)
+
+
+def _simulated(
+    pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]
+) -> tuple[RegionWork, float, float]:
+    """Return the work of a region's rounds at one grade, and the seconds of an update and of a sync."""
+    plan = pricing.plan
+    syncs = {step.id for step in plan.steps if step.facts.syncs}
+    inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
+    update, sync = (
+        _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
+        for part in (seconds.keys() - syncs - inside, syncs)
+    )
+    return _work(pricing, region, grade, seconds), update, sync
 
 
 def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]) -> RegionWork:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from random import Random
@@ -53,6 +53,16 @@ class SteadyState:
     dropped: float  # the share of rows that are dropped as they would be too old
     waiting: int  # the most rows in the buffer
     fill: float  # seconds that the first iterations take beyond as many in the steady state
+
+
+@dataclass(frozen=True)
+class Course:
+    """Some iterations of a region, in seconds."""
+
+    # prompt -> the iteration of the weights that it was begun with, when it was begun, drawn and used, so far
+    groups: Mapping[int, Sequence[float]]
+    syncs: Sequence[float]  # when each was done
+    update: float  # from when an iteration has its rows to when its update is done
 
 
 class _Rounds:
@@ -176,6 +186,13 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     )
 
 
+def stream_course(work: RegionWork, update: float, sync: float, iterations: int) -> Course:
+    """Return what becomes of each group in the first iterations; arguments as of ``simulate_stream``."""
+    run = _BothPools(work, update, sync)
+    run.until(iterations)
+    return Course(run.groups, run.ends[1:], update)
+
+
 class _BothPools:
     """Both pools from one event to the next: a round ends, rows come, an update is done."""
 
@@ -188,6 +205,7 @@ class _BothPools:
         self.arrivals: list[tuple[float, list[int]]] = []
         self.ends, self.busy = [0.0], 0.0  # of syncs; seconds of the pool that generates
         self.ages, self.most = list[int](), 0
+        self.groups: dict[int, list[float]] = {}  # as of ``Course``
 
     def until(self, syncs: int) -> None:
         """Go on until so many syncs are done."""
@@ -222,15 +240,22 @@ class _BothPools:
                 self.trained, self.is_due = self.time + self.update, True
                 self.rounds.drop_old()
                 self.ages += [self.stock.given - 1 - begun for _, begun in taken]
+                for number in {number for number, _ in taken}:
+                    self.groups[number].append(self.time)
 
     def _draw(self) -> None:
         """Begin a round, if anything is begun; its rows are measured one after the other."""
+        first = self.stock.position
         if (begun := self.rounds.begin()) is None:
             return
+        for number in range(first, self.stock.position):
+            self.groups[number] = [self.stock.now, self.time]
         seconds, finished = begun
         rows = len(finished) * self.work.rules.group
         seconds += self.work.measured[0] + self.work.measured[1] * rows
         self.drawn, self.busy = self.time + seconds, self.busy + seconds
+        for number in finished:
+            self.groups[number].append(self.drawn)
         if finished:
             self.measured = max(self.measured, self.drawn) + self.work.beside[1] * rows
             self.arrivals.append((self.measured + self.work.beside[0], finished))

@@ -27,6 +27,7 @@ from rlgraph.syntax.yaml_text import flow, place
 from rlgraph.version import VERSION
 from rlgraph.view.drawings.boxes import links, title, weights
 from rlgraph.view.recorded import recorded
+from rlgraph.view.stream import predicted_stream
 from rlgraph.view.subject import Subject
 from rlgraph.view.timeline import ahead, arrows, expected, footprint, lanes, memory
 
@@ -60,6 +61,7 @@ def contents(new: Subject, old: Subject | None = None) -> Contents:
         "iterations": plan.iterations,
         "timeline": _timeline(plan),
         "memory": _memory(plan),
+        "stream": predicted_stream(plan),
         "engines": _engines(plan),
         "diff": _diff(new.plan, old.plan) if old else None,
         "run": recorded(new.run_dir) if new.run_dir else None,

@@ -8,7 +8,7 @@ from itertools import groupby, product
 
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import PARTS, Footprint, away_items
-from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
@@ -146,8 +146,8 @@ def _synced(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
             yield Arrow((updates[-1], source), (step.id, iteration), f"{model}@{version}")
 
 
-def footprint(plan: Plan) -> Footprint | None:
-    """Return the memory that the steps take on the plan's cluster; None where none is known here."""
+def footprint(plan: Plan) -> Pricing | None:
+    """Return the memory and prices of the steps on the plan's cluster; None where none is known here."""
     target = plan.origin.target if plan.origin else None
     # another version may count otherwise than the plan says
     if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
@@ -158,7 +158,7 @@ def footprint(plan: Plan) -> Footprint | None:
         return None
     if cluster.cluster != plan.predicted.cluster:
         return None
-    return Footprint(plan, cluster, workload(plan, **target.assumptions), sizes)
+    return Pricing(plan, cluster, workload(plan, **target.assumptions), sizes)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:

@@ -11,9 +11,8 @@ A checkpoint has what waits, and what was begun as it was before the oldest roun
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,10 +26,10 @@ from rlgraph.runtime.driver.iteration import Entry, Execution, filled
 from rlgraph.runtime.driver.refill import Outcome, by_policy
 from rlgraph.runtime.driver.refill_round import Round
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
+from rlgraph.runtime.driver.stages import GroupSpan, StreamClock, Window
 
 # rounds that are under way at a time: at first, while processes beside workers start, and later
 FEW, MOST = 2, 16
-GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
 
 
 class FlowRound(Round):
@@ -65,6 +64,7 @@ class Intake:
     used: BufferedRows | None = None  # set once they are here
     values: dict[str, float] = field(default_factory=dict)
     spans: tuple[GroupSpan, ...] = ()  # of its groups: from when they were begun, and from when they waited
+    window: Window | None = None  # set with ``used``
 
     def __post_init__(self) -> None:
         self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
@@ -104,7 +104,7 @@ class Flow:
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
-        self.times: dict[int, list[float]] = {}  # likewise, when it was begun, and when it finished
+        self.clock = StreamClock()
         self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
         self.wanted: deque[tuple[Execution, Intake]] = deque()
         self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
@@ -123,6 +123,7 @@ class Flow:
         if self.whole is None:
             self.given = execution.entry.iteration
         self.whole = execution
+        self.clock.ask()
         self.wanted.append((execution, intake))
 
     def synced(self, iteration: int) -> None:
@@ -157,13 +158,14 @@ class Flow:
         measured = self._drawn(self.open[-1]) if self.open else []
         asks = self._room()
         if len(self.open) >= min(FEW + self.ended, MOST) or (not asks and not len(self.begun.prompts)):
+            self.clock.stand()
             return measured
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
         numbers = range(self.position, self.position + asks)
         self.ahead |= dict.fromkeys(numbers, self.now)
-        self.times |= {number: [time.time()] for number in numbers}
+        self.clock.begin(numbers)
         self.position += asks
         self.open.append(latest)
         return [*measured, *((latest, step) for step in self.steps[: self.drawing])]
@@ -175,6 +177,7 @@ class Flow:
         left, behind = latest.unfinished(), self.steps[self.drawing :]
         latest.finished = np.setdiff1d(latest.groups(), left.prompts.prompts)
         self.begun = self._young(left)
+        self.clock.note(latest.finished.tolist())
         if len(latest.finished):
             return [(latest, step) for step in behind]
         latest.steps = self.steps[: self.drawing]
@@ -191,9 +194,8 @@ class Flow:
         outcome = ended.outcome()
         for number in ended.finished.tolist():
             self.ahead.pop(number, None)
-            self.times.setdefault(number, [time.time()]).append(time.time())
-        for number in np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist():
-            del self.times[number]
+        self.clock.note(ended.finished.tolist())
+        self.clock.drop(np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist())
         self.buffer = joined([self.buffer, outcome.buffered])
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)
@@ -210,7 +212,7 @@ class Flow:
             return begun
         for number in begun.prompts.prompts[~young].tolist():
             self.ahead.pop(number, None)
-            self.times.pop(number, None)
+        self.clock.drop(begun.prompts.prompts[~young].tolist())
         self.dropped += int((~young).sum()) * self.region.times
         rows = np.flatnonzero(young)
         each = np.flatnonzero(young.repeat(self.region.times))
@@ -227,11 +229,13 @@ class Flow:
             if now is None:
                 return
             self.wanted.popleft()
+            intake.window = self.clock.use(self.buffer.prompts.tolist(), self.region.rows)
             intake.used = self.buffer.take(now)
             rest = np.setdiff1d(np.arange(len(self.buffer)), now)
             self.buffer = self.buffer.left(rest)
             intake.values = self._measured(intake.used, intake.iteration)
-            intake.spans = tuple(self._spans(intake.used))
+            made = zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True)
+            intake.spans = tuple(self.clock.spans(dict(made)))
             execution.rounds[self.region.filter], self.past = self.past, []
             self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
             execution.happened.add(filled(self.region.filter))
@@ -264,17 +268,6 @@ class Flow:
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
         values |= {"dropped": self.dropped, "rounds": len(self.past)}
         return {name: float(value) for name, value in values.items()}
-
-    def _spans(self, used: BufferedRows) -> Iterator[GroupSpan]:
-        """Yield when the groups of an iteration's rows were generated, and when they waited, in few lanes."""
-        free: list[float] = []  # the end of each lane
-        made = dict(zip(used.prompts.tolist(), used.made.tolist(), strict=True))
-        known = [(*self.times.pop(number), number) for number in made if len(self.times.get(number, ())) == 2]
-        for begun, finished, number in sorted(known):
-            lane = next((at for at, end in enumerate(free) if end <= begun), len(free))
-            free[lane : lane + 1] = [now := time.time()]
-            yield f"group {lane}", f"prompt {number}, weights {made[number]}", begun, finished
-            yield f"group {lane}", f"prompt {number} waits", finished, now
 
     def _too_few(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"

@@ -5,7 +5,8 @@ class PlanPanel {
     Object.assign(this, { contents, pick, view: "steady", picked: null, every: false });
     this.steps = new Map(contents.phases.train.steps.map((step) => [step.id, step]));
     this.chart = el("div", { class: "chart", "data-chart": "plan" });
-    this.element = el("section", { class: "panel", id: "panel-plan" }, ...this.head(), this.chart, ...this.tables());
+    this.stream = contents.stream && new StreamChart("predicted-groups", "Groups of the stream, as predicted", "At the best rates.");
+    this.element = el("section", { class: "panel", id: "panel-plan" }, ...this.head(), this.chart, ...(this.stream ? this.stream.parts : []), ...this.tables());
     new ResizeObserver(() => this.draw()).observe(this.chart);
   }
 
@@ -41,6 +42,7 @@ class PlanPanel {
     this.engines(chart, from, to);
     this.arrows(chart, rows, from, to);
     this.chart.replaceChildren(chart.draw("steps over time"));
+    if (this.stream) this.stream.draw(this.contents.stream, ...this.contents.stream.window);
   }
 
   // What stands before the lanes.
