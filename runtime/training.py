@@ -178,7 +178,8 @@ class TrainingRun:
         if not self.early.reached:
             self.early.add(values)
             if self.early.reached:
-                self.total = min(end, self.state.iteration + lead(self.plan))
+                now = self.state.iteration  # behind ``end`` where an evaluation overlapped training
+                self.total = max(now, min(end, now + lead(self.plan)))
                 self.progress.ends(self.early.reached)
 
     def _boundary(self) -> int:

@@ -18,7 +18,13 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, weighed
-from rlgraph.planning.stream_simulation import Course, RegionWork, SteadyState, simulate_stream, stream_course
+from rlgraph.planning.stream_simulation import (
+    RegionWork,
+    SteadyState,
+    StreamCourse,
+    simulate_stream,
+    stream_course,
+)
 
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
 
@@ -55,7 +61,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     )
 
 
-def predicted_course(pricing: Pricing, iterations: int) -> Course | None:
+def predicted_course(pricing: Pricing, iterations: int) -> StreamCourse | None:
     """Return what becomes of the groups of the first iterations at best rates; None as of ``forecast``."""
     plan, region = pricing.plan, _streaming(pricing.plan)
     if region is None:

@@ -56,7 +56,7 @@ class SteadyState:
 
 
 @dataclass(frozen=True)
-class Course:
+class StreamCourse:
     """Some iterations of a region, in seconds."""
 
     # prompt -> the iteration of the weights that it was begun with, when it was begun, drawn and used, so far
@@ -186,11 +186,11 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     )
 
 
-def stream_course(work: RegionWork, update: float, sync: float, iterations: int) -> Course:
+def stream_course(work: RegionWork, update: float, sync: float, iterations: int) -> StreamCourse:
     """Return what becomes of each group in the first iterations; arguments as of ``simulate_stream``."""
     run = _BothPools(work, update, sync)
     run.until(iterations)
-    return Course(run.groups, run.ends[1:], update)
+    return StreamCourse(run.groups, run.ends[1:], update)
 
 
 class _BothPools:
@@ -205,7 +205,7 @@ class _BothPools:
         self.arrivals: list[tuple[float, list[int]]] = []
         self.ends, self.busy = [0.0], 0.0  # of syncs; seconds of the pool that generates
         self.ages, self.most = list[int](), 0
-        self.groups: dict[int, list[float]] = {}  # as of ``Course``
+        self.groups: dict[int, list[float]] = {}  # as of ``StreamCourse``
 
     def until(self, syncs: int) -> None:
         """Go on until so many syncs are done."""

@@ -48,7 +48,8 @@ def _about(plan: Plan, name: str) -> str:
     pool, steps = name.removeprefix(BEHIND), [s for s in plan.steps if s.region and not s.facts.collects]
     drawn = next(step.id for step in steps if step.leaves)
     own = [step for step in steps if step.id > drawn and step.pool == pool]
-    named = [step.node for step in own if step.node != step.region]  # a filter takes next to nothing
+    # moves of columns, and the filter, take next to nothing
+    named = [step.node for step in own if not step.inserted and step.node != step.region]
     return f"{', '.join(named or (step.node for step in own))} on {pool}"
 
 
@@ -62,17 +63,17 @@ def bottleneck(plan: Plan, told: Mapping[str, Stage]) -> str:
     if update.starved < LITTLE * whole:
         law = f"the update decides: it waits for rows {starved} of the time"
         return f"{law}; give pool {trains} more devices: more staleness gains nothing"
-    # rows enough were there at least so long, and those of older weights come first
-    if (waited := buffer.held + update.starved - whole) > LITTLE * whole:
-        law = f"groups that take long decide: {update.share(waited)} of the time an update has its rows, and "
-        return f"{law}waits for groups of older weights, which come first; {MORE}"
-    if generation.busy > (1 - LITTLE) * whole:
-        law = f"generation decides: it is busy {generation.share(generation.busy)} of the time"
-        return f"{law}; give pool {serves} more devices or, where its slots are not full, {MORE}"
     able = {stage.busy + stage.held: stage for name, stage in told.items() if name.startswith(BEHIND)}
     if (most := max(able, default=0.0)) > max(generation.busy, update.busy):
         law = f"{able[most].about} decides: it has rows {update.share(most)} of the time, "
         return f"{law}and works {update.share(able[most].busy)}; make it faster, give it more room, or {MORE}"
+    # rows enough were there at least so long, and those of older weights come first
+    if (waited := buffer.held + update.starved - whole) > LITTLE * whole:
+        law = f"groups that take long decide: {update.share(waited)} of the time rows enough are there, and "
+        return f"{law}the update waits for groups of older weights, which come first; {MORE}"
+    if generation.busy > (1 - LITTLE) * whole:
+        law = f"generation decides: it is busy {generation.share(generation.busy)} of the time"
+        return f"{law}; give pool {serves} more devices or, where its slots are not full, {MORE}"
     if generation.held > LITTLE * whole:
         law = f"generation may begin nothing {generation.share(generation.held)} of the time, "
         return f"{law}and the update has no rows {starved}: they wait for each other; {MORE}"

@@ -22,7 +22,7 @@ ITERATIONS = 3  # of the prediction that it draws
 GROUP = re.compile(r"prompt (\d+)(?:, weights (\d+)| waits)")  # see runtime/driver/stages.py
 
 
-class Group(NamedTuple):
+class StreamedGroup(NamedTuple):
     """A group of samples: when it was begun, with the weights of which iteration, when drawn, when used."""
 
     prompt: int
@@ -43,7 +43,7 @@ def predicted_stream(plan: Plan) -> dict[str, Any] | None:
     if course is None:
         return None
     begin, end = course.syncs[first - 1], course.syncs[first + ITERATIONS - 1]
-    groups = [Group(n, round(own[0]), *own[1:]) for n, own in course.groups.items() if len(own) > 2]
+    groups = [StreamedGroup(n, round(own[0]), *own[1:]) for n, own in course.groups.items() if len(own) > 2]
     uses = sorted({group.used for group in groups if group.used is not None})
     told = _stream(
         [group for group in groups if group.begun < end and (group.used or end) > begin],
@@ -64,7 +64,7 @@ def recorded_stream(
         shown: the iterations, from 1.
         first: microseconds at which the timeline begins.
     """
-    groups: dict[int, Group] = {}
+    groups: dict[int, StreamedGroup] = {}
     uses, ends, syncs = dict[int, float](), dict[int, float](), dict[int, float]()
     for event in (one for one in events if one["args"]["phase"] == "train"):
         step, iteration = (event["args"][name] for name in ("step", "iteration"))
@@ -76,16 +76,16 @@ def recorded_stream(
             if plan.steps[step - 1].facts.syncs:
                 syncs[iteration - 1] = end
         elif (told := GROUP.fullmatch(event["name"])) and told[2]:
-            groups[int(told[1])] = Group(int(told[1]), int(told[2]), start, end)
+            groups[int(told[1])] = StreamedGroup(int(told[1]), int(told[2]), start, end)
         elif told:
-            groups[int(told[1])] = groups[int(told[1])]._replace(used=end)
-            uses[iteration - 1] = end
+            used = uses.setdefault(iteration - 1, end)  # which is the same for all, but for rounding
+            groups[int(told[1])] = groups[int(told[1])]._replace(used=used)
     updates = [(used, ends[n], n) for n, used in uses.items()]
     return _stream([*groups.values()], updates, [(at, n) for n, at in syncs.items()]) if groups else None
 
 
 def _stream(
-    groups: Sequence[Group],
+    groups: Sequence[StreamedGroup],
     updates: Sequence[tuple[float, float, int]],
     syncs: Sequence[tuple[float, int]],
 ) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _stream(
     ``updates``: start, end, iteration from 0; ``syncs``: end, and the iteration whose weights come.
     """
     free: list[float] = []  # when each lane is
-    laid_out = list[tuple[int, Group]]()
+    laid_out = list[tuple[int, StreamedGroup]]()
     for group in sorted(groups, key=lambda group: group.begun):
         lane = next((n for n, end in enumerate(free) if end <= group.begun), len(free))
         free[lane : lane + 1] = [group.used or group.drawn]

@@ -17,7 +17,7 @@ from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.iteration import Execution, FinishedStep
 
 GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
-Span = tuple[float, float]
+TimeSpan = tuple[float, float]
 Spent = tuple[float, float, float]  # seconds: it worked, waited for rows, was held back
 
 
@@ -113,7 +113,9 @@ def stages(execution: Execution) -> dict[str, float]:
     return values
 
 
-def _behind(steps: Sequence[Step], rounds: Sequence[Mapping[int, Span]], whole: float) -> dict[str, Spent]:
+def _behind(
+    steps: Sequence[Step], rounds: Sequence[Mapping[int, TimeSpan]], whole: float
+) -> dict[str, Spent]:
     """Return those of each pool; one is held back that has rows, and whose devices or CPUs are not free."""
     spent = {}
     for pool in dict.fromkeys(step.pool for step in steps):
@@ -124,7 +126,7 @@ def _behind(steps: Sequence[Step], rounds: Sequence[Mapping[int, Span]], whole: 
     return spent
 
 
-def _ready(step: Step, one: Mapping[int, Span]) -> float:
+def _ready(step: Step, one: Mapping[int, TimeSpan]) -> float:
     """Return when a step of a round had what it reads."""
     start, _ = one[step.id]
     return min(start, max((one[number][1] for number in step.after if number in one), default=start))
@@ -140,12 +142,12 @@ def _update(window: Window, own: Sequence[FinishedStep]) -> Spent:
     return busy, window.until - max(there, window.asked), held
 
 
-def _span(ran: FinishedStep) -> Span:
+def _span(ran: FinishedStep) -> TimeSpan:
     reports = ran.reports.values()
     return min(report.start for report in reports), max(report.end for report in reports)
 
 
-def covered(spans: Iterable[Span]) -> float:
+def covered(spans: Iterable[TimeSpan]) -> float:
     """Return the seconds in which there is at least one span.
 
     Example:

@@ -139,7 +139,7 @@ class RunPanel {
     if (!stages.length) return [];
     const spent = (stage) => [stage.busy, stage.starved, stage.held].map((seconds) => `${secondsText(seconds)}, ${three((100 * seconds) / stage.whole)} %`);
     const rows = stages.map((stage) => [stage.about, ...spent(stage)]);
-    return [el("h2", { id: "stages" }, "Where the stream is held up"), table(["stage", ">busy", ">starved", ">held back"], rows, { class: "beside" }), el("p", { class: "note" }, bottleneck)];
+    return [el("h2", { id: "stages" }, "Where the stream is held up"), table(["stage", ">busy", ">starved", ">held back"], rows, { class: "beside stages" }), el("p", { class: "note" }, bottleneck)];
   }
 
   measuredLanes(chart, mine, from) {
