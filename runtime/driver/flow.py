@@ -80,6 +80,8 @@ class Flow:
         self.collect = next(step for step in every if step.facts.collects)
         self.drawing = 1 + next(at for at, step in enumerate(self.steps) if step.leaves)
         self.models = {model for step in self.steps if step.generates for model in step.models}
+        moving = any(step.facts.moves for step in self.steps)
+        self.in_turn = {step.id for step in self.steps[: None if moving else self.drawing]}
         drawing = self.steps[self.drawing - 1]
         moves = plan.functions["train"][drawing.node].attributes.get("stays", False)
         deals = self.settings.order != "in_order"
@@ -149,7 +151,7 @@ class Flow:
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
-        latest.first_steps, latest.yields = self.steps[: self.drawing], self.shares.deals
+        latest.in_turn, latest.yields = self.in_turn, self.shares.deals
         latest.shares, latest.places = self.shares, {**self.shares.homes}
         self.ahead |= dict.fromkeys(numbers, self.now)
         self.times |= {number: [time.time()] for number in numbers}
@@ -168,7 +170,7 @@ class Flow:
         self.shares.go_on(self.begun.prompts.prompts.tolist())
         if len(latest.finished):
             return [(latest, step) for step in behind]
-        latest.steps = latest.first_steps
+        latest.steps = self.steps[: self.drawing]
         latest.unsubmitted -= {step.id for step in behind}
         return []
 

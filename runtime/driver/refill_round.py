@@ -7,7 +7,7 @@ not finish are the first rows of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class FlowRound(Round):
     """One round of a region that streams: its weights are those that generation has when it begins."""
 
     serving: Callable[[], Mapping[str, int]]
-    first_steps: Sequence[Step]  # those up to the samples
+    in_turn: Collection[int]  # steps that pools take in order: those up to the samples
     shares: WorkerShares
     places: Mapping[int, int]  # prompt -> the device that draws its samples
     finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
@@ -167,7 +167,7 @@ class FlowRound(Round):
 
     def comes_first(self, step: Step) -> list[Awaited]:
         """Return the steps elsewhere whose columns a step reads: generation goes on until they are done."""
-        if step in self.first_steps:
+        if step.id in self.in_turn:
             return []
         makers = {column: one for one in self.steps for column in one.writes}
         read = [makers[column] for column in step.reads if column in makers]
@@ -176,7 +176,7 @@ class FlowRound(Round):
     def holds(self, step: Step) -> set[str]:
         """Return what gets nothing else while a step waits: of one behind the samples, its round alone."""
         pools = super().holds(step)
-        return pools if step in self.first_steps else {f"{pool} in round {self.number}" for pool in pools}
+        return pools if step.id in self.in_turn else {f"{pool} in round {self.number}" for pool in pools}
 
     def versions(self, step: Step) -> dict[str, int]:
         """Return the versions that a step reads, as they were sent last."""
