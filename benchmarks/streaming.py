@@ -94,7 +94,7 @@ def simulated(tail: float, count: int, staleness: int) -> SteadyState:
 
 
 def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, float]:
-    """Return the median seconds of the iterations in the middle of a run, and the mean age of rows."""
+    """Return the mean seconds of the iterations in the middle of a run, and the mean age of rows."""
     model = f"models.policy.path={Path('demo_files/model').resolve()}"
     more = f"iterations: {count}" + ", " * (schedule != "{}")
     settings = [model, f"drawn.tail={tail}", f"schedule={{{more}{schedule[1:]}"]

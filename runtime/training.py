@@ -28,7 +28,6 @@ from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
-from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.driver.stages import stages
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
@@ -36,6 +35,7 @@ from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import STATE, RunDir
 from rlgraph.runtime.rundir.skipped_steps import SkippedSteps
 from rlgraph.runtime.rundir.watchdog import Watchdog
+from rlgraph.runtime.segments import State, lead, stretch
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
 

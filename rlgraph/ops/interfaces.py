@@ -99,7 +99,8 @@ class Generation:
         return Generation(tokens, logprobs, by.finish, [*self.versions, *by.versions])
 
 
-Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop
+# takes the requests whose samples have ended since, none of them too; returns whether to stop
+Enough = Callable[[Sequence[int]], bool]
 
 
 class Tokenizer(Protocol):
@@ -133,8 +134,8 @@ class ServeEngine(Protocol):
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
-        ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
-        others are aborted, and come back as far as they are.
+        ``enough`` is told whenever samples have ended, the place of each one's request, and asked every few
+        milliseconds. Once it says so the others are aborted, and come back as far as they are.
 
         With ``stays`` the engine goes on with what has not ended where the next such call does: a request for
         exactly its tokens takes the sample up. What that call does not ask for is given up. One that
@@ -257,6 +258,7 @@ class Context:
     session: dict[str, Session] = field(default_factory=dict)  # of the node, on this worker
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
+    is_due: Callable[[], bool] = lambda: False  # whether to leave what is unfinished now: others wait
     left: Sequence[Any] = ()
     whole: Any = None
     spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch

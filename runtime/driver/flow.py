@@ -23,36 +23,14 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.admission import Admission
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Entry, Execution, filled
-from rlgraph.runtime.driver.refill import Outcome, by_policy
-from rlgraph.runtime.driver.refill_round import Round
+from rlgraph.runtime.driver.refill import by_policy
+from rlgraph.runtime.driver.refill_round import FlowRound
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
 from rlgraph.runtime.driver.stages import GroupSpan, StreamClock, Window
+from rlgraph.runtime.driver.worker_shares import WorkerShares
 
 # rounds that are under way at a time: at first, while processes beside workers start, and later
 FEW, MOST = 2, 16
-
-
-class FlowRound(Round):
-    """One round of a region that streams: its weights are those that generation has when it begins."""
-
-    serving: Callable[[], Mapping[str, int]]
-    finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
-
-    def versions(self, step: Step) -> dict[str, int]:
-        """Return the versions that a step reads, as they were sent last."""
-        sent = self.serving()
-        return super().versions(step) | {name: sent[name] for name in step.models if name in sent}
-
-    @property
-    def is_drawn(self) -> bool:
-        """Return whether it is known which groups have finished."""
-        return {self.source.id, self.drawing.id} <= self.happened
-
-    def outcome(self) -> Outcome:
-        """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
-        if len(self.finished):
-            return super().outcome()
-        return Outcome(BufferedRows(), 0, 0, self.unfinished())
 
 
 @dataclass
@@ -81,7 +59,10 @@ class Intake:
 
     def measured(self) -> dict[str, float]:
         """Return metrics: see docs/metrics.md."""
-        return {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
+        speeds = self.flow.shares.speeds()
+        pool = self.flow.steps[self.flow.drawing - 1].pool
+        values = {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
+        return values | {f"perf/speed/{pool}-{device}": speed for device, speed in enumerate(speeds)}
 
 
 class Flow:
@@ -99,6 +80,13 @@ class Flow:
         self.collect = next(step for step in every if step.facts.collects)
         self.drawing = 1 + next(at for at, step in enumerate(self.steps) if step.leaves)
         self.models = {model for step in self.steps if step.generates for model in step.models}
+        moving = any(step.facts.moves for step in self.steps)
+        self.in_turn = {step.id for step in self.steps[: None if moving else self.drawing]}
+        drawing = self.steps[self.drawing - 1]
+        moves = plan.functions["train"][drawing.node].attributes.get("stays", False)
+        deals = self.settings.order != "in_order"
+        self.shares = WorkerShares(plan.pools[drawing.pool], deals, moves)
+        self.shares.deal(waiting.prompts.prompts.tolist(), ())
         self.buffer, self.position = waiting.rows, position
         self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
@@ -160,10 +148,13 @@ class Flow:
         if len(self.open) >= min(FEW + self.ended, MOST) or (not asks and not len(self.begun.prompts)):
             self.clock.stand()
             return measured
+        numbers = range(self.position, self.position + asks)
+        self.shares.deal(numbers, self.begun.prompts.prompts.tolist())
         now = controls(self.whole, self.steps)
         latest = FlowRound(self.whole, self, self.position, asks, now)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
-        numbers = range(self.position, self.position + asks)
+        latest.in_turn, latest.yields = self.in_turn, self.shares.deals
+        latest.shares, latest.places = self.shares, {**self.shares.homes}
         self.ahead |= dict.fromkeys(numbers, self.now)
         self.clock.begin(numbers)
         self.position += asks
@@ -176,8 +167,10 @@ class Flow:
             return []
         left, behind = latest.unfinished(), self.steps[self.drawing :]
         latest.finished = np.setdiff1d(latest.groups(), left.prompts.prompts)
+        latest.measure()
         self.begun = self._young(left)
         self.clock.note(latest.finished.tolist())
+        self.shares.go_on(self.begun.prompts.prompts.tolist())
         if len(latest.finished):
             return [(latest, step) for step in behind]
         latest.steps = self.steps[: self.drawing]

@@ -42,13 +42,13 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, finite
-from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
 from rlgraph.runtime.rundir.lock import Lock
 from rlgraph.runtime.rundir.trackers import Trackers
+from rlgraph.runtime.segments import State
 from rlgraph.units import size_text
 
 STATE = "state.json"  # a checkpoint's file: where the run was

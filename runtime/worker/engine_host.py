@@ -21,6 +21,7 @@ from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
 from rlgraph.runtime.worker.process_groups import Groups
+from rlgraph.runtime.worker.round_end import RoundEnd
 
 METHODS = complete(  # each kind of step that moves an engine's parts has a method of it
     {Kind.OFFLOAD: "offload", Kind.LOAD: "reload", Kind.SLEEP: "sleep", Kind.WAKE: "wake"}, MOVES
@@ -40,6 +41,7 @@ class EngineHost:
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
         self.versions: dict[str, int] = {}  # those of train engines
+        self.round_end = RoundEnd(groups.store, pool)
         self.sessions: dict[tuple[str, str], dict[str, Session]] = {}  # of (phase, node): ``Context.session``
         self._load_trainers()
         room = self._make_room()
@@ -155,11 +157,13 @@ class EngineHost:
     def send(self, model: str, version: int) -> Mapping[str, Metric]:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
         source = self.at(model, "train", version, "the sync")
-        precision = self.plan.models[model].serve.dtype
+        serve = self.plan.models[model].serve
+        precision = serve.dtype
         weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
         if self.groups.paths[model] not in HANDED:  # else who takes them casts them
             weights = cast(weights, getattr(torch, precision))
         if link := self.groups.links.get(model):
+            self.round_end.sends(serve.pool)
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
@@ -172,6 +176,7 @@ class EngineHost:
 
     def _take(self, model: str, version: int) -> None:
         self._settle()
+        self.round_end.receives()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
 

@@ -151,7 +151,7 @@ def test_a_call_ends_with_its_first_sample_and_the_others_go_on(
     requests = [
         Request(prompt, [0], max_new_tokens=most) for prompt, most in zip(PROMPTS, (3, LONG), strict=True)
     ]
-    (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: True, stays=True)
+    (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: bool(ended), stays=True)
     assert (len(short.tokens), short.finish, long.finish) == (3, "length", "abort")
     assert len(endless.calls.asks) == 1
     while len(long.tokens) < STREAMED:

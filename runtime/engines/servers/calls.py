@@ -24,6 +24,7 @@ from rlgraph.runtime.engines.servers.supervisor import Supervisor
 
 SWEEP = 0.1  # seconds between rounds of aborts
 MOMENT = 1.0  # seconds after which a call comes back whose samples go on
+LOOK = 0.02  # seconds after which ``enough`` is asked again
 SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
 LATE = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
@@ -170,7 +171,7 @@ class Calls:
         """Wait until there are enough replies; return False where all are here before, or one failed."""
         rest = {*replies}
         while rest:
-            done, rest = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+            done, rest = await asyncio.wait(rest, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
             if any(task.exception() for task in done):
                 return False
             if enough([replies[task] for task in done]):
