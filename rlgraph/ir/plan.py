@@ -251,6 +251,16 @@ class Plan:
         """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
         return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
 
+    @cached_property
+    def lenders(self) -> Mapping[str, Step]:
+        """Return pool -> the step that lends it to generation on another pool."""
+        return {step.pool: step for step in self.steps if step.facts.lends}
+
+    def serves(self, model: str, pool: str) -> bool:
+        """Return whether a pool holds an engine that generates with a model."""
+        serve, lent = self.models[model].serve, self.lenders.get(pool)
+        return bool(serve and (serve.pool == pool or (lent and model in lent.models)))
+
     def updates(self, model: str) -> list[Step]:
         """Return the training steps that write a next version of a model, one after the other."""
         return [step for step in self.steps if step.updated == model]

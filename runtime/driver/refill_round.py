@@ -56,7 +56,8 @@ class Round(Execution):
         self.controls = controls
         functions = self.plan.functions[self.phase].values()
         self.states = {f.state: state(whole, f.state) for f in functions if f.state}
-        self.pools, self.columns, self.domains = whole.pools, whole.columns, whole.domains
+        self.pools = whole.pools | {column: step.pool for step in stream.steps for column in step.writes}
+        self.columns, self.domains = whole.columns, whole.domains
         self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
         self.collect = stream.collect
         self.source = next(step for step in stream.steps if step.node == stream.region.source)

@@ -75,7 +75,7 @@ class EngineHost:
         return room
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
-        if model.serve and model.serve.pool == self.pool:
+        if self.plan.serves(name, self.pool):
             self.serve[name] = self._served(name, model, model.serve)
             self._put_away(Kind.SLEEP, name)
 
@@ -137,14 +137,17 @@ class EngineHost:
         """Return a train or serve engine, which must be at the version that the plan promised a reader."""
         held = self.versions[model] if engine == "train" else self.serve[model].version
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
+        if engine == "train" and self.pool in self.plan.lenders:
+            for served in self.serve.values():
+                served.forget()  # the pool is given back, and needs the memory
         return self.train[model] if engine == "train" else self.serve[model]
 
     def sync(self, model: str, version: int) -> None:
         """Bring a serve engine to the weights of the train engine beside it, unless it holds them."""
         self.at(model, "train", version, "the sync")
         while self.serve[model].version != version:  # again where a server was lost meanwhile
-            self.send(model, version)
-            self._take(model, version)
+            self._settle()
+            self.serve[model].load_weights(self._outgoing(model, version), version)
         self.release()
 
     def release(self) -> None:
@@ -154,26 +157,28 @@ class EngineHost:
 
     def send(self, model: str, version: int) -> Mapping[str, Metric]:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
-        source = self.at(model, "train", version, "the sync")
-        precision = self.plan.models[model].serve.dtype
-        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
-        if self.groups.paths[model] not in HANDED:  # else who takes them casts them
-            weights = cast(weights, getattr(torch, precision))
+        weights = self._outgoing(model, version)
         if link := self.groups.links.get(model):
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
         return link.metrics() if isinstance(link, Delta) else {}
 
+    def _outgoing(self, model: str, version: int) -> Iterable[Named]:
+        """Return a train engine's weights, gathered one after the other, as its serve engine takes them."""
+        source = self.at(model, "train", version, "the sync")
+        precision = self.plan.models[model].serve.dtype
+        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
+        if self.groups.paths[model] in HANDED:  # who takes them casts them
+            return weights
+        return cast(weights, getattr(torch, precision))
+
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
-        self._take(model, version)
-        self.release()
-
-    def _take(self, model: str, version: int) -> None:
         self._settle()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
+        self.release()
 
     def checkpoint_bytes(self) -> int:
         """Return how many bytes this rank writes of a checkpoint."""

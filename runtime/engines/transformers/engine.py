@@ -173,6 +173,10 @@ class TransformersEngine:
         )
         self._load(in_pieces(named_weights(model).items(), self.pieces))
 
+    def forget(self) -> None:
+        """Free the memory of slots that were kept."""
+        self.kept = None
+
     def close(self) -> None:
         """Nothing runs beside this process."""
 
