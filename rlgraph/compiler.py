@@ -211,7 +211,7 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 
 def digest(tree: Tree, device: str = "cpu") -> str:
     """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
-    how many of them share a copy of a model or the tokens of a row, which are lent, or what is on their hosts."""
+    how many of them share a copy of a model or the tokens of a row, which are lent, or what is on hosts."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
         model.pop("vocabulary", None)

@@ -52,7 +52,6 @@ class Serving:
     unfit_adapters: str = ""
     paths: tuple[str, ...] = ()
     own_servers: bool = False  # its servers hold weights and cache from start to sleep
-    lent: bool = False  # nothing of it is under way between two calls, so that its devices can do other work
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
     cuda_graphs: bool = True  # decoding is captured in CUDA graphs
     cached: int = 2**16  # tokens that one engine holds where memory is not planned
@@ -91,7 +90,6 @@ SERVING = {
         cached=2**19,
         routing={},
         offered=("device", "adapter"),
-        lent=True,
         merges_adapters=True,
     ),
     SERVERS: Serving(

@@ -258,8 +258,15 @@ class Plan:
 
     def serves(self, model: str, pool: str) -> bool:
         """Return whether a pool holds an engine that generates with a model."""
-        serve, lent = self.models[model].serve, self.lenders.get(pool)
-        return bool(serve and (serve.pool == pool or (lent and model in lent.models)))
+        serve = self.models[model].serve
+        return bool(serve and serve.pool == pool) or self._lends(pool, model)
+
+    def held(self, model: str, engine: str, pool: str) -> str:
+        """Return the name in ``away`` of an engine of a model on a pool."""
+        return f"{model}.{engine}" + f" on {pool}" * (engine == "serve" and self._lends(pool, model))
+
+    def _lends(self, pool: str, model: str) -> bool:
+        return pool in self.lenders and model in self.lenders[pool].models
 
     def updates(self, model: str) -> list[Step]:
         """Return the training steps that write a next version of a model, one after the other."""

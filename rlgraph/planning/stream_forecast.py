@@ -34,7 +34,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        syncs = {step.id for step in plan.steps if step.facts.syncs}
+        syncs = {step.id for step in plan.steps if step.facts.syncs and not step.facts.lends}
         inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
         update, sync = (
             _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
@@ -110,4 +110,5 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         measured=(each[True][0] + rounds * step, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,
+        lent=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,
     )

@@ -164,5 +164,5 @@ def footprint(plan: Plan) -> Footprint | None:
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:
     """Return what a device of a pool holds in each training step, part by part; 0: between iterations."""
     moments = {step.id: parts for step, parts in held.moments(pool, held.in_order())}
-    moments[0] = held.resident(pool, set(away_items(held.plan)))
+    moments[0] = held.resident(pool, set(away_items(held.plan, pool)))
     return {n: {part: parts[part] for part in PARTS if parts[part]} for n, parts in moments.items()}

@@ -181,12 +181,14 @@ class Flow:
         Raises:
             RunError: the region's filter keeps too little.
         """
+        steps = [
+            one for pool in [*self.at] if self.at[pool].is_drawn for one in self._drawn(self.at.pop(pool))
+        ]
         while self.open and self.open[0].done:
             self._absorb(self.open.popleft())
         self._give()
         if self.whole is None:
             return []
-        steps = [one for pool in [*self.at] if self.at[pool].is_drawn for one in self._drawn(self.at.pop(pool))]
         if len(self.open) < min(FEW + self.ended, MOST):
             lent = self._lent()
             if self.home not in self.at:
@@ -223,8 +225,8 @@ class Flow:
     def _lent(self) -> Waiting:
         """Take out of what is begun, and not drawn now, the groups of the next round on a pool that is lent.
 
-        It has as many as its share of the devices, those that it had before first, then the latest. None where
-        no iteration waits, or enough rows are measured already.
+        It has as many as its share of the devices, those that it had before first, then the latest. There are
+        none where no iteration waits, or enough rows are measured already.
         """
         coming = sum(len(one.finished) for one in self.open if one.finished is not None) * self.region.times
         if not self.lender or self.lender in self.at or not self.wanted:

@@ -61,8 +61,8 @@ class EngineHost:
 
     def _make_room(self) -> dict[str, tuple[str, ...]]:
         """Put away what the plan ever puts away, where servers are to start; return what is to come back."""
-        serves = [model.serve for model in self.plan.models.values() if model.serve]
-        if not any(serving(serve).own_servers and serve.pool == self.pool for serve in serves):
+        serves = [m.serve for name, m in self.plan.models.items() if self.plan.serves(name, self.pool)]
+        if not any(serving(serve).own_servers for serve in serves):
             return {}
         steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
         room = {}
@@ -124,7 +124,7 @@ class EngineHost:
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        if parts := self.plan.away.get(f"{model}.{kind.facts.engines[0]}"):
+        if parts := self.plan.away.get(self.plan.held(model, kind.facts.engines[0], self.pool)):
             self.move(kind, model, parts)
 
     def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
@@ -139,7 +139,7 @@ class EngineHost:
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
         if engine == "train" and self.pool in self.plan.lenders:
             for served in self.serve.values():
-                served.forget()  # the pool is given back, and needs the memory
+                served.settle()  # the pool is given back
         return self.train[model] if engine == "train" else self.serve[model]
 
     def sync(self, model: str, version: int) -> None:

@@ -150,16 +150,3 @@ def test_a_function_says_which_groups_come_next_and_one_that_takes_none_leaves_t
     check(other, 3)
     with pytest.raises(RunError, match=r"policies.py:wrong returned"):
         run("d", stream.format("policies.py:wrong"))
-
-
-LENT = "schedule.stream.lend=true"
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_a_pool_that_waits_draws_what_others_have_begun(staleness: int) -> None:
-    """Three rounds of four tokens run on both pools: no promise changes."""
-    iterations = run("a", f"schedule.stream={{staleness: {staleness}, chunk: 4, lend: true}}")
-    check(iterations, staleness)
-    lines = metrics("a")
-    assert sum(line["finished/lent_rounds"] > 0 for line in lines) > 4
-    assert max(line["finished/age_max"] for line in lines) <= staleness
