@@ -23,10 +23,9 @@ from rlgraph.passes import PASSES
 from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
-from rlgraph.planning.axis_sizes import with_axis_sizes
 from rlgraph.planning.device_groups import aligned, on_whole_hosts
 from rlgraph.planning.lending import lend_asked
-from rlgraph.planning.model_limits import suit_models
+from rlgraph.planning.model_limits import suit_models, with_axis_sizes
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.planning.shared_weights import share_weights

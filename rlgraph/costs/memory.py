@@ -4,6 +4,8 @@ What an engine can put off the device is an ``Item``: the parameters and the opt
 weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and AdamW averages
 in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all weights on each
 device. Columns are small: left out.
+
+One file: what engines hold, what a step needs of it, and what it takes beside are one account.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The plan: what will run, step by step. Data, and JSON for tools."""
+"""The plan: what will run, step by step. Data, and JSON for tools.
+
+One file: the records of one JSON document.
+"""
 
 from __future__ import annotations
 

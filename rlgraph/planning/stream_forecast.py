@@ -32,6 +32,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         return None
     (region,) = streams
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
+    lending = {step.id for step in plan.steps if step.pool in plan.lenders and step.engine == "serve"}
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
         syncs = {step.id for step in plan.steps if step.facts.syncs and not step.facts.lends}
@@ -45,8 +46,9 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
         courses.append(course)
         drawing.append(max(course.generating - others, 0.0))
-        together.append(_chain(plan, seconds))
-        ahead.append(max(*busy(plan, seconds).values(), together[-1] / (region.keep + 1)))
+        alone = {n: took * (n not in lending) for n, took in seconds.items()}
+        together.append(_chain(plan, alone))
+        ahead.append(max(*busy(plan, alone).values(), together[-1] / (region.keep + 1)))
     best, worst = courses
     assert plan.schedule.stream
     return StreamForecast(

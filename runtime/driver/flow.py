@@ -67,7 +67,7 @@ class FlowRound(Round):
 
 
 @dataclass(frozen=True)
-class Share:
+class Portion:
     """What a round has of a region: its steps on the pool that draws, and what it goes on with."""
 
     region: Region
@@ -201,8 +201,8 @@ class Flow:
         if not asks and not len(begun.prompts):
             return []
         assert self.whole
-        share = Share(self.region, [self._on(step, pool) for step in self.steps], self.collect, begun)
-        latest = FlowRound(self.whole, share, self.position, asks, controls(self.whole, self.steps))
+        portion = Portion(self.region, [self._on(step, pool) for step in self.steps], self.collect, begun)
+        latest = FlowRound(self.whole, portion, self.position, asks, controls(self.whole, self.steps))
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
         latest.pool = pool
         numbers = range(self.position, self.position + asks)
