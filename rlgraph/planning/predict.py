@@ -19,6 +19,7 @@ from rlgraph.planning.auto_settings import in_flight, settle
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
 from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_host
+from rlgraph.planning.lending import lend_where_it_pays
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
@@ -66,7 +67,8 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
         GraphError: a model of unknown size, a pool larger than the cluster, or a plan that does not fit, with
             where its memory goes and the changes that would make it fit.
     """
-    pricing, before = laid_out(plan, scenario)
+    alone = laid_out(plan, scenario)
+    pricing, before = lend_where_it_pays(plan, alone, lambda one: laid_out(one, scenario), _predicted)
     peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
         raise refuse(pricing, before, lambda changed: _seconds(plan, changed, scenario))
@@ -101,7 +103,7 @@ def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, floa
         pricing, _ = laid_out(replace(changed, models=models), replace(scenario, cluster=cluster))
     except GraphError:  # as a group of devices that would reach over two hosts
         return None
-    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)]).seconds if fits(pricing) else None
+    return _predicted(pricing).seconds if fits(pricing) else None
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
@@ -126,9 +128,13 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
         return replace(laid, plan=reside(laid)), before
 
     def seconds(laid: Pricing) -> float:
-        return math.prod(prediction(laid, [*map(laid.priced, laid.plan.steps)]).seconds)
+        return math.prod(_predicted(laid).seconds)
 
     return settle(plan, work.most, lay, fits, seconds)
+
+
+def _predicted(pricing: Pricing) -> Prediction:
+    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)])
 
 
 def _holds_a_sample(plan: Plan, work: Workload) -> None:

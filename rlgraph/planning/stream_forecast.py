@@ -35,6 +35,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     if region is None:
         return None
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
+    lending = {step.id for step in plan.steps if step.pool in plan.lenders and step.engine == "serve"}
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
         drawn = _drawn(pricing, region)
@@ -42,8 +43,9 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
         courses.append(course)
         drawing.append(max(course.generating - others, 0.0))
-        together.append(_chain(plan, seconds))
-        ahead.append(max(*busy(plan, seconds).values(), together[-1] / (region.keep + 1)))
+        alone = {n: took * (n not in lending) for n, took in seconds.items()}
+        together.append(_chain(plan, alone))
+        ahead.append(max(*busy(plan, alone).values(), together[-1] / (region.keep + 1)))
     best, worst = courses
     assert plan.schedule.stream
     return StreamForecast(
@@ -96,7 +98,7 @@ def _simulated(
 ) -> tuple[RegionWork, float, float]:
     """Return the work of a region's rounds at one grade, and the seconds of an update and of a sync."""
     plan = pricing.plan
-    syncs = {step.id for step in plan.steps if step.facts.syncs}
+    syncs = {step.id for step in plan.steps if step.facts.syncs and not step.facts.lends}
     inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
     update, sync = (
         _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
@@ -137,4 +139,5 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         measured=(each[True][0] + rounds * step, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,
+        lent=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,
     )

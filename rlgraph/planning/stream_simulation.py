@@ -40,6 +40,7 @@ class RegionWork:
     measured: tuple[float, float]  # seconds on the pool: of a round, of a row that has finished
     beside: tuple[float, float]  # elsewhere: until a round's rows are there, and of each row
     kept: float = 1.0  # the share of groups that the filter keeps
+    lent: int = 0  # servers of the pool that trains, in rounds that begin while it waits for rows
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,13 @@ class _Rounds:
         self.live, self.held = 0, 0.0  # samples that are drawn, and the tokens that they have
         self.first: dict[int, int] = {}  # group -> its first round
         self.fresh, self.credit = True, 0.0  # whether weights have changed since; groups that may be kept
+        self.servers = work.servers
 
-    def begin(self) -> tuple[float, list[int]] | None:
-        """Begin a round; return its seconds and the groups that finish in it, or None: there is nothing."""
-        new, work = self.stock.begin(), self.work
+    def begin(self, lent: bool = False) -> tuple[float, list[int]] | None:
+        """Begin a round, on the pool that is lent too or not; return its seconds and the groups that finish
+        in it, or None: there is nothing."""
+        new, work, before = self.stock.begin(), self.work, self.servers
+        self.servers = work.servers + work.lent * lent
         for number in new:
             mine = self.samples[number] = [*islice(self.lengths, work.rules.group)]
             self.first[number] = self.round
@@ -95,9 +99,12 @@ class _Rounds:
         self.live += len(new) * work.rules.group
         if not self.live:
             return None
-        seconds = work.read(len(new) / work.servers, work.prompt)
+        seconds = work.read(len(new) / self.servers, work.prompt)
         if old and self.fresh:  # what samples have is read again with new weights
-            seconds += work.read(old / work.servers, work.prompt + self.held / old)
+            seconds += work.read(old / self.servers, work.prompt + self.held / old)
+        elif old and self.servers != before:  # or by the pool to which they go
+            moved = old * work.lent / (work.servers + work.lent)
+            seconds += work.read(moved / (work.lent if lent else work.servers), work.prompt + self.held / old)
         self.fresh = False
         return seconds + self._drawn(), self._ended()
 
@@ -116,7 +123,7 @@ class _Rounds:
         longest, tokens = (work.chunk if full else max(rest)), full * work.chunk + sum(rest)
         each = tokens / self.live
         context = work.prompt + self.held / self.live + each / 2
-        samples = self.live / work.servers
+        samples = self.live / self.servers
         last = min(samples, work.slots)
         waits = (samples - last) * each / last * work.decode(last, context) if samples > last else 0.0
         self.held += tokens
@@ -244,9 +251,16 @@ class _BothPools:
                     self.groups[number].append(self.time)
 
     def _draw(self) -> None:
-        """Begin a round, if anything is begun; its rows are measured one after the other."""
+        """Begin a round, if anything is begun; its rows are measured one after the other.
+
+        A pool that is lent to it is given back at its end.
+        """
         first = self.stock.position
-        if (begun := self.rounds.begin()) is None:
+        lent = bool(self.work.lent) and not self.is_due and self.trained <= self.time
+        if lent:  # unless enough rows are measured already
+            coming = sum(len(groups) for _, groups in self.arrivals) * self.work.rules.group
+            lent = len(self.stock.begun) + coming < self.work.rules.rows
+        if (begun := self.rounds.begin(lent)) is None:
             return
         for number in range(first, self.stock.position):
             self.groups[number] = [self.stock.now, self.time]
@@ -254,6 +268,7 @@ class _BothPools:
         rows = len(finished) * self.work.rules.group
         seconds += self.work.measured[0] + self.work.measured[1] * rows
         self.drawn, self.busy = self.time + seconds, self.busy + seconds
+        self.trained = self.drawn if lent else self.trained
         for number in finished:
             self.groups[number].append(self.drawn)
         if finished:

@@ -165,8 +165,8 @@ def _engines(plan: Plan) -> Contents:
             on_host = plan.device == "cuda" and model.train.optimizer_offload
             parts = ("parameters",) if model.frozen or on_host else ("parameters", "optimizer")
             engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
-        if model.serve:
-            engines[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}
+        for pool in (pool for pool in plan.pools if plan.serves(name, pool)):
+            engines[plan.held(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
     return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in engines.items()}
 
 

@@ -74,10 +74,12 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], took: float, lead: int) 
     trained = simulate(steady(plan), rest, 1)
     last = max(event.end for event in trained)
     for iteration in range(lead + 3):
-        drawn, used = iteration * took, (iteration + lead) * took
+        drawn = iteration * took
+        used = synced = (iteration + lead) * took
         for step in (step for step in plan.steps if step.facts.syncs):
-            yield Event(step, iteration, used, used + seconds[step.id])
-            drawn += seconds[step.id]
+            yield Event(step, iteration, synced, synced + seconds[step.id])
+            synced += seconds[step.id]
+            drawn += seconds[step.id] * (not step.facts.lends)
         for step in (step for step in plan.steps if inside[step.id]):
             yield Event(step, iteration, drawn, drawn + seconds[step.id])
             drawn += seconds[step.id] * (not step.beside)
@@ -164,5 +166,5 @@ def footprint(plan: Plan) -> Pricing | None:
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:
     """Return what a device of a pool holds in each training step, part by part; 0: between iterations."""
     moments = {step.id: parts for step, parts in held.moments(pool, held.in_order())}
-    moments[0] = held.resident(pool, set(away_items(held.plan)))
+    moments[0] = held.resident(pool, set(away_items(held.plan, pool)))
     return {n: {part: parts[part] for part in PARTS if parts[part]} for n, parts in moments.items()}

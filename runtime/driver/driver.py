@@ -152,7 +152,9 @@ class Driver:
                 begun = flow.advance()
             except RunError as error:
                 raise self._failed(execution, flow.collect, (flow.collect.pool, 0), error) from error
-            self.waiting += [Queued(*one, needs_of(*one)) for one in begun]
+            queued = [Queued(*one, needs_of(*one)) for one in begun]
+            lent = [one for one in queued if one.step.pool == flow.lender]  # which waits for rows behind them
+            self.waiting = [*lent, *self.waiting, *(one for one in queued if one.step.pool != flow.lender)]
         if self.flows:
             self._hand_over()
 
@@ -261,7 +263,7 @@ class Driver:
 
     def _needed(self, execution: Execution, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
         """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
-        if step.facts.moves == "off" and step.engine == "serve":
+        if step.facts.moves == "off" and step.engine == "serve" and step.pool not in self.plan.lenders:
             self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
         if not step.source:
             return calls

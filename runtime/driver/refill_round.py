@@ -8,6 +8,7 @@ not finish are the first rows of the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection
 from rlgraph.runtime.driver.rows import Awaited
 from rlgraph.runtime.driver.states import state
 from rlgraph.runtime.driver.worker_shares import WorkerShares
+
+DRAWN = "tokens/generated"  # the metric of rollouts
 
 
 def more(execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
@@ -58,7 +61,8 @@ class Round(Execution):
         self.controls = controls
         functions = self.plan.functions[self.phase].values()
         self.states = {f.state: state(whole, f.state) for f in functions if f.state}
-        self.pools, self.columns, self.domains = whole.pools, whole.columns, whole.domains
+        self.pools = whole.pools | {column: step.pool for step in stream.steps for column in step.writes}
+        self.columns, self.domains = whole.columns, whole.domains
         self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
         self.collect = stream.collect
         self.source = next(step for step in stream.steps if step.node == stream.region.source)
@@ -156,9 +160,9 @@ class FlowRound(Round):
     """One round of a region that streams: its weights are those that generation has when it begins."""
 
     serving: Callable[[], Mapping[str, int]]
+    pool: str  # that draws
     in_turn: Collection[int]  # steps that pools take in order: those up to the samples
-    shares: WorkerShares
-    places: Mapping[int, int]  # prompt -> the device that draws its samples
+    places: Mapping[int, int] = MappingProxyType({})  # prompt -> the device that draws its samples
     finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
 
     def given(self) -> int:
@@ -185,19 +189,20 @@ class FlowRound(Round):
 
     def homes(self, domain: str) -> Any:
         """Return the devices that the rows of a source are on."""
-        return np.array([self.places[number] for number in self.numbers(domain).tolist()], np.int64)
+        numbers = self.numbers(domain).tolist()
+        return np.array([self.places.get(number, number) for number in numbers], np.int64)
 
-    def measure(self) -> None:
+    def measure(self, shares: WorkerShares) -> None:
         """Note how fast each device has drawn, where the op tells that of each round."""
         step = self.partial
-        if step is None or not self.shares.moves:
+        if step is None or not shares.moves:
             return
         held = self.rows.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
         for at in step.devices:
             report = self.rows.report(step, at)
-            tokens = report.metrics["tokens/generated"].value
-            self.shares.measure(at, tokens, len(held[at]), report.end - report.start)
-        self.shares.adapt()
+            tokens = report.metrics[DRAWN].value
+            shares.measure(at, tokens, len(held[at]), report.end - report.start)
+        shares.adapt()
 
     @property
     def is_drawn(self) -> bool:

@@ -151,6 +151,7 @@ HANDLERS: Mapping[Kind, Callable[[Execution, Step], list[WorkerCall]]] = complet
     {
         Kind.RUN: _run,
         Kind.SYNC: _sync,
+        Kind.LEND: _sync,
         Kind.REPEAT: _repeat,
         Kind.SELECT: _select,
         Kind.COLLECT: _collect,

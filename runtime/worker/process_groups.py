@@ -112,9 +112,7 @@ def meet(
     for model, step in chosen.items():
         if mailbox is not None:
             links[model] = mailbox.setdefault(model, Handover())
-        elif not step.source:
-            links[model] = Handover()
-        else:
+        elif step.source:
             linked = [members[step.source][0], *members[step.pool]]
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:

@@ -143,8 +143,11 @@ class PlanPanel {
     const { engines, timeline } = this.contents;
     chart.heading("engines");
     for (const [name, engine] of Object.entries(engines)) {
-      const [model, kind] = [name.slice(0, name.lastIndexOf(".")), name.slice(name.lastIndexOf(".") + 1)];
-      const mine = timeline.events.filter(([id]) => model in this.steps.get(id).models && this.steps.get(id).engines.includes(kind)).sort((a, b) => a[2] - b[2]);
+      const [held] = name.split(" on ");
+      const [model, kind] = [held.slice(0, held.lastIndexOf(".")), held.slice(held.lastIndexOf(".") + 1)];
+      const here = (step) => step.pool === engine.pool || (kind === "train" && step.source === engine.pool);
+      const works = (step) => model in step.models && step.engines.includes(kind) && here(step);
+      const mine = timeline.events.filter(([id]) => works(this.steps.get(id))).sort((a, b) => a[2] - b[2]);
       for (const part of engine.parts) {
         chart.lane(`${name} ${part}`, this.bands(mine, part, kind, engine.away.includes(part), from, to));
       }

@@ -228,7 +228,7 @@ class SglangEngine:
         if self.paused or self.away:
             state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
             self._refuse(f"{state}; it can't be paused")
-        self._settle()
+        self.settle()
         if self.supervisor:
             self.supervisor.pause()
         meet(self.pool)
@@ -260,7 +260,7 @@ class SglangEngine:
         """
         if "weights" in self.away:
             self._refuse("its weights are asleep; wake them before load_weights")
-        self._settle()
+        self.settle()
         self._check_idle("load_weights", paused=not isinstance(self.content, Adapter))
         meet(self.pool)
         self.version = -1
@@ -301,7 +301,7 @@ class SglangEngine:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
         assert isinstance(self.supervisor, SglangSupervisor)
         assert not self.quantization, "weights in 8 bits come by a sync"
-        self._settle()
+        self.settle()
         self._check_idle("load_pretrained")
         self.supervisor.load_pretrained()
         self.version, self.named = 0, ""
@@ -320,7 +320,7 @@ class SglangEngine:
         moved = self._moved(parts, asleep=False)
         if "weights" in moved and isinstance(self.content, Adapter):
             self._refuse("a sync brings an adapter alone, so weights can't sleep (serve.lora)")
-        self._settle()
+        self.settle()
         self._check_idle("sleep")
         if self.paused:
             self._refuse("paused; resume before sleep")
@@ -354,7 +354,7 @@ class SglangEngine:
             self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
         return moved
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """End what stays in flight between calls; the next one goes on from what there is of it."""
         if self.calls:
             self.calls.settle()
