@@ -35,10 +35,14 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=128, help="the model's width; of 8 layers")
     parser.add_argument("--bin", type=float, default=0.1, help="seconds")
+    parser.add_argument("--notes", type=Path, help="a file for what was noted, as JSON")
     parser.add_argument("--svg", type=Path, help="a file for the picture")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        course = Course(measure(Path(folder), given.servers, given.iterations, given.hidden), given.bin)
+        lines = measure(Path(folder), given.servers, given.iterations, given.hidden)
+    if given.notes:
+        given.notes.write_text(json.dumps(lines), encoding="utf-8")
+    course = Course(lines, given.bin)
     print(course.text(), flush=True)
     if given.svg:
         given.svg.write_text(course.picture(), encoding="utf-8")
@@ -89,15 +93,18 @@ class Course:
         near, rest = self.rates(True), statistics.median(self.rates(False))
         arrival = statistics.median(there - begun for begun, there, _ in self.syncs)
         taking = statistics.median(end - there for _, there, end in self.syncs)
+        meanwhile = [sum(n for at, _, n in self.drawn if a < at < z) for a, _, z in self.syncs]
         servers = {server for _, server, _ in self.drawn}
         alone = [max(self.gaps({server})) for server in sorted(servers)]
         return (
             f"{len(self.syncs)} syncs: weights arrive in {arrival:.2f} s, and are taken in {taking:.2f} s\n"
+            f"tokens drawn from begin to end of a sync: median {statistics.median(meanwhile):.0f}, "
+            f"least {min(meanwhile)}\n"
             f"longest time without a token: {max(self.gaps(servers)):.2f} s of all servers, "
             f"{', '.join(f'{gap:.2f}' for gap in alone)} s of each\n"
             f"bins of {self.width:g} s, tokens per second: median {rest:.0f} away from syncs; "
             f"near them median {statistics.median(near):.0f}, least {min(near):.0f} "
-            f"({min(near) / rest:.0%}), {near.count(0)} of {len(near)} without a token"
+            f"({min(near) / max(rest, 1):.0%}), {near.count(0)} of {len(near)} without a token"
         )
 
     def gaps(self, servers: set[str]) -> list[float]:

@@ -56,6 +56,11 @@ def over(one: Generation, longest: int) -> bool:
     return one.is_whole or len(one.tokens) >= longest
 
 
+def wholes(so_far: Samples) -> list[list[int]]:
+    """The tokens of every sample behind those of its prompt."""
+    return [[*prompt, *one.tokens] for prompt, many in zip(PROMPTS, so_far, strict=True) for one in many]
+
+
 def known(so_far: Samples) -> list[int]:
     return [len(one.tokens) for many in so_far for one in many]
 
@@ -149,10 +154,9 @@ def test_a_stream_across_new_weights(
         goes_on(endless, so_far, 2 * STREAMED)
         again = sent[before:]
         assert len(again) == 4  # each from all that it had, known or not
-        for body, has, (i, k) in zip(again, told, [(i, k) for i in range(2) for k in range(2)], strict=True):
-            ids = [*PROMPTS[i], *so_far[i][k].tokens]
-            assert len(body["input_ids"]) >= len(PROMPTS[i]) + has
-            assert body["input_ids"] == ids[: len(body["input_ids"])]
+        for ids, has in zip(wholes(so_far), told, strict=True):
+            (body,) = [one for one in again if one["input_ids"] == ids[: len(one["input_ids"])]]
+            assert len(body["input_ids"]) >= 3 + has
             assert body["sampling_params"]["max_new_tokens"] == LONG + 3 - len(body["input_ids"])
     assert_of(weights, so_far)
     give_up(endless)
@@ -194,7 +198,7 @@ def test_what_a_lost_server_had_goes_on_from_what_was_known(
     goes_on(endless, so_far, 2 * STREAMED)
     kill(endless)
     goes_on(endless, so_far, 2 * STREAMED)
-    has = [[*prompt, *one.tokens] for prompt, many in zip(PROMPTS, so_far, strict=True) for one in many]
+    has = wholes(so_far)
     assert len(sent) >= 8
     for body in sent[4:]:
         ids = body["input_ids"]

@@ -226,7 +226,8 @@ class SglangEngine:
         So it is, on all of the pool, where a server was lost on the way and no copy is kept: call it again.
 
         What is in flight goes on with them, each from the token that it has come to. Where a copy is kept,
-        that happens once all have arrived, at half of the pool's servers, and then at the others.
+        that happens once all have arrived, at half of the pool's servers, and then at the others; with an
+        adapter at all of them, as each request names one.
 
         Raises:
             RuntimeError: the weights are asleep.
@@ -251,7 +252,7 @@ class SglangEngine:
             else:
                 deque(parameters, maxlen=0)
             check()
-        for held in self._turns(collects):
+        for held in self._turns(collects and not is_adapter):
             try:
                 self.calls.hold(held, version)
                 meet(self.pool)
