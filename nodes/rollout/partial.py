@@ -110,7 +110,7 @@ def partial(
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
     """
     ids = prompt.tolist()
-    samples = [*_begun(ctx), *[Generation((), (), "abort")] * (n * len(ids))][: n * len(ids)]
+    samples = [*_begun(ctx), *[Generation()] * (n * len(ids))][: n * len(ids)]
     stays &= ctx.resumes
     if not ctx.resumes:
         most, wanted = max_new_tokens, len(ids)

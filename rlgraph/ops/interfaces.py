@@ -12,7 +12,7 @@ One file: whoever writes an op finds here all that one may be given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlgraph.ops.metric import Metric, add_up
@@ -70,10 +70,15 @@ class Request:
         most = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
         return max(min(sampling.min_new_tokens - self.drawn, most), 0), most
 
+    def behind(self, tokens: Sequence[int], sampling: Sampling) -> Request:
+        """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
+        rest, drawn = self.limits(sampling)[1] - len(tokens), self.drawn + len(tokens)
+        return replace(self, prompt=(*self.prompt, *tokens), max_new_tokens=rest, drawn=drawn)
+
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation: the new token ids, the end token among them, and a log-prob for each.
+    """One continuation: the new token ids, the end token among them, and a log-prob for each; none at first.
 
     ``finish`` is ``stop`` (an end token did), ``text`` (a text of ``Sampling.stop`` did, which is whole in
     it), ``length`` (the limit did) or ``abort`` (it was ended from outside). ``versions`` are those of the
@@ -82,9 +87,9 @@ class Generation:
     engine has routed none, as for the last token.
     """
 
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    finish: str
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    finish: str = "abort"
     versions: Sequence[int] = ()
     routing: Any = None
 

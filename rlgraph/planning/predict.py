@@ -15,7 +15,7 @@ from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
-from rlgraph.planning.auto_settings import in_flight, settle
+from rlgraph.planning.auto_settings import in_flight, settle, synced
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
 from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_host
@@ -92,8 +92,9 @@ def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, floa
     models = {}
     for name, model in changed.models.items():
         before, train, serve = plan.models[name], model.train, model.serve
-        if before.serve and serve and before.serve.cache_tokens == "auto":
-            serve = serve.model_copy(update={"cache_tokens": "auto"})
+        if before.serve and serve:
+            opened = {key: "auto" for key in ("cache_tokens", "sync") if getattr(before.serve, key) == "auto"}
+            serve = serve.model_copy(update=opened)
         if before.train and train and before.train.recompute == "auto" and not train.activation_offload:
             train = train.model_copy(update={"recompute": "auto"})
         models[name] = replace(model, train=train, serve=serve)
@@ -119,6 +120,8 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
         raise fail("pool-size", f"{', '.join(large)}; {cluster.cluster} has {cluster.total}", None)
     work = scenario.work(plan)
     pricing = Pricing(plan, cluster, work, sizes_of(plan), scenario.calibration)
+    plan = synced(pricing)
+    pricing = replace(pricing, plan=plan)
     _holds_a_sample(plan, work)
 
     def lay(settled: Plan) -> tuple[Pricing, Plan]:

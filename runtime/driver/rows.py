@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.costs.pricing import attention_share
+from rlgraph.costs.plan_size import attention_share
 from rlgraph.costs.workload import row_work
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step

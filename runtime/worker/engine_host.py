@@ -141,7 +141,7 @@ class EngineHost:
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
         if engine == "train" and self.pool in self.plan.lenders:
             for served in self.serve.values():
-                served.settle()  # the pool is given back
+                served.settle("training")  # the pool is given back
         return self.train[model] if engine == "train" else self.serve[model]
 
     def sync(self, model: str, version: int) -> None:
