@@ -69,14 +69,13 @@ class TimeChart {
 
   // marks: [seconds, name, about], drawn over all that stands below so many pixels
   marks(top, marks, kind) {
-    let free = this.left;
-    for (const [at, name, about] of marks.filter(([at]) => at > this.from && at < this.to)) {
+    const shown = marks.filter(([at]) => at > this.from && at < this.to).sort(([a], [b]) => a - b);
+    const ends = [...shown.slice(1).map(([at]) => this.x(at)), this.width];
+    shown.forEach(([at, name, about], n) => {
       const x = this.x(at);
       this.add(svg("line", { class: `mark ${kind}`, x1: x, x2: x, y1: top, y2: this.y }, svg("title", null, about)));
-      if (x + 3 < free || x + 3 + textWidth(name) > this.width) continue;
-      this.add(svg("text", { class: "small", x: x + 3, y: top + 10 }, name));
-      free = x + 3 + textWidth(name) + 6;
-    }
+      if (x + 6 + textWidth(name) < ends[n]) this.add(svg("text", { class: "small", x: x + 3, y: top + 10 }, name));
+    });
   }
 
   // moments: [{start, end, parts: {part: bytes}, about}]

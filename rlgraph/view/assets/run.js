@@ -137,7 +137,7 @@ class RunPanel {
   stages() {
     const { stages, bottleneck } = this.run;
     if (!stages.length) return [];
-    const spent = (stage) => [stage.busy, stage.starved, stage.held].map((seconds) => `${secondsText(seconds)}, ${three((100 * seconds) / stage.whole)} %`);
+    const spent = (stage) => [stage.busy, stage.starved, stage.held].map((seconds) => `${secondsText(seconds)}, ${three((100 * seconds) / stage.whole)}\u00a0%`);
     const rows = stages.map((stage) => [stage.about, ...spent(stage)]);
     return [el("h2", { id: "stages" }, "Where the stream is held up"), table(["stage", ">busy", ">starved", ">held back"], rows, { class: "beside stages" }), el("p", { class: "note" }, bottleneck)];
   }
