@@ -257,9 +257,10 @@ class _BothPools:
         """
         first = self.stock.position
         lent = bool(self.work.lent) and not self.is_due and self.trained <= self.time
-        if lent:  # unless enough rows are measured already
-            coming = sum(len(groups) for _, groups in self.arrivals) * self.work.rules.group
-            lent = len(self.stock.begun) + coming < self.work.rules.rows
+        if lent:  # unless its rows are measured already
+            measured = [number for _, groups in self.arrivals for number in groups]
+            known = self.stock.given, self.stock.begun, self.stock.prompts, self.stock.unused
+            lent = not self.work.rules.is_coming(*known, measured)
         if (begun := self.rounds.begin(lent)) is None:
             return
         for number in range(first, self.stock.position):

@@ -216,12 +216,13 @@ class Flow:
         """Take out of what is begun, and not drawn now, the groups of the next round on a pool that is lent.
 
         It has as many as its share of the devices, those that it had before first, then the latest. There are
-        none where no iteration waits, or enough rows are measured already.
+        none where no iteration waits, or its rows are measured already.
         """
-        coming = sum(len(one.finished) for one in self.open if one.finished is not None) * self.region.times
         if not self.lender or self.lender in self.at or not self.wanted:
             return Waiting()
-        if len(self.buffer) + coming >= self.region.rows:
+        measured = [n for one in self.open if one.finished is not None for n in one.finished.tolist()]
+        here = self.buffer.made.tolist(), self.buffer.prompts.tolist()
+        if self.rules.is_coming(self.wanted[0][1].iteration, *here, self.ahead, measured):
             return Waiting()
         numbers = self.begun.prompts.prompts
         count = len(numbers)
