@@ -9,7 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlgraph.ops import Context, ServeEngine, TrainEngine, boolean, float32, int64, op, prompts, samples
+from rlgraph.ops import (
+    Context,
+    ServeEngine,
+    TrainEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompts,
+    samples,
+    tokens,
+)
 
 
 class Drawn(NamedTuple):
@@ -100,3 +111,11 @@ def train(
     with Path(note).open("a") as file:
         used = {"iteration": ctx.iteration, "groups": group.tolist(), "versions": versions.tolist()}
         file.write(json.dumps(used) + "\n")
+
+
+@op()
+def unweighed(
+    token_versions: int64[samples, tokens], old_logprobs: float32[samples, tokens]
+) -> float32[samples, tokens]:
+    """Weights of one, made as rows are used: so a record of them has the versions, too."""
+    return old_logprobs.like((token_versions.values >= 0).float())
