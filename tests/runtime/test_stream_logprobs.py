@@ -17,26 +17,16 @@ from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
 STALENESS, ITERATIONS = 3, 6
-GRAPH = f"""
-graph: aged
-extends: {HERE / "ones.yaml"}
-edits:
-  - add: {{rollout_weights: {{op: '{HERE / "stream_ops.py"}:unweighed'}}}}
-  - replace: {{rollout: {{op: rollout.partial, model: policy, n: 4, max_new_tokens: 12, chunk: 5}}}}
-  - set: {{models.policy.optimizer.lr: 3e-3, update_policy.minibatches: 2, eval.before: false}}
-  - set: {{pools: {{train: {{devices: 1}}, gen: {{devices: 1}}}}}}
-  - replace:
-      schedule:
-        {{iterations: {ITERATIONS}, save_every: 1, keep: {ITERATIONS}, record_every: 1,
-         stream: {{staleness: {STALENESS}, chunk: 5}}}}
-"""
+GRAPH = str(HERE / "learned.yaml")
+SCHEDULE = {"iterations": ITERATIONS, "save_every": 1, "keep": ITERATIONS, "record_every": 1}
 COLUMNS = ("tokens", "loss_mask", "rollout_logprobs", "token_versions")
 
 
 @pytest.mark.usefixtures("in_demo")
 def test_a_token_has_the_log_prob_of_the_version_that_drew_it_at_any_age() -> None:
-    Path("aged.yaml").write_text(GRAPH)
-    run_graph("aged.yaml", (), inline=True, run_dir=Path("run"))
+    settings = [f"schedule.{key}={value}" for key, value in SCHEDULE.items()]
+    settings += [f"schedule.stream.staleness={STALENESS}", "rollout.chunk=5"]
+    run_graph(GRAPH, settings, inline=True, run_dir=Path("run"))
     of_version = [scorer(version) for version in range(ITERATIONS)]
     ages, mixed, moved = set[int](), 0, list[float]()
     for now in range(ITERATIONS):
