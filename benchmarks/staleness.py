@@ -1,10 +1,11 @@
 """What rows of older weights cost and save, and what corrections give back: the demo's task, streamed.
 
-    python benchmarks/staleness.py [--iterations 100] [--seeds 3] [--rates 2e-4,1e-4] [--inline] DIR
+    python benchmarks/staleness.py [--iterations 100] [--seeds 3] [--rates 2e-4,1e-4] [--inline] [DIR]
 
-Each run sees as many samples. The model is the one that SFT leaves in `make demo`. Runs are kept in DIR, and
-those that are done are not repeated. Two pools of a core each; with `--inline` all is in one process, which
-learns the same and says nothing of time. `--picture FILE.svg` draws the accuracy over iterations.
+Each run sees as many samples. The model is the one that SFT leaves in `make demo`. In a DIR runs are kept,
+and those that are done are not repeated. Two pools of a core each; with `--inline` all is in one process,
+which says nothing of time, and rows are a little younger. `--picture FILE.svg` draws the accuracy over
+iterations.
 
     ratio      ppo_clip, its ratio to the log-probs that tokens were drawn with
     decoupled  decoupled_ppo: clipped around the weights that an update starts from, weights of at most 2
@@ -16,7 +17,9 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -57,27 +60,31 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="by default one that is not kept")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", default="2e-4,1e-4")
+    parser.add_argument("--rates", default="1e-4")
     parser.add_argument("--inline", action="store_true", help="in one process")
     parser.add_argument("--read", action="store_true", help="only what is done")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
+        measure(options, Path(folder))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Train what is not done yet, in a folder, and print the table."""
     picture = options.picture and options.picture.resolve()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
     make("demo_files")
     if not START.exists():
         run_graph("demo_sft", [], run_dir=Path("runs/demo_sft"), inline=True)
-    cases = []
-    for seed, rate, (staleness, correction) in product(range(options.seeds), options.rates.split(","), CASES):
+    rates = options.rates.split(",")
+    for seed, rate, case in product(range(options.seeds), rates, CASES):
         if not options.read:
-            train(staleness, correction, rate, seed, options.iterations, options.inline)
-    for rate, (staleness, correction) in product(options.rates.split(","), CASES):
-        if case := measured(staleness, correction, rate):
-            cases.append(case)
+            train(*case, rate, seed, options.iterations, options.inline)
+    cases = [found for rate, case in product(rates, CASES) if (found := measured(*case, rate))]
     print(table(cases, options.inline))
     if picture:
         picture.write_text(drawn(cases, options.iterations))
