@@ -123,9 +123,9 @@ def measured(staleness: int | None, correction: str, rate: str) -> Case | None:
     steps = [line for run in lines for line in run if "time/step" in line]
     drift = every(steps, "update_policy/rollout_kl" if correction == "decoupled" else "update_policy/kl_old")
     seconds, ages = every(steps, "time/step"), every(steps, "finished/age") or [0.0]
-    most = max(drift) if staleness is not None and drift else None
+    apart = statistics.mean(drift) if staleness is not None else None
     return Case(
-        staleness, correction, rate, curves, rewards, statistics.median(seconds), statistics.mean(ages), most
+        staleness, correction, rate, curves, rewards, statistics.median(seconds), statistics.mean(ages), apart
     )
 
 
@@ -139,9 +139,7 @@ def every(lines: Sequence[dict[str, float]], name: str) -> list[float]:
 
 def table(cases: Sequence[Case], inline: bool) -> str:
     """Return the cases as a table in Markdown."""
-    lines = [
-        f"| rate | | accuracy after the last | reward of the last {LAST} | most nats apart | age | seconds |"
-    ]
+    lines = [f"| rate | | accuracy after the last | reward of the last {LAST} | nats apart | age | seconds |"]
     lines.append("|---|---|---|---|---|---|---|")
     for case in cases:
         last = [curve[max(curve)] for curve in case.curves]
