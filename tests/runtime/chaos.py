@@ -11,8 +11,8 @@ ends with 1 where anything differs.
 
 A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
 row may be older than it promises. It learns to write ones, and what its last evaluation says is held against
-runs that nobody disturbed: the means of both may differ by no more than chance lets them (three standard
-errors).
+runs that nobody disturbed, each with a seed of its own: the means of both may differ by no more than chance
+lets them (three standard errors).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def command(run_dir: Path) -> list[str]:
     go_on = ["--resume"] if (run_dir / "plan.json").exists() else []
     graph, settings = ("ones.yaml", SETTINGS)
     if is_streamed(run_dir):
-        graph, settings = "learned.yaml", (*STREAMED, f"rollout_weights.note={run_dir}.jsonl")
+        own = f"rollout_weights.note={run_dir}.jsonl", f"seed={run_dir.name.rpartition('-')[2]}"
+        graph, settings = "learned.yaml", (*STREAMED, *own)
     run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, "--devices", "2"]
     return [*run, "--run-dir", str(run_dir), *go_on]
 
