@@ -135,7 +135,7 @@ def test_streaming_is_told_with_what_corrects_for_it() -> None:
     (change,) = [
         change for change in found.changes if any("schedule.stream=" in edit for edit in change.edits)
     ]
-    assert "nodes.update_policy.in.old_logprobs=rollout_logprobs" in change.edits
+    assert "nodes.update_policy.loss.kind=decoupled_ppo" in change.edits
     assert "updates old" in change.alters
     plan = compile_graph("grpo", (SPLIT[0], *change.edits), None, Target("h100-8", PROMPT, 575))
     assert plan.schedule.stream and plan.predicted and plan.predicted.stream

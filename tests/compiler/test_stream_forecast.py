@@ -264,7 +264,7 @@ def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
     assert offered.seconds < 0.8 * found[0].seconds
     told = contest_text(found, offer=offered)
     assert "where generation streams an iteration takes 0." in told
-    assert all(setting in told for setting in ("schedule.stream=", "old_logprobs=rollout_logprobs"))
+    assert all(setting in told for setting in ("schedule.stream=", "loss.kind=decoupled_ppo"))
     again = compile_graph("grpo", [*settings, *overrides(offered.settings)], target=target)
     assert again.predicted and again.predicted.seconds == offered.plan.predicted.seconds
 
