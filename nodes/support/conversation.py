@@ -8,8 +8,6 @@ last                                   learnt       assistant_turns
 all                 learnt             learnt
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of any other.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

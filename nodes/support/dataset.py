@@ -5,8 +5,6 @@ by every process on this host: none has it in memory. A cached set is known by t
 change, the tokenizer's own contents and all that says how rows are read.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A prompt with texts filled in, which are tokenised apart: none can end it, or speak for somebody else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@
 Of large files each chunk is the work of one of several processes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

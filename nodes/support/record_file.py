@@ -8,8 +8,6 @@ text. What a file holds stands in its metadata: the domain, what that was made o
 as the plan writes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

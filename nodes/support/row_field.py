@@ -4,8 +4,6 @@ reward_model.ground_truth    a field of a field        columns: {tests: json,
 turns[0].content             an item of a list                   gold: {from: reward_model.ground_truth}}
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command that runs a graph with several values of its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

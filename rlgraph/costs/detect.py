@@ -4,8 +4,6 @@ GPUs are counted and named by ``nvidia-smi``; what each can do is looked up by i
 is a CPU slot with its share of the memory; a slot's rates are assumed as in clusters/cpu.yaml, not measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The description of a cluster: its devices, what each can do, and how fast they reach each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal

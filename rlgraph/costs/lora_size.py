@@ -1,7 +1,5 @@
 """The parameters of a model that train are counted here: all, or those of its low-rank adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rlgraph.costs import limits

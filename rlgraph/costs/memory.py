@@ -6,8 +6,6 @@ in shards; what a micro-batch takes at its worst moment (``moments``); a serve e
 device. Columns are small: left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

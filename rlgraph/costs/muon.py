@@ -4,8 +4,6 @@ The matrices of the decoder layers go in rounds, the largest first, of one for e
 see runtime/engines/fsdp/muon.py. A mixture's experts need no round: each device has some of them whole.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple

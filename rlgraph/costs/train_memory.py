@@ -5,8 +5,6 @@ of its embeddings are reduced. ``benchmarks/memory_fake.py`` holds the moments t
 holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property

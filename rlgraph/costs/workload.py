@@ -1,7 +1,5 @@
 """The work of an iteration: rows and tokens, from a plan's attributes and a few stated assumptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ An evaluation is the graph once more, with the changes of ``eval``, pruned to th
 problems are collected and raised together. Edges are not resolved here: see infer.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

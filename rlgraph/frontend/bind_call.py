@@ -3,8 +3,6 @@
 Edits bind by it too, with a binder that is not strict: they ask for edges, and leave values to the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 And a run's length, which is given in iterations or in epochs of a source.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

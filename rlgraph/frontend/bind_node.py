@@ -1,7 +1,5 @@
 """Binds a node: what it calls, on which model and pool, over which rows and in which iterations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

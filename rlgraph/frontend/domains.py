@@ -1,7 +1,5 @@
 """Unification of domains: which columns may meet in a node, by their types and their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import takewhile

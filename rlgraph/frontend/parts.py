@@ -5,8 +5,6 @@ tokens ┤                                ├─> merge ─> rewards     that is
        └─ the rest ─────> code_rewards ─┘ rewards                gets the parts merged, in their order
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product, takewhile

@@ -5,8 +5,6 @@ those of ``other_tokens`` may be along others. What an op writes along an axis o
 made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """From settings of another framework to a graph of edits, and a list of what became of each key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

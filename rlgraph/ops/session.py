@@ -1,7 +1,5 @@
 """What an op keeps on its worker from call to call: conversations that go on, for one."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

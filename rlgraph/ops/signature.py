@@ -1,7 +1,5 @@
 """Reads the signature of a function as the declaration of an op or of a hook."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable

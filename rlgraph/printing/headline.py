@@ -1,7 +1,5 @@
 """The figures that one decides by, as text: the same in plans, pages, terminals and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from rlgraph.ir.plan import Plan

@@ -1,7 +1,5 @@
 """The plan and the composed graph as text that can be read aloud."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping

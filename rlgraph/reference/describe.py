@@ -1,7 +1,5 @@
 """Descriptions of ops and losses from their declarations: for the terminal, the reference and the schema."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

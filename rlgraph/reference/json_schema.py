@@ -9,8 +9,6 @@ names of models are left to ``rlgraph check``.
         loss ──── kind: sft ────> #/$defs/loss.sft
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlgraph.frontend.bind_call import joins

@@ -1,7 +1,5 @@
 """Which runs a sweep has: a list where the graph takes one value is swept, each value with all others."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the runs of a sweep reached: a table, the same as CSV, and a page with a chart of each metric."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

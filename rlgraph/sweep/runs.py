@@ -1,7 +1,5 @@
 """Runs the combinations of a sweep, each in a process of its own, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

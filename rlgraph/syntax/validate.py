@@ -1,7 +1,5 @@
 """Validation: turns a tree's values into strict records, or into problems in the graph's own terms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

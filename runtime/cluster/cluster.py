@@ -3,8 +3,6 @@
 Both give references for results; the driver never looks inside one unless it asks with ``get``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -4,8 +4,6 @@ Probes (probes.py), each in a process of its own with a time limit, print facts,
 them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ states of ops and adaptive numbers. A setting that one of them was made by stays
 holds from the next iteration on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of a folder before a run begins, or goes on, in it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 rlgraph_reward_mean{graph="grpo",name="reward/mean"} 0.53
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -5,8 +5,6 @@ runs/grpo/checkpoints/step-000100                 the run goes on from here
                                                   a run directory to look at, and to export from
 """
 
-from __future__ import annotations
-
 import shutil
 from itertools import count
 from pathlib import Path

@@ -10,8 +10,6 @@ all rows, to train from and to replay; with ``schedule.record_every: k`` that is
 1 + 2k, and so on: those that follow the checkpoints of ``save_every: k``.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

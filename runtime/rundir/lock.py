@@ -1,7 +1,5 @@
 """The lock of a run directory: one process runs it. The system frees the lock of a process that has ended."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """Sends metrics and samples to TensorBoard's files, Weights & Biases, MLflow and trackers of your own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 A rule speaks up once its bounds have held for so many iterations in a row: they are all in watchdog.yaml.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The fields of a Hugging Face ``config.json`` that decide shapes and context, by transformers' defaults."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator

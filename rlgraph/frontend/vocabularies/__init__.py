@@ -1,7 +1,5 @@
 """Whether two models give tokens the same numbers: by what the graph says, by their files, by their names."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatch
 from functools import cache

@@ -4,8 +4,6 @@ Shapes: rows = sequences; ``[rows, columns]`` is padded on the right; ``[scored]
 that wants a log-prob or a value, row by row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -17,8 +17,6 @@ ranks of a group is written by the first of them. Where experts are divided (``s
 rows of that too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -8,8 +8,6 @@ weights of the one before go back (ZeRO-Offload, arXiv 2101.06840)::
     weights go              0  1  2  3
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loads a Hugging Face directory as a model sharded over the ranks of a mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ The experts of a mixture each have a pair of their own, which peft keeps as two 
 ``A [experts rank, inputs]`` and ``B [outputs, rank experts]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path

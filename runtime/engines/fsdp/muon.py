@@ -11,8 +11,6 @@ So no rank holds more than one matrix whole, and none is orthogonalised twice, b
 experts of a mixture are sharded by whole matrices, and stay where they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, 
 state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal, cast
 

@@ -14,8 +14,6 @@ norms and the head. Parts are plain tensors; FSDP2 shards them over the ranks th
 The ranks of a group have the same rows for the length of a call, as those that share tokens do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
