@@ -202,11 +202,8 @@ def _rewards(reply: bytes, count: int) -> list[float]:
         rewards = json.loads(reply)["rewards"]
     except (ValueError, KeyError, TypeError, RecursionError):
         rewards = None
-    if isinstance(rewards, list) and len(rewards) == count and all(map(_is_number, rewards)):
+    numbers = isinstance(rewards, list) and all(is_reward(r) and not isinstance(r, bool) for r in rewards)
+    if numbers and len(rewards) == count:
         return [float(reward) for reward in rewards]
     got = shortened(repr(reply.decode("utf-8", "backslashreplace")), 200)
     raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {got}')
-
-
-def _is_number(value: object) -> bool:
-    return is_reward(value) and not isinstance(value, bool)

@@ -137,10 +137,8 @@ def _value(place: str, row: Mapping[str, Any], name: str, column: str | Mapping[
     if is_json(value) if dtype == "json" else type(value) in kinds:
         return str(value) if dtype == "text" else value
     law = f"{place}: {path!r} is no {dtype}, but {shortened(repr(value), 60)}"
-    none = value is None and "give a default: for rows without, "
-    raise DataError(
-        f"{law}; {none or ''}{'correct the row' if dtype == 'json' else 'correct the row, or type:'}"
-    )
+    remedy = "correct the row" if dtype == "json" else "correct the row, or type:"
+    raise DataError(f"{law}; {'give a default: for rows without, ' * (value is None)}{remedy}")
 
 
 def is_json(value: Any) -> bool:
@@ -151,13 +149,10 @@ def is_json(value: Any) -> bool:
         [True, False, False, False]
     """
     try:
-        return bool(_same(json.loads(json.dumps(value, allow_nan=False)), value))
+        back = json.loads(json.dumps(value, allow_nan=False))
+        return type(back) is type(value) and bool(back == value)
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
 
 
 def as_column(dtype: str, values: Sequence[Any]) -> Any:

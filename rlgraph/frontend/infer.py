@@ -124,15 +124,12 @@ class Inference:
         renamed = [column for column, output in self.outputs.items() if output == port.name]
         return renamed[0] if port.optional and len(renamed) == 1 else port.name
 
-    def _writers(self, node: Node) -> list[Node]:
-        return [writer for column in self._read(node) for writer in self.writers.get(column, ())]
-
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
-        waits = {
-            n.name: self.held.before(n, self._writers(n), self.graph.nodes) | {*n.rows} & self.makers
-            for n in self.graph.nodes
-        }
+        waits = {}
+        for n in self.graph.nodes:
+            writers = [writer for column in self._read(n) for writer in self.writers.get(column, ())]
+            waits[n.name] = self.held.before(n, writers, self.graph.nodes) | {*n.rows} & self.makers
         readers = nx.DiGraph()
         readers.add_nodes_from(waits)
         readers.add_edges_from((need, name) for name, needs in waits.items() for need in needs)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import damaged, read_sums
-from rlgraph.runtime.rundir.checks import DESCRIBES
 from rlgraph.runtime.rundir.history import HISTORY
+from rlgraph.runtime.rundir.lock import DESCRIBES
 from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
 
 

@@ -44,10 +44,9 @@ from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, finite
 from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.changes import ChangedSetting
-from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
-from rlgraph.runtime.rundir.lock import Lock
+from rlgraph.runtime.rundir.lock import DESCRIBES, FOLDERS, Lock, check_free, check_links
 from rlgraph.runtime.rundir.trackers import Trackers
 from rlgraph.units import size_text
 
