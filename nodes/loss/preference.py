@@ -254,9 +254,8 @@ def _compared(
     ctx.record("loss", -torch.nn.functional.logsigmoid(margins[whole]), over="pairs")
     ctx.record("margin", margins[whole], over="pairs")
     ctx.record("accuracy", above[whole] > 0, kind="share", over="pairs")
-    return sign * (2 * torch.sigmoid(-margins) * whole)[members], ((above.sign() + 1) / 2 * whole)[
-        members
-    ].float()
+    won = (above.sign() + 1) / 2 * whole
+    return sign * (2 * torch.sigmoid(-margins) * whole)[members], won[members].float()
 
 
 def _sums(logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:

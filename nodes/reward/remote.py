@@ -163,9 +163,8 @@ def remote(
     outcomes = asyncio.run(_all(service, batches, parallel))
     answers = list(zip(outcomes, batches, strict=True))
     firsts = range(0, len(rows), batch)
-    failures = [
-        (n, e, of[0]) for n, (e, of) in zip(firsts, answers, strict=True) if isinstance(e, RemoteError)
-    ]
+    told = zip(firsts, answers, strict=True)
+    failures = [(n, e, of[0]) for n, (e, of) in told if isinstance(e, RemoteError)]
     complain(ctx, failures, on_error)
     filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
     rewards = torch.tensor([reward for batch in filled for reward in batch], dtype=torch.float32)

@@ -101,10 +101,8 @@ def missing(place: str, path: str, row: Mapping[str, Any]) -> DataError:
 
 def schema_fields(schema: Any) -> dict[str, Any]:
     """Return the names of an Arrow schema's or struct's fields, as a row without values."""
-    return {
-        field.name: schema_fields(field.type) if pyarrow.types.is_struct(field.type) else None
-        for field in schema
-    }
+    is_struct = pyarrow.types.is_struct
+    return {field.name: schema_fields(field.type) if is_struct(field.type) else None for field in schema}
 
 
 def _paths(row: Mapping[str, Any]) -> Iterator[str]:

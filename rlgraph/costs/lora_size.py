@@ -122,9 +122,8 @@ def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
     """
     largest = _largest_adapted(size, lora)
     embedding, first, *_ = size.numbers
-    needed = [
-        one * (width + 3 * MASTER) + before * width for one, before in ((first, embedding), (largest,) * 2)
-    ]
+    beside = ((first, embedding), (largest, largest))
+    needed = [one * (width + 3 * MASTER) + before * width for one, before in beside]
     for index in size.unlike:
         if factors := tuple(expert_adapters(size, lora, index)):
             waiting = width * padded(size.config.fused(index), 1)
@@ -149,13 +148,12 @@ def _largest_adapted(size: Size, lora: Lora) -> int:
 def _adapted_numbers(size: Size, lora: Lora) -> int:
     """Return the parameters of all weights that have adapters."""
     config, chosen = size.config, adapted_layers(size, lora)
-    of_layer = {
-        at: sum(rows * inputs for name, (rows, inputs) in config.linear(at).items() if name in chosen)
-        + config.experts
-        * sum(rows * inputs for name, (rows, inputs) in config.expert_linear(at).items() if name in chosen)
-        for at in size.unlike
-    }
-    return sum(count * of_layer[at] for at, count in size.unlike.items())
+    total = 0
+    for at, count in size.unlike.items():
+        for layers, copies in ((config.linear(at), 1), (config.expert_linear(at), config.experts)):
+            numbers = sum(rows * inputs for name, (rows, inputs) in layers.items() if name in chosen)
+            total += count * copies * numbers
+    return total
 
 
 def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:

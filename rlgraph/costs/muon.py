@@ -85,13 +85,11 @@ def held_in_step(size: Size, width: int, devices: int) -> int:
     there are averages in float32, of a round this device's rows.
     """
     largest = exchanged(size)[0]
-    batches = [
-        (shape, min(count, batch_of_experts(shape))) for shape, count in experts_on_device(size, devices)
-    ]
     held = [_held(largest, width, MASTER // devices + width)]
-    return max(
-        held + [count * _held(shape, width, MASTER + width * (width < MASTER)) for shape, count in batches]
-    )
+    for shape, count in experts_on_device(size, devices):
+        one = _held(shape, width, MASTER + width * (width < MASTER))
+        held.append(min(count, batch_of_experts(shape)) * one)
+    return max(held)
 
 
 def _held(shape: MatrixShape, width: int, before: int) -> int:

@@ -70,9 +70,8 @@ class Inference:
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
         for node in self.graph.nodes:
-            self.problems += (
-                domains.no_filter(node, name, self.filters) for name in {*node.rows} - self.makers
-            )
+            others = {*node.rows} - self.makers
+            self.problems += (domains.no_filter(node, name, self.filters) for name in others)
 
     def walk(self) -> Inference:
         """Bind every node, writers before readers."""
@@ -160,11 +159,8 @@ class Inference:
         if domain is None or problem:
             self.broken.update(self.outs[node.name].values())
             return
-        reads = {
-            name: (port, at)
-            for name, (port, column) in ports.items()
-            if (at := self.parts.at(column, domain.name))
-        }
+        parts = {name: self.parts.at(column, domain.name) for name, (_, column) in ports.items()}
+        reads = {name: (ports[name][0], part) for name, part in parts.items() if part}
         written_to = self._written_to(node, domain)
         streams = self.graph.schedule.stream is not None
         rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving, streams)

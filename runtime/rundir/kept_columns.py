@@ -31,13 +31,8 @@ def sample_columns(plan: Plan, phase: str) -> list[str]:
     rows = next((column.domain for column in columns.values() if column.said == "responses"), None)
     if rows is None:
         return []
-    return [
-        name
-        for name, column in columns.items()
-        if not column.moved
-        and column.type in (*WHOLE, *EACH)
-        and is_part(plan.domains[phase], column.domain, rows)
-    ]
+    shown = {name: c for name, c in columns.items() if not c.moved and c.type in (*WHOLE, *EACH)}
+    return [name for name, c in shown.items() if is_part(plan.domains[phase], c.domain, rows)]
 
 
 class RowSource(NamedTuple):

@@ -182,14 +182,10 @@ class RunDir:
                 for (pool, device), report in item.reports.items():
                     thread = f"{device} beside" if report.beside else device
                     told = report.spans if spans else ()
-                    parts = [
-                        (f"{thread} {lane}", name, *times, {**args, "part": lane})
-                        for lane, name, *times in told
-                    ]
-                    for tid, name, start, end, of in (
-                        (thread, item.step.node, report.start, report.end, args),
-                        *parts,
-                    ):
+                    lines = [(thread, item.step.node, report.start, report.end, args)]
+                    for lane, name, *times in told:
+                        lines.append((f"{thread} {lane}", name, *times, args | {"part": lane}))
+                    for tid, name, start, end, of in lines:
                         event = {"name": name, "cat": item.step.kind, "ph": "X", "ts": round(start * 1e6)}
                         event |= {"dur": round((end - start) * 1e6), "pid": pool, "tid": tid, "args": of}
                         file.write(json.dumps(event) + ",\n")
