@@ -1,6 +1,6 @@
 """The parameters of a model that train are counted here: all, or those of its low-rank adapters."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlgraph.costs import limits
 from rlgraph.costs.efficiency import MASTER, WIDTH
@@ -103,7 +103,8 @@ def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
 
     Tensors are as of ``Config.tensors``.
     """
-    layers, chosen, runs = _linear_layers(size), adapted_layers(size, lora), [list[tuple[int, int]]()]
+    layers, chosen = _any_layer(size, size.config.linear), adapted_layers(size, lora)
+    runs = [list[tuple[int, int]]()]
     adapted = {layers[name] for name in chosen & layers.keys()}
     if chosen - layers.keys():
         adapted |= {size.config.fused(at)[-1] for at in size.unlike if size.config.is_sparse(at)}
@@ -133,15 +134,15 @@ def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
 
 def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
     """Return the names of the linear layers that have adapters, and of those of experts."""
-    layers, wanted = _linear_layers(size), lora.targets
+    layers, wanted = _any_layer(size, size.config.linear), lora.targets
     if wanted == "all-linear":
         return frozenset(layers)
-    return frozenset(wanted) & (layers.keys() | _expert_layers(size).keys())
+    return frozenset(wanted) & (layers.keys() | _any_layer(size, size.config.expert_linear).keys())
 
 
 def _largest_adapted(size: Size, lora: Lora) -> int:
     """Return the parameters of the largest linear layer, or expert, that has an adapter."""
-    layers = _linear_layers(size) | _expert_layers(size)
+    layers = _any_layer(size, size.config.linear) | _any_layer(size, size.config.expert_linear)
     return max((layers[name][0] * layers[name][1] for name in adapted_layers(size, lora)), default=0)
 
 
@@ -156,11 +157,6 @@ def _adapted_numbers(size: Size, lora: Lora) -> int:
     return total
 
 
-def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of those that can have adapters, in any layer."""
-    return {name: shape for index in size.unlike for name, shape in size.config.linear(index).items()}
-
-
-def _expert_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Return the same of an expert."""
-    return {name: shape for index in size.unlike for name, shape in size.config.expert_linear(index).items()}
+def _any_layer(size: Size, linear: Callable[[int], dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of the linear layers, or those of an expert, that some decoder layer has."""
+    return {name: shape for index in size.unlike for name, shape in linear(index).items()}
