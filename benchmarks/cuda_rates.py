@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.calibration import calibration_text
-from rlgraph.costs.detect import PCIE5, RESERVE, rates_of
+from rlgraph.costs.detect import RESERVE, rates_of
 from rlgraph.costs.efficiency import BEST, WORST, Rates
 from rlgraph.costs.formulas import (
     Tokens,
@@ -79,7 +79,7 @@ def cluster_of(measured: Mapping[str, Any], name: str, devices: int) -> Cluster:
         bf16_flops=found["product"],
         fp32_flops=gpu.fp32_flops if gpu else found["product"] / 15,
         memory_bandwidth=found["copy"],
-        intra_link=gpu.intra_link if gpu else PCIE5,
+        intra_link=gpu.intra_link if gpu else 64e9,  # PCIe 5
         inter_link=50e9,
         host_link=min(found["to the host"], found["from the host"]),
         reserve=RESERVE,

@@ -5,8 +5,6 @@ A value says where its op is imported from, on first use.
 A graph may also name a function in a file (``my_ops.py:length_penalty``); it needs no entry here.
 """
 
-from __future__ import annotations
-
 OPS: dict[str, str] = {
     "data.prompts": "rlgraph.nodes.data.prompts:prompts",
     "data.examples": "rlgraph.nodes.data.prompts:examples",

@@ -4,8 +4,6 @@ those of earlier iterations.
 Sums run in float64, so that the order of rows doesn't show in float32.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

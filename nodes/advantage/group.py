@@ -12,7 +12,6 @@ from pydantic import PositiveFloat
 
 from rlgraph.nodes.advantage.gae import whitened
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import boolean, float32, int64, op, prompts, samples, text, tokens
 
 EQUAL = 1e-6  # float32 sums tell no closer rewards apart
@@ -43,7 +42,7 @@ def grpo(
         advantages: {op: advantage.grpo}
     """
     per_sample = _normalised(rewards, group, eps) if scale else centred_by_group(rewards, group)[0]
-    return _over_tokens(per_sample, loss_mask)
+    return loss_mask.where_true(per_sample)
 
 
 @op(rows="group", assumes=("groups",))
@@ -59,7 +58,7 @@ def rloo(
         advantages: {op: advantage.rloo}
     """
     centred, members, count = centred_by_group(rewards, group)
-    return _over_tokens(centred * (count / (count - 1).clamp(min=1))[members], loss_mask)
+    return loss_mask.where_true(centred * (count / (count - 1).clamp(min=1))[members])
 
 
 @op(rows="group", assumes=("groups",))
@@ -78,7 +77,7 @@ def maxrl(
     members, count = _groups(group)
     scores = rewards.double()
     mean = (_sum_by(members, scores, count) / count)[members]
-    return _over_tokens(torch.where(mean > EQUAL, (scores - mean) / mean, 0), loss_mask)
+    return loss_mask.where_true(torch.where(mean > EQUAL, (scores - mean) / mean, 0))
 
 
 @op(rows="all", assumes=("groups",))
@@ -114,7 +113,7 @@ def opo(
     scores, lengths = rewards.double(), loss_mask.sum().double()
     weights = _sum_by(members, lengths, count)
     baseline = _sum_by(members, lengths * scores, count) / weights.clamp(min=1)
-    return _over_tokens(scores - baseline.masked_fill(count == 1, 0.0)[members], loss_mask)
+    return loss_mask.where_true(scores - baseline.masked_fill(count == 1, 0.0)[members])
 
 
 @op(rows="all", assumes=("groups",))
@@ -139,7 +138,7 @@ def gpg(
     """
     centred, _, _ = centred_by_group(rewards, group)
     felt = (centred.abs() > EQUAL).sum().clamp(min=1)
-    return _over_tokens(centred * len(centred) / felt / f_norm, loss_mask)
+    return loss_mask.where_true(centred * len(centred) / felt / f_norm)
 
 
 @op(rows="group", assumes=("groups",), when=EPS)
@@ -175,7 +174,7 @@ def grpo_passk(
     margin = (first - second.masked_fill(count == 1, 0.0)).masked_fill(winners > 1, 0.0)
     if scale:
         margin = margin / (deviation(centred, members, count, alone=1.0) + eps)
-    return _over_tokens(torch.where(best, margin[members], 0), loss_mask)
+    return loss_mask.where_true(torch.where(best, margin[members], 0))
 
 
 @op(rows="all", assumes=("groups",), when=OTHERS)
@@ -274,11 +273,6 @@ def deviation(
     """Return each group's unbiased standard deviation ``[groups]``; ``alone`` for a group of one."""
     std = (_sum_by(members, centred.square(), count) / (count - 1).clamp(min=1)).sqrt()
     return std.masked_fill(count == 1, alone)
-
-
-def _over_tokens(per_sample: torch.Tensor, loss_mask: Ragged) -> Ragged:
-    """Spread a number per sample ``[samples]`` over its tokens in the loss mask, 0 on the others: float32."""
-    return loss_mask.like(torch.where(loss_mask.values, loss_mask.spread(per_sample).values, 0).float())
 
 
 def _sum_by(members: torch.Tensor, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

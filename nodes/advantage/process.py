@@ -1,7 +1,5 @@
 """Advantages of rewards that are given step by step, compared with those of the group."""
 
-from __future__ import annotations
-
 from pydantic import PositiveFloat
 
 from rlgraph.nodes.advantage.gae import scatter

@@ -6,8 +6,6 @@
 Sums run in float64, so that the order of rows doesn't show in float32.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat

@@ -1,7 +1,5 @@
 """A data source of pairs: a question with a chosen and a rejected response."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 

@@ -4,8 +4,6 @@ A batch is a function of the seed and of how many rows earlier iterations took, 
 needs saving.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple

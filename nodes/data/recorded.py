@@ -3,8 +3,6 @@
 replace: {rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: float32}}}
 """
 
-from __future__ import annotations
-
 import json
 import re
 import typing

@@ -234,9 +234,8 @@ def fipo(
     moved = logprobs.values.detach() - old_logprobs.values
     heard = loss_mask.like(torch.where(moved > math.log(limit), 0, moved)).compact(loss_mask)
     weight = torch.ones_like(moved)
-    weight[loss_mask.values] = (
-        heard.discounted(2 ** (-1 / half_life)).exp().clamp(1 - less, 1 + more).to(moved.dtype)
-    )
+    heard_later = heard.discounted(2 ** (-1 / half_life)).exp()
+    weight[loss_mask.values] = heard_later.clamp(1 - less, 1 + more).to(moved.dtype)
     weighed = advantages.like(weight * advantages.values)
     return ppo_clip(logprobs, old_logprobs, weighed, clip=clip, clip_high=clip_high, dual_clip=limit)
 

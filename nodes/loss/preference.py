@@ -68,7 +68,7 @@ def dpo_weights(
     """
     scores = beta * (_sums(old_logprobs, loss_mask) - _sums(ref_logprobs, loss_mask))
     weights, preferred = _compared(ctx, scores, chosen, group)
-    return Preference(_over_tokens(beta * weights, loss_mask), preferred)
+    return Preference(loss_mask.where_true(beta * weights), preferred)
 
 
 @op(rows="all")
@@ -98,7 +98,7 @@ def simpo_weights(
     """
     mean, lengths = _means(old_logprobs, loss_mask)
     weights, preferred = _compared(ctx, beta * mean, chosen, group, margin)
-    return Preference(_over_tokens(beta * weights / lengths, loss_mask), preferred)
+    return Preference(loss_mask.where_true(beta * weights / lengths), preferred)
 
 
 @op(rows="all")
@@ -129,7 +129,7 @@ def orpo_weights(
     doubt = (-torch.expm1(mean)).clamp(min=TINY)
     weights, preferred = _compared(ctx, mean - doubt.log(), chosen, group)
     per_token = (2 * chosen.double() + coef * weights / doubt) / lengths
-    return Preference(_over_tokens(per_token, loss_mask), preferred)
+    return Preference(loss_mask.where_true(per_token), preferred)
 
 
 @op(rows="all")
@@ -199,7 +199,7 @@ def kto_weights(
     ctx.record("loss", scale * torch.sigmoid(-u))
     ctx.record("kl", float(drift.clamp(min=0)), over="iterations")
     ctx.record("accuracy", u > 0, kind="share")
-    return _over_tokens(sign * scale * beta * torch.sigmoid(u) * torch.sigmoid(-u), loss_mask)
+    return loss_mask.where_true(sign * scale * beta * torch.sigmoid(u) * torch.sigmoid(-u))
 
 
 @op(rows="all")
@@ -254,9 +254,8 @@ def _compared(
     ctx.record("loss", -torch.nn.functional.logsigmoid(margins[whole]), over="pairs")
     ctx.record("margin", margins[whole], over="pairs")
     ctx.record("accuracy", above[whole] > 0, kind="share", over="pairs")
-    return sign * (2 * torch.sigmoid(-margins) * whole)[members], ((above.sign() + 1) / 2 * whole)[
-        members
-    ].float()
+    won = (above.sign() + 1) / 2 * whole
+    return sign * (2 * torch.sigmoid(-margins) * whole)[members], won[members].float()
 
 
 def _sums(logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:
@@ -268,8 +267,3 @@ def _means(logprobs: Ragged, loss_mask: Ragged) -> tuple[torch.Tensor, torch.Ten
     """Return each row's mean over its loss mask, and of how many tokens, at least 1: both ``[samples]``."""
     lengths = loss_mask.sum().clamp(min=1)
     return _sums(logprobs, loss_mask) / lengths, lengths
-
-
-def _over_tokens(per_row: torch.Tensor, loss_mask: Ragged) -> Ragged:
-    """Spread a number per row ``[samples]`` over its loss mask, 0 elsewhere: float32."""
-    return loss_mask.like((loss_mask.spread(per_row).values * loss_mask.values).float())

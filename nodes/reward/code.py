@@ -1,7 +1,5 @@
 """A reward for a program that passes a test, run in a sandbox (``nodes/support/sandbox.py``)."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated

@@ -1,7 +1,5 @@
 r"""Equality of mathematical answers, by Math-Verify, and whether an answer is computed to its end."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Rewards by functions that were written for verl or for TRL, which run as they are."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace

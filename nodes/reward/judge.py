@@ -1,7 +1,5 @@
 """A reward from a language model that is asked how good a response is."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ inputs and outputs   parent ── calls, inputs ──> sandbox: program; the p
 Python asserts       sandbox: test ── calls ──> sandbox: program; the test's interpreter gives the verdict
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A reward for a mathematically equal answer."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat

@@ -1,7 +1,5 @@
 """Reward models: a sequence classifier's score of a whole sequence, or of each token that was written."""
 
-from __future__ import annotations
-
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import behind_the_end
 from rlgraph.ops import SPREAD, Context, TrainEngine, boolean, float32, int64, op, samples, tokens

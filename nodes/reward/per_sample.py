@@ -10,8 +10,6 @@
 graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

@@ -163,9 +163,8 @@ def remote(
     outcomes = asyncio.run(_all(service, batches, parallel))
     answers = list(zip(outcomes, batches, strict=True))
     firsts = range(0, len(rows), batch)
-    failures = [
-        (n, e, of[0]) for n, (e, of) in zip(firsts, answers, strict=True) if isinstance(e, RemoteError)
-    ]
+    told = zip(firsts, answers, strict=True)
+    failures = [(n, e, of[0]) for n, (e, of) in told if isinstance(e, RemoteError)]
     complain(ctx, failures, on_error)
     filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
     rewards = torch.tensor([reward for batch in filled for reward in batch], dtype=torch.float32)
@@ -202,11 +201,8 @@ def _rewards(reply: bytes, count: int) -> list[float]:
         rewards = json.loads(reply)["rewards"]
     except (ValueError, KeyError, TypeError, RecursionError):
         rewards = None
-    if isinstance(rewards, list) and len(rewards) == count and all(map(_is_number, rewards)):
+    numbers = isinstance(rewards, list) and all(is_reward(r) and not isinstance(r, bool) for r in rewards)
+    if numbers and len(rewards) == count:
         return [float(reward) for reward in rewards]
     got = shortened(repr(reply.decode("utf-8", "backslashreplace")), 200)
     raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {got}')
-
-
-def _is_number(value: object) -> bool:
-    return is_reward(value) and not isinstance(value, bool)

@@ -1,7 +1,5 @@
 """Programs that reach for what a solution does not need: a sign of reward hacking that changes no reward."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 

@@ -1,7 +1,5 @@
 """The answer in a response, and rewards for words: equal ones, those that both have, or a pattern."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -9,8 +9,6 @@ their time is up, and that are forked anew, within milliseconds, from a process 
            └─ keeper ── worker          │   the worker is ended                  ->  "late", by its keeper
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -111,9 +111,8 @@ def sent(value: Any) -> Any:
     own = kind.__module__ in ("builtins", "collections") and kind not in (bytearray, memoryview)
     if own and hasattr(kind, "__iter__"):  # a range, a generator, a view of a dict, a deque
         return encode([*value], sent)
-    raise UnsentError(
-        f"a program takes plain data and its own objects, and the test passes a {kind.__name__}"
-    )
+    law = "a program takes plain data and its own objects"
+    raise UnsentError(f"{law}, and the test passes a {kind.__name__}")
 
 
 def _sends(verb: str) -> Any:

@@ -1,7 +1,5 @@
 """One forward pass over tokens that a policy wrote: a model's log-probs, or a critic's values."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pydantic import PositiveFloat

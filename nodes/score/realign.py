@@ -1,7 +1,5 @@
 """Columns that were scored on other tokens, laid along the ones that are trained."""
 
-from __future__ import annotations
-
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import op
 from rlgraph.ops.column_types import boolean, float32, int64, other_tokens, samples, tokens

@@ -5,8 +5,6 @@ reprompt          Hint: 57. 12+45=  |  58 <eos>          the policy scores its o
 prompts.from      12+45=58 Is that right? 12+45=         the policy is asked again
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from rlgraph.nodes.support.conversation import ReadingOptions, Template

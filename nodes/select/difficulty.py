@@ -5,8 +5,6 @@ iteration k    prompts ─> wanted (reads) ─> rollout ─> rewards ─> solved
 iteration k+1                └─────────────── its state ───────────────────────┘
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Annotated
 

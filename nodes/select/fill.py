@@ -1,7 +1,5 @@
 """A column of one number, for rows that have none of their own."""
 
-from __future__ import annotations
-
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import float32, int64, op, samples, tokens
 

@@ -2,8 +2,6 @@
 Whole groups are kept or dropped by ops with ``rows="group"``.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat

@@ -1,7 +1,5 @@
 """Masks of tokens: which of a sample's a loss or an estimator is about."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from itertools import accumulate

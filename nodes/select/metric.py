@@ -66,9 +66,8 @@ def mean_at_k(ctx: Context, rewards: anything[samples], source: text[samples] | 
         average: {op: metric.mean_at_k}
     """
     if isinstance(rewards, list):
-        raise RunError(
-            f"{ctx.node}: a mean is of numbers or truth values; map `rewards` to another column by `in`"
-        )
+        law = "a mean is of numbers or truth values; map `rewards` to another column by `in`"
+        raise RunError(f"{ctx.node}: {law}")
     _record(ctx, rewards.float(), source)
     return rewards.float()
 

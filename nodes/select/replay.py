@@ -88,9 +88,8 @@ def replay(
     if len(places):
         ctx.record("age", age[places])
         ctx.record("age_max", age[places], kind="max")
-    given = {
-        name: taken(column, places) for name, column in rows.items() if name not in (CAME, NUMBER, PRIORITY)
-    }
+    names = [name for name in rows if name not in (CAME, NUMBER, PRIORITY)]
+    given = {name: taken(rows[name], places) for name in names}
     return SimpleNamespace(age=age[places], **given)
 
 

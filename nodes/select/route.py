@@ -1,7 +1,5 @@
 """The filter that ``rows: {by: COLUMN, is: VALUE}`` at a node stands for; graphs do not name it."""
 
-from __future__ import annotations
-
 from rlgraph.errors import RunError
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, boolean, op, samples, text

@@ -6,8 +6,6 @@
 Control tokens are read in the pieces alone. So no content can end its message, or speak for somebody else.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ last                                   learnt       assistant_turns
 all                 learnt             learnt
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -84,9 +82,8 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
     if talk[-1]["role"] != "assistant":
         if reading.answer is None:
             return Asked(place, question, "", options)
-        raise DataError(
-            f"{place}: {reading.answer!r} does not end with the assistant's turn; correct the row"
-        )
+        law = f"{place}: {reading.answer!r} does not end with the assistant's turn"
+        raise DataError(f"{law}; correct the row")
     *before, last = talk
     if not before:
         raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
@@ -121,10 +118,9 @@ def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Ques
         return value
     fits = isinstance(value, list) and value and all(isinstance(m, dict) for m in value)
     if not (fits and all(isinstance(m.get("role"), str) and _has_content(m) for m in value)):
-        raise DataError(
-            f"{place}: {path!r} is neither text nor a list of messages {{role, content}}, "
-            f"but {str(value)[:60]!r}; correct the row, or name another column with question:"
-        )
+        law = f"{place}: {path!r} is neither text nor a list of messages {{role, content}}, "
+        law += f"but {str(value)[:60]!r}"
+        raise DataError(f"{law}; correct the row, or name another column with question:")
     if reading.template == "plain":
         raise DataError(f"{place}: {path!r} holds chat messages; set template: chat")
     return [{"role": m["role"], "content": m.get("content") or "", **_full(m)} for m in value]

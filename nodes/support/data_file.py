@@ -3,8 +3,6 @@
 Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of any other.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib
@@ -237,11 +235,8 @@ def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
         >>> [fits("a:1", {"level": n, "of": "x"}, {"level": [4, 5], "of": "x"}) for n in (3, 4)]
         [False, True]
     """
-    pairs = (where or {}).items()
-    return all(
-        given(place, row, name) in (wanted if isinstance(wanted, list) else [wanted])
-        for name, wanted in pairs
-    )
+    wanted = {name: value if isinstance(value, list) else [value] for name, value in (where or {}).items()}
+    return all(given(place, row, name) in values for name, values in wanted.items())
 
 
 def seen(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
@@ -251,6 +246,5 @@ def seen(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> st
         for name, count in counts.items():
             count[repr(given(place, row, name))] += 1
     most = {name: [value for value, _ in count.most_common(SHOWN)] for name, count in counts.items()}
-    return ", or ".join(
-        f"{n} is {wanted!r}; it is {', '.join(most[n])}" for n, wanted in (where or {}).items()
-    )
+    wanted = (where or {}).items()
+    return ", or ".join(f"{name} is {value!r}; it is {', '.join(most[name])}" for name, value in wanted)

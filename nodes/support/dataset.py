@@ -5,8 +5,6 @@ by every process on this host: none has it in memory. A cached set is known by t
 change, the tokenizer's own contents and all that says how rows are read.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -106,10 +104,8 @@ class DataSet:
         for mine in self.by_source.values():
             if not fitting[mine].any():
                 files = ", ".join(dict.fromkeys(self.files[n][1] for n in self.column("file", mine)))
-                law = (
-                    f"all {len(mine)} rows have over {limit} tokens, the shortest {self.lengths[mine].min()}"
-                )
-                raise DataError(f"{files}: {law}; raise {attribute}")
+                law = f"{files}: all {len(mine)} rows have over {limit} tokens"
+                raise DataError(f"{law}, the shortest {self.lengths[mine].min()}; raise {attribute}")
         return replace(self, rows=self.rows[fitting], lengths=self.lengths[fitting], overlong=overlong)
 
 

@@ -1,7 +1,5 @@
 """A prompt with texts filled in, which are tokenised apart: none can end it, or speak for somebody else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,9 +44,8 @@ def filled(
     pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
     source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
     around = f"{source}{text}"  # the template has more control tokens than it writes here
-    fields = {
-        name: [content_ids(tokenizer, value, around) for value in columns[name] or ()] for name in names
-    }
+    given = {name: columns[name] or () for name in names}
+    fields = {n: [content_ids(tokenizer, value, around) for value in given[n]] for n in names}
     for name, limit in (most or {}).items():
         fields[name] = [ids[-limit:] for ids in fields.get(name, ())]
     rows = range(len(next(column for column in columns.values() if column is not None)))

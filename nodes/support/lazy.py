@@ -1,7 +1,5 @@
 """Modules that are imported on first use: ops are read to compile a graph, which needs no torch."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -50,9 +50,9 @@ class SourceWeights:
         Shares are rounded by systematic sampling: the span is cut where its sources' shares end, at
         an offset that follows the golden ratio, so that roundings cancel out over spans.
         """
-        weights = numpy.array(
-            [[w if isinstance(w, int | float) else w.at(1 + span) for w in self.weights] for span in spans]
-        ).reshape(-1, len(self.weights))
+        weights = numpy.empty((len(spans), len(self.weights)))
+        for column, weight in zip(weights.T, self.weights, strict=True):
+            column[:] = weight if isinstance(weight, int | float) else [weight.at(1 + n) for n in spans]
         ends = weights.cumsum(1)
         ends = (self.span * ends / ends[:, -1:]).round(6)
         offsets = GOLDEN * numpy.array(spans)[:, None] % 1
@@ -159,6 +159,5 @@ def _through(size: int, indices: Iterable[int], key: tuple[int, ...], shuffle: b
 @functools.lru_cache(maxsize=8)
 def _order(size: int, epoch: int, key: tuple[int, ...]) -> numpy.ndarray:
     """Return the order of an epoch's rows."""
-    return numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(
-        numpy.arange(size, dtype=numpy.int32)
-    )
+    places = numpy.arange(size, dtype=numpy.int32)
+    return numpy.random.default_rng([key[0], epoch, *key[1:]]).permutation(places)

@@ -5,8 +5,6 @@
 Of large files each chunk is the work of one of several processes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -62,16 +60,9 @@ def write_set(source: DataSetKey, sink: Any) -> None:
         law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
         raise DataError(f"{law}; set eos_token in its config")
     whole, text = pyarrow.int32(), pyarrow.large_string()
-    lists = {"ids": pyarrow.large_list(pyarrow.int32()), "learnt": pyarrow.large_list(pyarrow.bool_())}
-    types = {
-        "file": whole,
-        "number": pyarrow.int64(),
-        "length": whole,
-        **lists,
-        "question": text,
-        "answer": text,
-    }
-    schema = pyarrow.schema({**types, "more": text})
+    types = {"file": whole, "number": pyarrow.int64(), "length": whole}
+    types |= {"ids": pyarrow.large_list(whole), "learnt": pyarrow.large_list(pyarrow.bool_())}
+    schema = pyarrow.schema({**types, "question": text, "answer": text, "more": text})
     make, processes = functools.partial(_batch, source, schema), _processes(source)
     batches = process_map(make, _chunks(source), processes) if processes > 1 else map(make, _chunks(source))
     with pyarrow.ipc.new_file(sink, schema) as writer:

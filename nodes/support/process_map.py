@@ -6,8 +6,6 @@ Such a process is no copy of this one, which may have threads and devices, and i
 user's, as one of multiprocessing would. It ends when its input does, and so outlives nobody.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -64,6 +64,10 @@ class Ragged:
         """Repeat a number per row ``[rows]`` over the row's tokens."""
         return self.like(torch.repeat_interleave(per_row, self.lengths, dim=0, output_size=len(self.values)))
 
+    def where_true(self, per_row: torch.Tensor) -> Ragged:
+        """Return a mask's tokens in float32: where it is true a number per row ``[rows]``, elsewhere 0."""
+        return self.like(torch.where(self.values, self.spread(per_row).values, 0).float())
+
     def sum(self) -> torch.Tensor:
         """Return each row's sum ``[rows]``, 0 for an empty row."""
         values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values

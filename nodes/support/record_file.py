@@ -8,8 +8,6 @@ text. What a file holds stands in its metadata: the domain, what that was made o
 as the plan writes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -93,10 +91,8 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:
     table = parquet.read_table(path, columns=list(names))
     columns = {name: _column(table.column(name).combine_chunks()) for name in names}
     types = about(path).types
-    parsed = {
-        n: Recorded([*map(json.loads, columns[n].values)]) for n in names if types[n].startswith("json")
-    }
-    return columns | parsed
+    texts = [name for name in names if types[name].startswith("json")]
+    return columns | {name: Recorded([*map(json.loads, columns[name].values)]) for name in texts}
 
 
 def _array(column: Any, kind: str) -> Any:

@@ -4,8 +4,6 @@ reward_model.ground_truth    a field of a field        columns: {tests: json,
 turns[0].content             an item of a list                   gold: {from: reward_model.ground_truth}}
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,10 +101,8 @@ def missing(place: str, path: str, row: Mapping[str, Any]) -> DataError:
 
 def schema_fields(schema: Any) -> dict[str, Any]:
     """Return the names of an Arrow schema's or struct's fields, as a row without values."""
-    return {
-        field.name: schema_fields(field.type) if pyarrow.types.is_struct(field.type) else None
-        for field in schema
-    }
+    is_struct = pyarrow.types.is_struct
+    return {field.name: schema_fields(field.type) if is_struct(field.type) else None for field in schema}
 
 
 def _paths(row: Mapping[str, Any]) -> Iterator[str]:
@@ -139,10 +135,8 @@ def _value(place: str, row: Mapping[str, Any], name: str, column: str | Mapping[
     if is_json(value) if dtype == "json" else type(value) in kinds:
         return str(value) if dtype == "text" else value
     law = f"{place}: {path!r} is no {dtype}, but {shortened(repr(value), 60)}"
-    none = value is None and "give a default: for rows without, "
-    raise DataError(
-        f"{law}; {none or ''}{'correct the row' if dtype == 'json' else 'correct the row, or type:'}"
-    )
+    remedy = "correct the row" if dtype == "json" else "correct the row, or type:"
+    raise DataError(f"{law}; {'give a default: for rows without, ' * (value is None)}{remedy}")
 
 
 def is_json(value: Any) -> bool:
@@ -153,13 +147,10 @@ def is_json(value: Any) -> bool:
         [True, False, False, False]
     """
     try:
-        return bool(_same(json.loads(json.dumps(value, allow_nan=False)), value))
+        back = json.loads(json.dumps(value, allow_nan=False))
+        return type(back) is type(value) and bool(back == value)
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
 
 
 def as_column(dtype: str, values: Sequence[Any]) -> Any:

@@ -1,7 +1,5 @@
 """Rows as token ids, many at a time: a tokenizer then uses all of its threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any

@@ -23,8 +23,6 @@ What does not hold: it shares the host's kernel, CPUs and memory bandwidth. Agai
 another machine helps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -4,8 +4,6 @@ Before anything is computed every part of it must be one of ``PARTS``, and each 
 operator and function then gets numbers alone, and its result has at most ``BITS`` bits.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import math

@@ -1,7 +1,5 @@
 """Python in the sandbox of reward.code (``nodes/support/sandbox.py``)."""
 
-from __future__ import annotations
-
 from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox, confined
 
 MOST = 2**16  # bytes of output that are read

@@ -3,8 +3,6 @@
 Robertson and Zaragoza 2009, doi 10.1561/1500000019; by bm25s (arXiv 2407.03618).
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

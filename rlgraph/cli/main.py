@@ -1,7 +1,5 @@
 """The command line. Only command bodies reach outward, so that checking needs neither torch nor ray."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

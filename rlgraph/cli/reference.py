@@ -1,7 +1,5 @@
 """Commands that list what comes with rlgraph."""
 
-from __future__ import annotations
-
 import json
 from typing import TextIO
 

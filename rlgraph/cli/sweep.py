@@ -1,7 +1,5 @@
 """The command that runs a graph with several values of its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,9 +43,8 @@ def sweep(
 
     runs = combinations(graph, overrides, devices)
     options = [f"--devices={devices}"] * bool(devices) + [f"--steps={steps}"] * bool(steps)
-    options += (
-        [f"--address={address}"] * bool(address) + ["--inline"] * inline + [f"--track={to}" for to in track]
-    )
+    options += [f"--address={address}"] * bool(address) + ["--inline"] * inline
+    options += [f"--track={to}" for to in track]
     place = folder or Path("runs") / f"{Path(graph).stem}-sweep"
     say(f"{len(runs)} runs of {graph}, in {place}")
     found, done = Sweep(graph, runs, place, options, say).carry_out(jobs)

@@ -10,8 +10,6 @@ A calibrated step takes the middle of its prediction times these. Work of a kind
 keeps its assumed range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import quantiles

@@ -4,8 +4,6 @@ GPUs are counted and named by ``nvidia-smi``; what each can do is looked up by i
 is a CPU slot with its share of the memory; a slot's rates are assumed as in clusters/cpu.yaml, not measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,8 +14,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from rlgraph.costs.hardware import Cluster, Here, read_cluster, shipped_clusters, shipped_file
+from rlgraph.costs.hardware import FOLDER, Cluster, Here, read_cluster, shipped_clusters, shipped_file
 from rlgraph.errors import GraphError, fail, nearest
+from rlgraph.syntax.source import read
 
 SLOTS = 4  # the most CPU slots of a machine without GPUs
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
@@ -47,30 +46,8 @@ class Gpu:
         return {name: value for name, value in vars(self).items() if name != "host"}
 
 
-PCIE4, PCIE5 = 32e9, 64e9  # 16 lanes, one way
-
-# Words of a name -> rates; of those whose words all occur, the one with most words. NVIDIA's data sheets,
-# without sparsity; of GeForce cards the architectures' white papers, bfloat16 with float32 accumulation.
-# A100 hosts have 200 Gb/s adapters (DGX A100). A GB200 is half of a superchip: 4 of a host, 72 of a rack.
-GPUS = {
-    "GB200": Gpu(186e9, 2500e12, 80e12, 8.0e12, 900e9, 225e9, host=4, host_memory=0.7e12, linked=72),
-    "B200": Gpu(180e9, 2250e12, 75e12, 8.0e12, 900e9, PCIE5),
-    "H200": Gpu(141e9, 989e12, 67e12, 4.8e12, 450e9, PCIE5),
-    "H200 NVL": Gpu(141e9, 835e12, 60e12, 4.8e12, PCIE5, PCIE5),  # NVLink bridges of 2 or 4 are not counted
-    "H100": Gpu(80e9, 989e12, 67e12, 3.35e12, 450e9, PCIE5),
-    "H100 NVL": Gpu(94e9, 835e12, 60e12, 3.9e12, PCIE5, PCIE5),
-    "H100 PCIE": Gpu(80e9, 756e12, 51e12, 2.0e12, PCIE5, PCIE5),
-    "H20": Gpu(96e9, 148e12, 44e12, 4.0e12, 450e9, PCIE5),
-    "A100": Gpu(80e9, 312e12, 19.5e12, 2.039e12, 300e9, PCIE4, 25e9),
-    "A100 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, 300e9, PCIE4, 25e9),
-    "A100 PCIE": Gpu(80e9, 312e12, 19.5e12, 1.935e12, PCIE4, PCIE4),
-    "A100 PCIE 40GB": Gpu(40e9, 312e12, 19.5e12, 1.555e12, PCIE4, PCIE4),
-    "L40S": Gpu(48e9, 362e12, 91.6e12, 0.864e12, PCIE4, PCIE4),
-    "L4": Gpu(24e9, 121e12, 30.3e12, 0.3e12, PCIE4 / 2, PCIE4 / 2),  # 8 lanes
-    "A10": Gpu(24e9, 125e12, 31.2e12, 0.6e12, PCIE4, PCIE4),
-    "4090": Gpu(24e9, 165e12, 82.6e12, 1.008e12, PCIE4, PCIE4),
-    "3090": Gpu(24e9, 71e12, 35.6e12, 0.936e12, PCIE4, PCIE4),
-}
+# words of a name -> rates; of those whose words all occur, the one with most words
+GPUS = {key: Gpu(**rates) for key, rates in read(FOLDER.parent / "gpus.yaml").plain().items()}
 
 
 def load_cluster(name: str, here: Here | None = None, margin: float | None = None) -> Cluster:

@@ -5,8 +5,6 @@ None is fitted to a row of the table in docs/cost_model.md. ``facts`` are those 
 picks an end of every range: ``WORST`` gives the longest time, ``BEST`` the shortest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The description of a cluster: its devices, what each can do, and how fast they reach each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -76,9 +74,8 @@ class Cluster(BaseModel):
         spans = [(at, at + devices) for at in range(first, first + groups * devices, devices)]
         if all(at // linked == (end - 1) // linked for at, end in spans):
             return self.intra_link
-        here = min(
-            n for at, end in spans for n in (min(end - at, own - at % own), (end - 1) % own + 1, devices)
-        )
+        ends = (min(end - at, own - at % own, (end - 1) % own + 1) for at, end in spans)
+        here = min(devices, *ends)
         rings = max((self.adapters or own) * here / own, 1.0) / min(apart, here)
         return min(self.intra_link, self.inter_link * rings)
 

@@ -4,8 +4,6 @@ Notation: b bytes of a number in the data type that is computed in; h, q, k, m t
 all queries, of all keys, and of the MLP.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Engines take no more at once than these limits, and the costs count with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from math import gcd
 from typing import TypeVar

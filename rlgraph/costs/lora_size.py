@@ -1,8 +1,6 @@
 """The parameters of a model that train are counted here: all, or those of its low-rank adapters."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlgraph.costs import limits
 from rlgraph.costs.efficiency import MASTER, WIDTH
@@ -105,7 +103,8 @@ def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
 
     Tensors are as of ``Config.tensors``.
     """
-    layers, chosen, runs = _linear_layers(size), adapted_layers(size, lora), [list[tuple[int, int]]()]
+    layers, chosen = _any_layer(size, size.config.linear), adapted_layers(size, lora)
+    runs = [list[tuple[int, int]]()]
     adapted = {layers[name] for name in chosen & layers.keys()}
     if chosen - layers.keys():
         adapted |= {size.config.fused(at)[-1] for at in size.unlike if size.config.is_sparse(at)}
@@ -124,9 +123,8 @@ def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
     """
     largest = _largest_adapted(size, lora)
     embedding, first, *_ = size.numbers
-    needed = [
-        one * (width + 3 * MASTER) + before * width for one, before in ((first, embedding), (largest,) * 2)
-    ]
+    beside = ((first, embedding), (largest, largest))
+    needed = [one * (width + 3 * MASTER) + before * width for one, before in beside]
     for index in size.unlike:
         if factors := tuple(expert_adapters(size, lora, index)):
             waiting = width * padded(size.config.fused(index), 1)
@@ -136,35 +134,29 @@ def merging(size: Size, lora: Lora, width: int, devices: int) -> int:
 
 def adapted_layers(size: Size, lora: Lora) -> frozenset[str]:
     """Return the names of the linear layers that have adapters, and of those of experts."""
-    layers, wanted = _linear_layers(size), lora.targets
+    layers, wanted = _any_layer(size, size.config.linear), lora.targets
     if wanted == "all-linear":
         return frozenset(layers)
-    return frozenset(wanted) & (layers.keys() | _expert_layers(size).keys())
+    return frozenset(wanted) & (layers.keys() | _any_layer(size, size.config.expert_linear).keys())
 
 
 def _largest_adapted(size: Size, lora: Lora) -> int:
     """Return the parameters of the largest linear layer, or expert, that has an adapter."""
-    layers = _linear_layers(size) | _expert_layers(size)
+    layers = _any_layer(size, size.config.linear) | _any_layer(size, size.config.expert_linear)
     return max((layers[name][0] * layers[name][1] for name in adapted_layers(size, lora)), default=0)
 
 
 def _adapted_numbers(size: Size, lora: Lora) -> int:
     """Return the parameters of all weights that have adapters."""
     config, chosen = size.config, adapted_layers(size, lora)
-    of_layer = {
-        at: sum(rows * inputs for name, (rows, inputs) in config.linear(at).items() if name in chosen)
-        + config.experts
-        * sum(rows * inputs for name, (rows, inputs) in config.expert_linear(at).items() if name in chosen)
-        for at in size.unlike
-    }
-    return sum(count * of_layer[at] for at, count in size.unlike.items())
+    total = 0
+    for at, count in size.unlike.items():
+        for layers, copies in ((config.linear(at), 1), (config.expert_linear(at), config.experts)):
+            numbers = sum(rows * inputs for name, (rows, inputs) in layers.items() if name in chosen)
+            total += count * copies * numbers
+    return total
 
 
-def _linear_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of those that can have adapters, in any layer."""
-    return {name: shape for index in size.unlike for name, shape in size.config.linear(index).items()}
-
-
-def _expert_layers(size: Size) -> dict[str, tuple[int, int]]:
-    """Return the same of an expert."""
-    return {name: shape for index in size.unlike for name, shape in size.config.expert_linear(index).items()}
+def _any_layer(size: Size, linear: Callable[[int], dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of the linear layers, or those of an expert, that some decoder layer has."""
+    return {name: shape for index in size.unlike for name, shape in linear(index).items()}

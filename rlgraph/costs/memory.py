@@ -8,8 +8,6 @@ device. Columns are small: left out.
 One file: what engines hold, what a step needs of it, and what it takes beside are one account.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

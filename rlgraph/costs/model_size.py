@@ -1,7 +1,5 @@
 """A model's tensors and bytes follow from the fields of its ``config.json``: no weights, no hub, no torch."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

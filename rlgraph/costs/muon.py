@@ -4,8 +4,6 @@ The matrices of the decoder layers go in rounds, the largest first, of one for e
 see runtime/engines/fsdp/muon.py. A mixture's experts need no round: each device has some of them whole.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
@@ -87,13 +85,11 @@ def held_in_step(size: Size, width: int, devices: int) -> int:
     there are averages in float32, of a round this device's rows.
     """
     largest = exchanged(size)[0]
-    batches = [
-        (shape, min(count, batch_of_experts(shape))) for shape, count in experts_on_device(size, devices)
-    ]
     held = [_held(largest, width, MASTER // devices + width)]
-    return max(
-        held + [count * _held(shape, width, MASTER + width * (width < MASTER)) for shape, count in batches]
-    )
+    for shape, count in experts_on_device(size, devices):
+        one = _held(shape, width, MASTER + width * (width < MASTER))
+        held.append(min(count, batch_of_experts(shape)) * one)
+    return max(held)
 
 
 def _held(shape: MatrixShape, width: int, before: int) -> int:

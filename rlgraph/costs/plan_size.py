@@ -1,8 +1,6 @@
 """Sizes of models as a plan has them, and of the parts of devices that divide every decoder layer, or the
 experts of a mixture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A plan with what it takes on a cluster: seconds and bytes of each step, and the peak of its memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ of its embeddings are reduced. ``benchmarks/memory_fake.py`` holds the moments t
 holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -287,11 +285,9 @@ class Pass:
     def _adapters(self, devices: int) -> int:
         assert self.model.train
         lora = self.model.train.lora
-        return (
-            max(padded(adapter_tensors(self.size, lora, at), devices) for at in self.size.unlike)
-            if lora
-            else 0
-        )
+        if not lora:
+            return 0
+        return max(padded(adapter_tensors(self.size, lora, at), devices) for at in self.size.unlike)
 
 
 def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:

@@ -1,7 +1,5 @@
 """The work of an iteration: rows and tokens, from a plan's attributes and a few stated assumptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,9 +177,8 @@ def workload(
         if "turns" in function.roles:
             half = "" if turns else f"half of {function.roles['turns']}; "
             took = f"tools take {work.tool_seconds:g} s per turn" if tool_seconds else "tools take no time"
-            assumed.append(
-                f"`{node}` has {work.turns_of(function):g} turns ({half}--turns), {took} (--tool-seconds)"
-            )
+            count = f"{work.turns_of(function):g} turns ({half}--turns)"
+            assumed.append(f"`{node}` has {count}, {took} (--tool-seconds)")
     return replace(work, assumed=tuple(assumed))
 
 

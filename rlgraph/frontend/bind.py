@@ -4,8 +4,6 @@ An evaluation is the graph once more, with the changes of ``eval``, pruned to th
 problems are collected and raised together. Edges are not resolved here: see infer.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -102,10 +100,8 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
             raise fail("edit-missing", law, change.key, nodes.items, remedy)
         nodes = nodes.with_item(name, changed(nodes.get(name), change))
     if schedule := tree.get("schedule"):  # an evaluation has no length
-        tree = tree.with_item(
-            "schedule",
-            schedule.with_item("epochs", None).with_item("stop", None).with_item("iterations", Tree.of(0)),
-        )
+        endless = schedule.with_item("epochs", None).with_item("stop", None)
+        tree = tree.with_item("schedule", endless.with_item("iterations", Tree.of(0)))
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     added = {name for name, change in changes.items() if change.get("op")}
     taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}

@@ -3,8 +3,6 @@
 Edits bind by it too, with a binder that is not strict: they ask for edges, and leave values to the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -109,7 +107,11 @@ def _attributes(
     if values is None:
         return None, {}
     own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
-    return own | _paths(op, tree) | _functions(op, tree, binder), courses
+    # paths are relative to the file that they stand in; of functions in files workers are told the place
+    own |= {n: item.mapped(_resolved).plain() for n, item in _marked(PathMarker, op, tree)}
+    given = [(n, item) for n, item in _marked(FunctionMarker, op, tree) if item.value != OPEN]
+    own |= {n: binder.attempt(find_function, item.value, "function", item.mark) for n, item in given}
+    return own, courses
 
 
 def _relatives(op: Op, attribute: str) -> str:
@@ -123,7 +125,8 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
     """Return an op with the columns that its attributes ask for, one of which may name others with types."""
     outputs = op.written(attributes)
     own, ports = {port.name for port in outputs}, list[Port]()
-    columns, domain = attributes.get(attribute := op.declared.columns), _domain(op)
+    columns = attributes.get(attribute := op.declared.columns)
+    domain = op.declared.makes or next((port.type.domain for port in op.outputs), "")  # it writes one row per
     for column, said in (columns if isinstance(columns, Mapping) else {}).items():
         place, mark = f"{name}.{attribute}", tree.at((attribute, column)).mark
         text = str(said.get("type", "text") if isinstance(said, Mapping) else said)
@@ -141,22 +144,6 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
             binder.problem("two-writers", law, mark, remedy=f"remove {place}.{column}")
     outputs += tuple(port for port in ports if port.name not in own)
     return op if outputs == op.outputs else replace(op, outputs=outputs)
-
-
-def _domain(op: Op) -> str:
-    """Return what an op writes one row per."""
-    return op.declared.makes or next((port.type.domain for port in op.outputs), "")
-
-
-def _paths(op: Op, tree: Tree) -> dict[str, Any]:
-    """Return the attributes given as paths, relative to the file that they stand in."""
-    return {name: item.mapped(_resolved).plain() for name, item in _marked(PathMarker, op, tree)}
-
-
-def _functions(op: Op, tree: Tree, binder: Binder) -> dict[str, Any]:
-    """Return the attributes given as functions of a file beside the graph, as workers load them."""
-    given = [(name, item) for name, item in _marked(FunctionMarker, op, tree) if item.value != OPEN]
-    return {n: binder.attempt(find_function, item.value, "function", item.mark) for n, item in given}
 
 
 def _marked(marker: type, op: Op, tree: Tree) -> Iterator[tuple[str, Tree]]:

@@ -3,8 +3,6 @@
 And a run's length, which is given in iterations or in epochs of a source.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -274,9 +272,8 @@ def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
     """Check that the metric of an early stop has one bound and, of an evaluation, that it is reported."""
     place = tree.at(("schedule", "stop"))
     if (stop.at_least is None) == (stop.at_most is None):
-        law = (
-            f"`schedule.stop` has {'no bound' if stop.at_least is None else 'two bounds'} for `{stop.metric}`"
-        )
+        bounds = "no bound" if stop.at_least is None else "two bounds"
+        law = f"`schedule.stop` has {bounds} for `{stop.metric}`"
         remedy = "give at_least, as of an accuracy, or at_most, as of a loss"
         binder.problem("stop-bound", law, place.key, ("at_least", "at_most"), remedy)
     known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []

@@ -1,7 +1,5 @@
 """Binds a node: what it calls, on which model and pool, over which rows and in which iterations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,9 +90,8 @@ def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
         law = f"op {op.name} reads the state of another node, and `{name}` does not say which"
         binder.problem("no-state", law, tree.key or tree.mark, remedy=f"{name}: {{..., state: NODE}}")
     elif item and kind != "reads":
-        binder.problem(
-            "no-state", f"op {op.name} reads no other node's state", item.key, (), "remove `state`"
-        )
+        law = f"op {op.name} reads no other node's state"
+        binder.problem("no-state", law, item.key, (), "remove `state`")
     return str(item.value) if kind == "reads" and item else name if kind == "keeps" else None
 
 

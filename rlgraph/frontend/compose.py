@@ -5,8 +5,6 @@
 ``set``; then ``${...}`` is filled in. Every value keeps the mark of the place that it came from.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

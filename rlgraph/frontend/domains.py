@@ -1,7 +1,5 @@
 """Unification of domains: which columns may meet in a node, by their types and their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import takewhile
@@ -197,9 +195,8 @@ def unrelated(
     if rest.filtered and rest.parent in line(domains, column.domain):
         remedy = f"`{rest.maker}` keeps {rest.kind}: let `{maker.name}` go on from those, "
         remedy += f"set: {{{maker.name}.rows: {rest.maker}}}"
-    return Problem(
-        "unrelated-domains", law, node.edited or node.mark, (), remedy, _drawn(domains, reads, node.name)
-    )
+    drawn = _drawn(domains, reads, node.name)
+    return Problem("unrelated-domains", law, node.edited or node.mark, (), remedy, drawn)
 
 
 def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:
@@ -226,10 +223,8 @@ def written_out(node: Node, nodes: Sequence[Node]) -> Route:
 
 def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] | None:
     """Return why the rows of a node can't go by the column that its route names, and a remedy, if so."""
-    law, dtypes = (
-        f"`rows` of node `{node.name}` goes by `{route.by}`",
-        {DTYPES[type(v)] for v in route.values},
-    )
+    law = f"`rows` of node `{node.name}` goes by `{route.by}`"
+    dtypes = {DTYPES[type(value)] for value in route.values}
     if not dtypes:
         law = f"`rows` of node `{node.name}` is the rest by `{route.by}`, of which no node takes a part"
         return law, f"give another node rows: {{by: {route.by}, is: VALUE}}"
@@ -237,8 +232,5 @@ def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] |
         return f"{law}, which its rows do not have", "name a column of its own rows, or of their prompts"
     if by.type.axis or by.type.fixed or dtypes != {by.type.dtype}:
         law += f", {by.label}; its values are of {' and of '.join(sorted(dtypes))}"
-        return (
-            law,
-            "a route goes by a column of text, int64 or boolean, with values of its own type",
-        )
+        return law, "a route goes by a column of text, int64 or boolean, with values of its own type"
     return None

@@ -4,8 +4,6 @@ Edges follow from names, so both must know which parameters read a column withou
 declarations, and write what changes as ``in`` and ``out``: the composed graph is plain, and prints as one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each is strict: one that names what is not there fails with the nearest name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ mapping is passed over, that of nodes too: all it decides is which of two update
 first, and how steps are listed that do not wait for each other.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

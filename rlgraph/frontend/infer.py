@@ -70,9 +70,8 @@ class Inference:
         self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
         for node in self.graph.nodes:
-            self.problems += (
-                domains.no_filter(node, name, self.filters) for name in {*node.rows} - self.makers
-            )
+            others = {*node.rows} - self.makers
+            self.problems += (domains.no_filter(node, name, self.filters) for name in others)
 
     def walk(self) -> Inference:
         """Bind every node, writers before readers."""
@@ -124,15 +123,12 @@ class Inference:
         renamed = [column for column, output in self.outputs.items() if output == port.name]
         return renamed[0] if port.optional and len(renamed) == 1 else port.name
 
-    def _writers(self, node: Node) -> list[Node]:
-        return [writer for column in self._read(node) for writer in self.writers.get(column, ())]
-
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
-        waits = {
-            n.name: self.held.before(n, self._writers(n), self.graph.nodes) | {*n.rows} & self.makers
-            for n in self.graph.nodes
-        }
+        waits = {}
+        for n in self.graph.nodes:
+            writers = [writer for column in self._read(n) for writer in self.writers.get(column, ())]
+            waits[n.name] = self.held.before(n, writers, self.graph.nodes) | {*n.rows} & self.makers
         readers = nx.DiGraph()
         readers.add_nodes_from(waits)
         readers.add_edges_from((need, name) for name, needs in waits.items() for need in needs)
@@ -163,11 +159,8 @@ class Inference:
         if domain is None or problem:
             self.broken.update(self.outs[node.name].values())
             return
-        reads = {
-            name: (port, at)
-            for name, (port, column) in ports.items()
-            if (at := self.parts.at(column, domain.name))
-        }
+        parts = {name: self.parts.at(column, domain.name) for name, (_, column) in ports.items()}
+        reads = {name: (ports[name][0], part) for name, part in parts.items() if part}
         written_to = self._written_to(node, domain)
         streams = self.graph.schedule.stream is not None
         rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving, streams)

@@ -5,8 +5,6 @@ tokens ┤                                ├─> merge ─> rewards     that is
        └─ the rest ─────> code_rewards ─┘ rewards                gets the parts merged, in their order
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product, takewhile
@@ -171,16 +169,15 @@ class ColumnParts:
 
     def _on(self, node: Node, route: Route, by: Column, whole: GraphDomain) -> GraphDomain:
         """Return the domain of a route's rows, with a filter that the nodes of the same route share."""
-        taken = {domain.parent: domain for domain in self.domains.values() if self._is_on(domain, route)}
+        filtered = [domain for domain in self.domains.values() if domain.filtered]
+        taken = {part.parent: part for part in filtered if self.routes.get(part.maker) == route}
         if whole.name in taken:
             return taken[whole.name]
         name, op = f"route:{node.name}", load(ROUTE)
         cuts = self.domains[by.domain].kind == whole.kind  # else whole groups stay
         declared = replace(op.declared, rows="each" if cuts else "group")
-        port, attributes = (
-            replace(op.inputs[0], type=by.type),
-            {"column": route.by, "values": [*route.values]},
-        )
+        port = replace(op.inputs[0], type=by.type)
+        attributes = {"column": route.by, "values": [*route.values], "rest": route.rest, "taken": None}
         read = self.edge(by.name, whole)
         said = "the rest" if route.rest else ", ".join(map(str, route.values))
         self.columns[name] = Column(name, op.outputs[0].type.over(whole.kind), whole.name, name)
@@ -190,7 +187,7 @@ class ColumnParts:
             call=Call(
                 replace(op, name=f"{route.by}: {said}", inputs=(port,), declared=declared),
                 ROUTE,
-                {**attributes, "rest": route.rest, "taken": None},
+                attributes,
                 ins={port.name: read},
                 outs={"": name},
             ),
@@ -202,9 +199,6 @@ class ColumnParts:
         part = GraphDomain(f"{whole.name}/{name}", whole.kind, name, whole.name, filtered=True)
         self.domains[part.name] = part
         return part
-
-    def _is_on(self, domain: GraphDomain, route: Route) -> bool:
-        return self.routes.get(domain.maker) == route and domain.filtered
 
     def _filtered(self, domain: str) -> list[str]:
         """Return a domain and those above it, up to the first that no filter made."""

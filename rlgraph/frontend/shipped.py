@@ -1,7 +1,5 @@
 """The shipped graphs: their files, and lines of them as remedies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rlgraph.nodes import OPS

@@ -5,8 +5,6 @@ those of ``other_tokens`` may be along others. What an op writes along an axis o
 made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -47,12 +45,10 @@ class TokenAxes:
             columns = [column for port, column in reads if port.type.axis == axis]
             along = [self.columns[column.name] for column in columns]
             read[axis] = next((tokens for tokens in along if tokens.maker in makers), along[0])
-            others = [c for c, tokens in zip(columns, along, strict=True) if tokens != read[axis]]
-            if others:
-                kinds = (
-                    c.type.domain for c, whose in zip(columns, along, strict=True) if whose == read[axis]
-                )
-                yield self._others(node, others[0], read[axis], next(kinds))
+            told = [(column, tokens == read[axis]) for column, tokens in zip(columns, along, strict=True)]
+            if others := [column for column, its_own in told if not its_own]:
+                kind = next(column.type.domain for column, its_own in told if its_own)
+                yield self._others(node, others[0], read[axis], kind)
         model = node.model or node.tokenizer
         if model:
             each = [tokens for axis in {*read.values()} for tokens in self.joined.get(axis, [axis])]
@@ -107,8 +103,7 @@ class TokenAxes:
         if shared:
             return None
         law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {told} otherwise"
-        remedy = (
-            f"choose a `{name}` with the tokenizer of `{other.name}`; if the tokens that occur are the same, "
-        )
-        remedy += f"say so: set: {{models.{name}.vocabulary: shared, models.{other.name}.vocabulary: shared}}"
+        remedy = f"choose a `{name}` with the tokenizer of `{other.name}`; if the tokens that occur are the "
+        remedy += "same, say so: set: "
+        remedy += f"{{models.{name}.vocabulary: shared, models.{other.name}.vocabulary: shared}}"
         return Problem("other-vocabulary", law, node.mark, (), remedy)

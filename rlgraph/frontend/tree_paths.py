@@ -1,7 +1,5 @@
 """Finds and changes values at paths of a graph's tree, as ``rollout.n`` or ``models.policy.path``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rlgraph.errors import Mark, fail, nearest

@@ -1,7 +1,5 @@
 """A graph in the making: a shipped parent and the edits so far, each applied as soon as it is made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From settings of another framework to a graph of edits, and a list of what became of each key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +120,8 @@ class Judge:
         condition = row.says.get("if")
         if condition and not self.options.is_on(condition):
             return "default", f"decides nothing: {condition} is off"
-        if self.options.is_odd(row.key) or (_is_reference(value) and (row.to or row.shape)):
+        is_reference = isinstance(value, str) and "${" in value
+        if self.options.is_odd(row.key) or (is_reference and (row.to or row.shape)):
             raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
         if row.to:
             return self._taken(row, value)
@@ -138,7 +137,8 @@ class Judge:
     def _taken(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
         if value is None or value == {}:
             raise Idle("it is empty, which leaves the graph as it is")
-        ours = row.words.get(_word(value)) if row.words else value
+        word = str(value).lower() if isinstance(value, bool) else str(value)
+        ours = row.words.get(word) if row.words else value
         if ours is None and "default" in row.says and value == row.default:
             return "default", f"{self.options.table.name}'s own default"
         if ours is None:
@@ -156,14 +156,6 @@ class Judge:
             return "default", f"as in the graph, {row.to}: {flow(ours)}"
         self.draft.edit("set", **{row.to: ours})
         return "taken", f"{row.to}: {flow(ours)}"
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def graph_name(text: str) -> str:

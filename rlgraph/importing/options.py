@@ -1,7 +1,5 @@
 """The settings of a run elsewhere, by dotted keys: from a YAML file, and ``key=value`` as Hydra takes it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ args = GRPOConfig(num_generations=8, ...)
 GRPOTrainer(model="Qwen/Qwen3-0.6B", reward_funcs=[correct], args=args, peft_config=LoraConfig(r=8))
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """TRL: which nodes its trainers would run, and values that follow from several keys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verl: which nodes its trainer would run, and values that follow from several keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a metric has come so far that a run may end before its last iteration (``schedule.stop``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@
 n is how many samples the iteration measured the KL on. Too much KL makes it dearer, too little cheaper.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How a train engine's model lies on the devices of its pool: in one copy, or in several replicas."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate
 

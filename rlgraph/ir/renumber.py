@@ -1,7 +1,5 @@
 """Renumbers a plan's steps after some came in or changed places, and frees columns anew."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

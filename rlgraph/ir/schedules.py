@@ -7,8 +7,6 @@
 Iterations count from 1, as in metrics.jsonl. A number that follows what is measured is a ``Controller``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

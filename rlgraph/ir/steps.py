@@ -16,6 +16,8 @@ from typing import Literal, Self, TypeVar
 from rlgraph.text_value import TextValue
 
 Handler = TypeVar("Handler")
+SYNCS = "sync {models} from the train engine{source} to the serve engine on {where}, {path}"
+LENDS = "lend {where} to generation with {models}, while it waits for rows"
 
 
 @dataclass(frozen=True)
@@ -66,26 +68,18 @@ def _move(verb: str, engine: Literal["train", "serve"], way: Literal["off", "bac
     return Facts(says, work="weights", rate="move", engines=(engine,), moves=way)
 
 
+def _copy(says: str, layout: Literal["even", "filter"]) -> Facts:
+    return Facts(says, copies=True, in_place=True, layout=layout, at_filter=layout == "filter")
+
+
 class Kind(StrEnum):
     """The kind of a step. Its text is its name in plan files."""
 
     facts: Facts
 
     RUN = "run", Facts("run {node} ({op}){with_model} on {where}", work="", rate="", in_place=True)
-    REPEAT = (
-        "repeat",
-        Facts("repeat {reads} for each {row} on {where}", copies=True, in_place=True, layout="even"),
-    )
-    SELECT = (
-        "select",
-        Facts(
-            "select the rows of {reads} that stay on {where}",
-            copies=True,
-            in_place=True,
-            layout="filter",
-            at_filter=True,
-        ),
-    )
+    REPEAT = "repeat", _copy("repeat {reads} for each {row} on {where}", "even")
+    SELECT = "select", _copy("select the rows of {reads} that stay on {where}", "filter")
     COLLECT = (
         "collect",
         Facts(
@@ -100,26 +94,10 @@ class Kind(StrEnum):
         "repartition",
         Facts("move {reads} to {where}", rate="repartition", copies=True, keeps_types=True),
     )
-    SYNC = (
-        "sync",
-        Facts(
-            "sync {models} from the train engine{source} to the serve engine on {where}, {path}",
-            work="weights",
-            rate="sync",
-            engines=("train", "serve"),
-            syncs=True,
-        ),
-    )
+    SYNC = "sync", Facts(SYNCS, work="weights", rate="sync", engines=("train", "serve"), syncs=True)
     LEND = (
         "lend",
-        Facts(
-            "lend {where} to generation with {models}, while it waits for rows",
-            work="weights",
-            rate="sync",
-            engines=("train", "serve"),
-            syncs=True,
-            lends=True,
-        ),
+        Facts(LENDS, work="weights", rate="sync", engines=("train", "serve"), syncs=True, lends=True),
     )
     LOAD = "load", _move("load", "train", "back", "to")
     OFFLOAD = "offload", _move("offload", "train", "off", "from")

@@ -1,7 +1,5 @@
 """Traces a graph backwards: the writer of a column, the sampler of its rows; draws and refuses the piece."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

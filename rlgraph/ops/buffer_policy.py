@@ -6,8 +6,6 @@ A policy is a plain function in a file beside the graph: ``refill: {keep: 2, pol
         return sorted(range(len(waiting)), key=lambda i: waiting[i].age)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ and ``Context`` are filled in by the runtime; keyword-only parameters are attrib
 bounds; the return annotation is what the op writes: one column, a ``NamedTuple`` of columns, or nothing.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Parses an op's docstring: summary, formula, attributes, example."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping

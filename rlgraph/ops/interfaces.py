@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlgraph.ops.metric import Metric, add_up
-from rlgraph.ops.session import Session
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,19 @@ class Course(Protocol):
 
     def at(self, iteration: int) -> float:
         """Return it in an iteration, counted from 1."""
+
+
+class Session(Protocol):
+    """What an op keeps on its worker from call to call, as conversations that go on (``Context.session``).
+
+    It ends with its worker, and no checkpoint has it.
+    """
+
+    def settle(self) -> None:
+        """Leave serve engines alone until the op is called again: their weights change, or they move."""
+
+    def close(self) -> None:
+        """End, and free what it holds."""
 
 
 @dataclass

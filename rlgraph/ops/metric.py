@@ -59,12 +59,8 @@ def _squares(values: Sequence[float]) -> Any:
     return Fraction(sum(_whole(v) ** 2 for v in values), 2 ** (2 * UNIT)) if finite else math.nan
 
 
-def _seen(values: Sequence[float]) -> Counter[float]:
-    """Return how often values occur, each rounded to 1/512 of its power of two."""
-    return Counter(map(_bin, values))
-
-
 def _bin(value: float) -> float:
+    """Return a value rounded to 1/512 of its power of two."""
     if not math.isfinite(value):
         return math.nan
     mantissa, exponent = math.frexp(value)
@@ -77,7 +73,7 @@ PARTS: dict[str, Callable[[Sequence[float]], Any]] = {  # of what a part is made
     "squares": _squares,
     "least": lambda values: reduce(_smaller, values, math.inf),
     "most": lambda values: reduce(_larger, values, -math.inf),
-    "seen": _seen,
+    "seen": lambda values: Counter(map(_bin, values)),  # how often each bin occurs
 }
 MERGES: dict[str, Callable[[Any, Any], Any]] = {"least": _smaller, "most": _larger}  # of the others a sum
 

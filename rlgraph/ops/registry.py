@@ -4,8 +4,6 @@ Shipped ones stand in the literal dicts of ``rlgraph.nodes``; ``my_ops.py:name``
 file. Only what a graph names is imported.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

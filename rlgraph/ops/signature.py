@@ -1,7 +1,5 @@
 """Reads the signature of a function as the declaration of an op or of a hook."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable
@@ -57,9 +55,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
     kinds = {port.type.domain for port in outputs if port.name != declared.counts}
     if len(kinds) > 1:
-        raise OpError(
-            f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}; an op writes rows of one"
-        )
+        law = f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}"
+        raise OpError(f"{law}; an op writes rows of one")
     if declared.columns and (declared.columns not in fields or not all(port.name for port in outputs)):
         law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
         raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")

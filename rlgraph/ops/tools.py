@@ -12,8 +12,6 @@ policy gives. One instance serves one sample:
     release()               frees what ``create`` took, after errors too
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from typing import Annotated, Any

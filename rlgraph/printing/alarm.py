@@ -1,7 +1,5 @@
 """An alarm of a run's watchdog as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prints a column of a plan: its origin, its readers, its lifetime, and its size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rlgraph.errors import fail, nearest

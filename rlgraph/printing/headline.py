@@ -1,7 +1,5 @@
 """The figures that one decides by, as text: the same in plans, pages, terminals and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from rlgraph.ir.plan import Plan
@@ -50,10 +48,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     for pool, peak in (plan.peak or {}).items():
         rest = peak.capacity - peak.bytes
         free = f"{size_text(rest)} ({_percent(rest / peak.capacity)}) left" if rest >= 0 else "too much"
-        yield (
-            f"memory {pool}",
-            f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`, {free}",
-        )
+        taken = f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
+        yield f"memory {pool}", f"{taken}, {free}"
     for label, figure in (("evaluation", told.evaluation), ("checkpoint", told.checkpoint)):
         if figure:
             yield label, _said(figure, seconds_text)
@@ -71,10 +67,8 @@ def _streamed(plan: Plan) -> Iterator[tuple[str, str]]:
     if told.ahead:
         others[f"`staleness: {plan.schedule.stream.staleness}`"] = told.ahead
     yield "streaming", ", ".join(_gain(told.seconds, name, took) for name, took in others.items())
-    mean, bound = (
-        _said(Figure.of(told.age), number_text),
-        "no bound" if told.bound is None else f"bound {told.bound}",
-    )
+    mean = _said(Figure.of(told.age), number_text)
+    bound = "no bound" if told.bound is None else f"bound {told.bound}"
     waits = f"{told.waiting:,} of {told.begun:,} rows wait at most"
     if max(told.dropped):
         waits += f"; {_said(Figure.of(told.dropped), _percent)} are dropped"

@@ -1,7 +1,5 @@
 """The plan and the composed graph as text that can be read aloud."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,9 +90,8 @@ def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) ->
         words += ["computing activations again"] * bool(spec.recompute)
         words += ["activations on the host"] * spec.activation_offload
         words += ["optimizer on the host"] * spec.optimizer_offload
-        words += [f"auxiliary loss of routers times {spec.router_aux_loss_coef:g}"] * bool(
-            spec.router_aux_loss_coef
-        )
+        loss = f"auxiliary loss of routers times {spec.router_aux_loss_coef:g}"
+        words += [loss] * bool(spec.router_aux_loss_coef)
         moved = f"bias of routers moved by {spec.router_bias_update_rate:g} per step"
         words += [moved] * bool(spec.router_bias_update_rate)
         words += [_sharing(model, spec.sequence_parallel)] * (spec.sequence_parallel > 1)

@@ -1,7 +1,5 @@
 """What a step of a plan does beside reading and writing columns, in words."""
 
-from __future__ import annotations
-
 from rlgraph.costs.lora_size import served_alone
 from rlgraph.ir.plan import Plan, Step
 

@@ -1,7 +1,5 @@
 """Descriptions of ops and losses from their declarations: for the terminal, the reference and the schema."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -85,13 +83,14 @@ def entry_of(name: str) -> OpEntry:
     """
     op = find(name)
     doc, word = read_docstring(op.doc), op.kind.word if op.kind else ""
+    only = {p.name: f", only where {op.declared.when[p.name]} is true" for p in op.outputs if p.optional}
     outputs = () if word else op.outputs
     facts = [*(hook_facts(op, word) if word else op_facts(op)), ("source", ", ".join(doc.sources))]
     return OpEntry(
         name=name,
         doc=doc,
         reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
-        writes=tuple((port.name or "(the node's name)", _written(op, port)) for port in outputs),
+        writes=tuple((p.name or "(the node's name)", p.type + only.get(p.name, "")) for p in outputs),
         facts=tuple((title, text) for title, text in facts if text),
         attributes=tuple(attribute_rows(op)),
     )
@@ -123,10 +122,6 @@ def find(name: str) -> Op:
     # a loss reads what ``update.policy`` computes, the log-probs of now
     is_loss = {*Loss.provides} <= {port.name for port in op.inputs}
     return find_hook(Loss, name, mark)[0] if is_loss else op
-
-
-def _written(op: Op, port: Port) -> str:
-    return f"{port.type}, only where {op.declared.when[port.name]} is true" if port.optional else port.type
 
 
 def condition(op: Op, port: Port) -> str:

@@ -9,8 +9,6 @@ names of models are left to ``rlgraph check``.
         loss ──── kind: sft ────> #/$defs/loss.sft
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlgraph.frontend.bind_call import joins
@@ -32,9 +30,8 @@ def graph_schema() -> Schema:
     """Return the schema of a graph file; ``???`` and ``${...}`` stand for any value."""
     root = GraphFile.model_json_schema()
     definitions = {name: parts.told(part) for name, part in root.pop("$defs").items()}
-    definitions["Eval"]["properties"]["nodes"] = parts.named(
-        ref("changed"), definitions["Eval"]["properties"]["nodes"]
-    )
+    of_eval = definitions["Eval"]["properties"]
+    of_eval["nodes"] = parts.named(ref("changed"), of_eval["nodes"])
     properties = parts.told(root)["properties"]
     for name in ("models", "nodes", "pools"):
         inner = ref("node") if name == "nodes" else properties[name]["additionalProperties"]

@@ -1,7 +1,5 @@
 """Writes two pages as Markdown: every op, loss and section, and every shipped graph as an edit of another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import networkx as nx

@@ -1,7 +1,5 @@
 """Schema components: of values that also let ``???`` and ``${...}`` through, and of edits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

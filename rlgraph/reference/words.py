@@ -1,7 +1,5 @@
 """Writes the type of an attribute in plain words, from its JSON schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

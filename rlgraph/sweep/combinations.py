@@ -1,7 +1,5 @@
 """Which runs a sweep has: a list where the graph takes one value is swept, each value with all others."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -35,10 +33,7 @@ class Combination:
     @property
     def name(self) -> str:
         """The name of its folder, as ``clip=0.1,seed=0``."""
-        parts = (
-            f"{short}={value}"
-            for short, value in zip(shortened(self.values), self.values.values(), strict=True)
-        )
+        parts = map("=".join, zip(shortened(self.values), self.values.values(), strict=True))
         return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:MOST].strip("_.")
 
 
@@ -81,11 +76,8 @@ def combinations(graph: str, settings: Sequence[str], devices: int | None = None
     if not swept and (wrong := _problems(graph, settings, devices)):
         raise GraphError(wrong)
     if not swept:
-        law, remedy = (
-            "nothing is swept: no setting has several values",
-            "as `rlgraph sweep GRAPH 'seed=[0,1,2]'`",
-        )
-        raise fail("no-sweep", law, None, remedy=remedy)
+        law = "nothing is swept: no setting has several values"
+        raise fail("no-sweep", law, None, remedy="as `rlgraph sweep GRAPH 'seed=[0,1,2]'`")
     fixed = tuple(text for text in settings if text not in swept)
     names = [name for name, _ in swept.values()]
     chosen = itertools.product(*([flow(value) for value in values] for _, values in swept.values()))

@@ -1,7 +1,5 @@
 """What the runs of a sweep reached: a table, the same as CSV, and a page with a chart of each metric."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -51,10 +49,8 @@ class Results:
     def said(self, run: Combination) -> str:
         """Return what a run has reached, in words."""
         curves = self.curves.get(run.name, {})
-        return (
-            ", ".join(f"{name} {curves[name][-1][1]:.3f}" for name in self.metrics if name in curves)
-            or "done"
-        )
+        told = [f"{name} {curves[name][-1][1]:.3f}" for name in self.metrics if name in curves]
+        return ", ".join(told) or "done"
 
     def rows(self) -> list[tuple[list[str], int, list[list[float]]]]:
         """Return a row of all runs that differ in the seed alone: values, how many, each metric of each."""
@@ -83,10 +79,8 @@ class Results:
 
     def _cells(self) -> list[list[str]]:
         rows = self.rows()
-        best = [
-            max((statistics.fmean(r[2][i]) for r in rows if r[2][i]), default=0.0)
-            for i in range(len(self.metrics))
-        ]
+        reached_by = zip(*(reached for _, _, reached in rows), strict=True)  # of each metric, by all rows
+        best = [max((statistics.fmean(every) for every in of if every), default=0.0) for of in reached_by]
         return [
             [*values, str(count), *(_cell(every, top) for every, top in zip(reached, best, strict=True))]
             for values, count, reached in rows
@@ -100,13 +94,8 @@ class Results:
         lines.writerow(["run", *names, *self.metrics])
         for run in self.runs:
             curves = self.curves.get(run.name, {})
-            lines.writerow(
-                [
-                    run.name,
-                    *run.values.values(),
-                    *(curves[m][-1][1] if m in curves else "" for m in self.metrics),
-                ]
-            )
+            reached = (curves[metric][-1][1] if metric in curves else "" for metric in self.metrics)
+            lines.writerow([run.name, *run.values.values(), *reached])
         write(folder / "table.csv", file.getvalue())
         write(folder / "sweep.html", self.page())
 
@@ -148,9 +137,8 @@ class Results:
             dashes = f' stroke-dasharray="{2 + 3 * turn} 3"' if turn else ""
             at = " ".join(f"{across(step):.1f},{down(value):.1f}" for step, value in curve)
             label = html.escape(f"{name}: {curve[-1][1]:.3f}")
-            marks.append(
-                f'<polyline class="{colour}"{dashes} points="{at}"><title>{label}</title></polyline>'
-            )
+            line = f'<polyline class="{colour}"{dashes} points="{at}">'
+            marks.append(f"{line}<title>{label}</title></polyline>")
             names.append(f'<span class="{colour}">{"- " * bool(turn)}{label}</span>')
         told = html.escape(f"{metric} over the iterations, {len(drawn)} runs")
         chart = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{told}">{"".join(marks)}</svg>'

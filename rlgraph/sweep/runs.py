@@ -1,7 +1,5 @@
 """Runs the combinations of a sweep, each in a process of its own, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -43,7 +41,8 @@ class Sweep:
             What was reached, and whether all runs are done.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        done = self._done()
+        path = self.folder / DONE
+        done = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         wanted = [run for run in self.runs if done.get(run.name) != run.overrides]
         if earlier := len(self.runs) - len(wanted):
             self.say(f"{earlier} of {len(self.runs)} runs are done already")
@@ -53,7 +52,7 @@ class Sweep:
                 for run, failed, seconds in pool.map(self._run, wanted):
                     if not failed:
                         done[run.name] = run.overrides
-                        write(self.folder / DONE, json.dumps(done, indent=1) + "\n")
+                        write(path, json.dumps(done, indent=1) + "\n")
                     found = self._told()
                     self.say(f"{run.name}: {failed or found.said(run)} ({seconds:.0f} s)")
             except KeyboardInterrupt:
@@ -67,24 +66,11 @@ class Sweep:
         found.save(self.folder)
         return found
 
-    def _done(self) -> dict[str, list[str]]:
-        path = self.folder / DONE
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
     def _run(self, run: Combination) -> tuple[Combination, str, float]:
         """Run a combination, or the rest of it; return what went wrong, and the seconds that it took."""
         begun, place = time.monotonic(), self.folder / run.name
-        command = [
-            sys.executable,
-            "-m",
-            "rlgraph",
-            "run",
-            self.graph,
-            *run.overrides,
-            "--run-dir",
-            str(place),
-        ]
-        command += [*self.options, *(["--resume"] if (place / "plan.json").is_file() else [])]
+        command = [sys.executable, "-m", "rlgraph", "run", self.graph, *run.overrides, *self.options]
+        command += ["--run-dir", str(place), *["--resume"] * (place / "plan.json").is_file()]
         log = self.folder / f"{run.name}.log"
         with log.open("a", encoding="utf-8") as file:
             ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)

@@ -4,8 +4,6 @@
 ``${env:NAME}`` is taken at once; a text stays, and is filled in where it is used (``rlgraph.variables``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

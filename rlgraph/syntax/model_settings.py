@@ -1,7 +1,5 @@
 """The section of a model: its weights, its optimizer, and the engines that serve and train it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What the sections of a graph are made of: strict records, and types of their values."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeVar
 
 from pydantic import ConfigDict, Field

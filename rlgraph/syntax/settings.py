@@ -1,7 +1,5 @@
 """The sections of a graph beside its nodes: their keys, types and defaults."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

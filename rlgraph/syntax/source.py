@@ -164,9 +164,8 @@ def parse(source: Source, start: int = 0) -> Tree:
             mark = _mark(error.context_mark, source)
         if mark.line > source.text.count("\n") + 1:
             mark = Mark(source, 1, start + 1)
-        raise fail(
-            "not-yaml", f"this is no YAML: {error.problem}", mark, remedy=_mended(source, mark)
-        ) from error
+        law = f"this is no YAML: {error.problem}"
+        raise fail("not-yaml", law, mark, remedy=_mended(source, mark)) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         mark = Mark(source, len(before), len(before[-1]) + 1)

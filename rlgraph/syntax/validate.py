@@ -1,7 +1,5 @@
 """Validation: turns a tree's values into strict records, or into problems in the graph's own terms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -148,9 +146,8 @@ def _explain(
         if item["type"] == "extra_forbidden":
             known = [*_fields(section, item["loc"][:-1]), *keys]
             law = f"`{path}` has no attribute `{name}`" + (f" ({what})" if what else "")
-            yield Problem(
-                "unknown-attribute", law, mark, tuple(known), nearest(name, known) or elsewhere(name)
-            )
+            remedy = nearest(name, known) or elsewhere(name)
+            yield Problem("unknown-attribute", law, mark, tuple(known), remedy)
         elif name == "[key]":  # of a mapping whose keys are a Literal
             *outer, name, _ = map(str, item["loc"])
             known = QUOTED.findall(item["ctx"]["expected"])
@@ -165,10 +162,8 @@ def _explain(
     if others:
         place = tree.at(others[0]["loc"])
         where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
-        wanted, value = (
-            " or ".join(dict.fromkeys(_wanted(item) for item in others)).replace("or must be", "or"),
-            place.written().plain(),
-        )
+        wanted = " or ".join(dict.fromkeys(map(_wanted, others))).replace("or must be", "or")
+        value = place.written().plain()
         remedy = nearest(str(value), QUOTED.findall(wanted))
         if any(item["type"] == "list_type" for item in others) and isinstance(value, str):
             remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"

@@ -1,7 +1,5 @@
 """Trees and values as YAML: a composed graph, or one line of an edit."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Both give references for results; the driver never looks inside one unless it asks with ``get``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -266,9 +264,8 @@ class RayCluster:
         end = time.monotonic() + timeout
         while True:
             left = max(end - time.monotonic(), 0)
-            ready, rest = self.ray.wait(
-                list(references), num_returns=count, timeout=min(left, LOOK_S), fetch_local=False
-            )
+            how = {"num_returns": count, "timeout": min(left, LOOK_S), "fetch_local": False}
+            ready, rest = self.ray.wait(list(references), **how)
             if len(ready) >= count or not left:
                 return ready, rest
             self.watch.check()

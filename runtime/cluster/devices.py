@@ -3,8 +3,6 @@
 The driver may be on a host without a GPU; what it has itself says nothing of the cluster that it joins.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

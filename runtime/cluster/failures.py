@@ -1,7 +1,5 @@
 """Failures: a worker that is gone, or an op that raised. Only the former is worth another try."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

@@ -1,7 +1,5 @@
 """The interface of a cluster that the driver uses, whether it is Ray's or this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Finds out why workers do not answer: a process or a host that has stopped says nothing by itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

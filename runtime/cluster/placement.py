@@ -6,8 +6,6 @@ Here two hosts have 8 GPUs, and the servers of pool gen span 4 devices, so that 
                                     host-2      b2 b3 b4 b5 gen0 gen1 gen2 gen3
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence

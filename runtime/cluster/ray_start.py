@@ -1,7 +1,5 @@
 """Joins a Ray cluster, or starts one on this machine."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -5,8 +5,6 @@ workers outlives those that are killed; Ray's agents look for their parent only 
 as a script, which imports nothing but the standard library.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import signal

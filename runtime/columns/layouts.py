@@ -4,8 +4,6 @@ A layout is a list with an int64 array of row numbers for each device. These are
 names (``rlgraph/passes/partition.py``): ``one``, ``even``, ``balanced/K``.
 """
 
-from __future__ import annotations
-
 import heapq
 from itertools import pairwise
 from typing import Any

@@ -7,8 +7,6 @@ that too, or the driver was killed, ``runtime/cluster/sweeper.py``; where all of
 that starts on the host: a segment is locked while its worker runs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

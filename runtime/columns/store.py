@@ -1,7 +1,5 @@
 """The columns that lie with a worker, by their names: those that stay, and those that others read."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A check yields a line for each thing that it has looked at, and none where it do
 units are those of runtime/doctor/probes.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rlgraph.costs.efficiency import ASSUMED, WORST

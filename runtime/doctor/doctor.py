@@ -4,8 +4,6 @@ Probes (probes.py), each in a process of its own with a time limit, print facts,
 them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -67,12 +65,12 @@ class Diagnosis:
 
 def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
     """Judge what probes answered. A check is left out where a probe that it needs gave no facts."""
-    lines = [
-        (probe, _unanswered(answer, *ABOUT[probe]))
-        for probe, answers in facts.items()
-        for answer in answers
-        if "failed" in answer
-    ]
+    lines = []
+    for probe, answer in ((probe, answer) for probe, answers in facts.items() for answer in answers):
+        if "failed" in answer:
+            what, remedy = ABOUT[probe]
+            subject = f"{what} {answer['argument']}" if answer["argument"] else what
+            lines.append((probe, wrong(f"{subject}: {answer['failed']}", remedy)))
     for name, check in CHECKS.items():
         for answers in product(*(facts.get(probe, ()) for probe in signature(check).parameters)):
             if not any("failed" in answer for answer in answers):
@@ -90,11 +88,6 @@ def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, 
     asked += [("ray", address) if address else ("ray",), ("disk", run_dir)]
     asked += [("model", *words) for words in models]
     return judge(gather(asked, timeout))
-
-
-def _unanswered(answer: ProbeFacts, what: str, remedy: str) -> Finding:
-    subject = f"{what} {answer['argument']}" if answer["argument"] else what
-    return wrong(f"{subject}: {answer['failed']}", remedy)
 
 
 def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:

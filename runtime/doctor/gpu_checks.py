@@ -1,7 +1,5 @@
 """Checks of GPUs, their driver, torch's build and NCCL, as pure functions of facts that probes gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rlgraph.runtime.doctor.probes import ProbeFacts

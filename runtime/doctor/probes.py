@@ -6,8 +6,6 @@ library or keep a CUDA context, and nothing of that reaches the doctor:
     python -m rlgraph.runtime.doctor.probes torch
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The lines that a check prints: what holds, what may trouble, and what is wrong with its remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ states of ops and adaptive numbers. A setting that one of them was made by stays
 holds from the next iteration on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -86,7 +84,7 @@ def _keeping(plan: Plan) -> frozenset[str]:
 
 def _may_change(place: tuple[str, ...], keeping: frozenset[str]) -> bool:
     name = ".".join(place)
-    kept = place[0] == "nodes" and place[1] in keeping
-    return any(fnmatchcase(name, like) for like in ALLOWED) and not (
-        kept or any(fnmatchcase(name, like) for like in REFUSED)
-    )
+    if place[0] == "nodes" and place[1] in keeping:
+        return False
+    allowed, refused = (any(fnmatchcase(name, like) for like in every) for every in (ALLOWED, REFUSED))
+    return allowed and not refused

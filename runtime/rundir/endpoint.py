@@ -4,8 +4,6 @@
 rlgraph_reward_mean{graph="grpo",name="reward/mean"} 0.53
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -94,9 +92,7 @@ def exposition(values: Values, graph: str) -> str:
     families: dict[str, list[str]] = {}
     for name, value in values.items():
         family = "rlgraph_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
-        labels = ",".join(
-            f"{key}={json.dumps(text, ensure_ascii=False)}"
-            for key, text in (("graph", graph), ("name", name))
-        )
+        of_graph, own = (json.dumps(text, ensure_ascii=False) for text in (graph, name))
+        labels = f"graph={of_graph},name={own}"
         families.setdefault(family, []).append(f"{family}{{{labels}}} {float(value)!r}\n")
     return "".join(f"# TYPE {name} gauge\n{''.join(lines)}" for name, lines in families.items())

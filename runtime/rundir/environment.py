@@ -1,7 +1,5 @@
 """Records a run's environment: versions, the command, devices. Shell variables hold secrets: none is kept."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Mapping, Sequence

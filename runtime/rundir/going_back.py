@@ -5,16 +5,14 @@ runs/grpo/checkpoints/step-000100                 the run goes on from here
                                                   a run directory to look at, and to export from
 """
 
-from __future__ import annotations
-
 import shutil
 from itertools import count
 from pathlib import Path
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import damaged, read_sums
-from rlgraph.runtime.rundir.checks import DESCRIBES
 from rlgraph.runtime.rundir.history import HISTORY
+from rlgraph.runtime.rundir.lock import DESCRIBES
 from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
 
 

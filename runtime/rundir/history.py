@@ -1,7 +1,5 @@
 """Files of a run that grow by lines, one for each iteration; what a run that is cut short leaves there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -10,8 +10,6 @@ all rows, to train from and to replay; with ``schedule.record_every: k`` that is
 1 + 2k, and so on: those that follow the checkpoints of ``save_every: k``.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,13 +31,8 @@ def sample_columns(plan: Plan, phase: str) -> list[str]:
     rows = next((column.domain for column in columns.values() if column.said == "responses"), None)
     if rows is None:
         return []
-    return [
-        name
-        for name, column in columns.items()
-        if not column.moved
-        and column.type in (*WHOLE, *EACH)
-        and is_part(plan.domains[phase], column.domain, rows)
-    ]
+    shown = {name: c for name, c in columns.items() if not c.moved and c.type in (*WHOLE, *EACH)}
+    return [name for name, c in shown.items() if is_part(plan.domains[phase], c.domain, rows)]
 
 
 class RowSource(NamedTuple):

@@ -1,6 +1,7 @@
-"""The lock of a run directory: one process runs it. The system frees the lock of a process that has ended."""
+"""The lock of a run directory, and checks of the folder before a run begins, or goes on, in it.
 
-from __future__ import annotations
+One process runs it; the system frees the lock of a process that has ended.
+"""
 
 import fcntl
 import os
@@ -9,9 +10,13 @@ from datetime import datetime
 from pathlib import Path
 
 from rlgraph.errors import RunError
+from rlgraph.files import ASIDE
 
 LOCK = "lock"
 TEXT = 1000  # bytes of what stands in it, at most
+FOLDERS = ("samples", "checkpoints", "logs")  # there from the start
+DESCRIBES = ("graph.yaml", "plan.txt", "plan.json")  # in the order in which they are written
+BEFORE_PLAN = {LOCK, *FOLDERS, *DESCRIBES[:-1], *(f"{name}{ASIDE}" for name in DESCRIBES)}
 
 
 class Lock:
@@ -42,3 +47,21 @@ class Lock:
     def release(self) -> None:
         """Free the lock."""
         os.close(self.handle)
+
+
+def check_free(path: Path) -> None:
+    """Check that a folder holds no more than what a run leaves that ended before it had a plan."""
+    held = {file.name for file in path.iterdir()}
+    if not held <= BEFORE_PLAN:
+        remedy = "continue that run with --resume, or name" if "plan.json" in held else "name"
+        raise RunError(f"{path} holds files already\n  {remedy} another --run-dir")
+
+
+def check_links(path: Path) -> None:
+    """Refuse a run directory with links; those of Weights & Biases lead to files of its own."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if os.path.islink(place := os.path.join(folder, name)):
+                law = f"{place} is a link, and a run writes to its own files alone"
+                raise RunError(f"{law}\n  put what it leads to in its place")
+        folders[:] = {*folders} - {"wandb"}

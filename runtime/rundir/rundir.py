@@ -43,10 +43,9 @@ from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, finite
 from rlgraph.runtime.rundir.changes import ChangedSetting
-from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
-from rlgraph.runtime.rundir.lock import Lock
+from rlgraph.runtime.rundir.lock import DESCRIBES, FOLDERS, Lock, check_free, check_links
 from rlgraph.runtime.rundir.trackers import Trackers
 from rlgraph.runtime.segments import State
 from rlgraph.units import size_text
@@ -184,14 +183,10 @@ class RunDir:
                 for (pool, device), report in item.reports.items():
                     thread = f"{device} beside" if report.beside else device
                     told = report.spans if spans or item.step.facts.collects else ()
-                    parts = [
-                        (f"{thread} {lane}", name, *times, {**args, "part": lane})
-                        for lane, name, *times in told
-                    ]
-                    for tid, name, start, end, of in (
-                        (thread, item.step.node, report.start, report.end, args),
-                        *parts,
-                    ):
+                    lines = [(thread, item.step.node, report.start, report.end, args)]
+                    for lane, name, *times in told:
+                        lines.append((f"{thread} {lane}", name, *times, args | {"part": lane}))
+                    for tid, name, start, end, of in lines:
                         event = {"name": name, "cat": item.step.kind, "ph": "X", "ts": round(start * 1e6)}
                         event |= {"dur": round((end - start) * 1e6), "pid": pool, "tid": tid, "args": of}
                         file.write(json.dumps(event) + ",\n")

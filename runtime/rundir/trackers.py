@@ -1,7 +1,5 @@
 """Sends metrics and samples to TensorBoard's files, Weights & Biases, MLflow and trackers of your own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -143,9 +141,8 @@ def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
 def numbers_of(rows: Sequence[SampleRow]) -> dict[str, list[float]]:
     """Return the columns of numbers and truth values, without what is missing."""
     columns = {n: [v for v in values if v is not None] for n, values in columns_of(rows).items()}
-    return {
-        n: [*map(float, c)] for n, c in columns.items() if c and all(isinstance(v, int | float) for v in c)
-    }
+    known = {n: c for n, c in columns.items() if c and all(isinstance(v, int | float) for v in c)}
+    return {name: [*map(float, values)] for name, values in known.items()}
 
 
 class TensorBoard:
@@ -250,9 +247,8 @@ class Mlflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        numbers = [
-            Metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step) for name, value in values.items()
-        ]
+        allowed = ((re.sub(r"[^\w\-. :/]", "_", name), value) for name, value in values.items())
+        numbers = [Metric(name, value, now, step) for name, value in allowed]
         self.client.log_batch(self.run, metrics=numbers)
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:

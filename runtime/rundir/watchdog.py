@@ -3,8 +3,6 @@
 A rule speaks up once its bounds have held for so many iterations in a row: they are all in watchdog.yaml.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -98,9 +96,8 @@ def _names(plan: Plan, node: str) -> dict[str, Any]:
             n, tokens = function.attributes.get("n"), function.value("response_limit")
             names |= {"rollout": name, "more_tokens": 2 * tokens} | ({"more_n": 2 * n} if n else {})
     served = {name for name, model in plan.models.items() if model.serve}
-    node = node or next(
-        (step.node for step in plan.steps if step.updates and served & step.models.keys()), ""
-    )
+    updates = (step.node for step in plan.steps if step.updates and served & step.models.keys())
+    node = node or next(updates, "")
     if node in functions and (held := plan.models.get(functions[node].model or "")):
         names |= {"node": node, "model": functions[node].model}
         differ = held.train and held.serve and held.serve.dtype != held.train.dtype

@@ -14,8 +14,8 @@ from rlgraph.costs.lora_size import served_alone
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
+from rlgraph.ops.interfaces import Session
 from rlgraph.ops.metric import Metric
-from rlgraph.ops.session import Session
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast

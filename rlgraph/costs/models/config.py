@@ -5,8 +5,6 @@ experts: Qwen3-MoE, Mixtral, GLM 4.5, gpt-oss; DeepSeek V3 with its latent atten
 Qwen3-Next with its linear attention (Gated DeltaNet, arXiv 2412.06464).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

@@ -1,56 +1,23 @@
 """The fields of a Hugging Face ``config.json`` that decide shapes and context, by transformers' defaults."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from rlgraph.syntax.section import Count, Natural
+from rlgraph.syntax.source import read
 
 Family = Literal[
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",
     "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
 ]  # fmt: skip
+FAMILIES = read(Path(__file__).with_name("families.yaml")).plain()
 # families of models that see pictures, and those of their text, which alone is counted
-TEXTS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "mistral3": "mistral"}
-# families whose decoder layers devices can't divide, and what one device has to have whole
-UNDIVIDED = {
-    "glm4": "gate and up projections are one",
-    "olmo2": "norms are of all queries and keys",
-    "olmo3": "norms are of all queries and keys",
-    "phi3": "projections of queries, keys and values are one",
-}
-UNSHARED = {  # families whose rows devices can't share, and why
-    "gpt_oss": "attention has sinks",
-    "qwen3_next": "layers carry a state from token to token",
-}
-UNTOLD: dict[str, dict[str, Any]] = {  # the defaults of transformers where config.json says nothing
-    "qwen3": {"head_dim": 128},  # not its mixture
-    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096},
-    "glm4": {"head_dim": 128, "attention_bias": True},
-    "olmo3": {"sliding_window": 4096},
-    "gpt_oss": {
-        "head_dim": 64,
-        "attention_bias": True,
-        "sliding_window": 128,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-    },
-    "qwen3_next": {
-        "head_dim": 256,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "linear_conv_kernel_dim": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-    },
-}
+TEXTS: dict[str, str] = FAMILIES["texts"]
+# families whose decoder layers devices can't divide, or whose rows they can't share, and why
+UNDIVIDED: dict[str, str] = FAMILIES["undivided"]
+UNSHARED: dict[str, str] = FAMILIES["unshared"]
 
 
 class Fields(BaseModel):
@@ -98,4 +65,4 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _told(cls, fields: Any) -> Any:
-        return {**UNTOLD.get(fields.get("model_type"), {}), **fields}
+        return {**FAMILIES["untold"].get(fields.get("model_type"), {}), **fields}

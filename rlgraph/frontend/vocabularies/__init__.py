@@ -1,7 +1,5 @@
 """Whether two models give tokens the same numbers: by what the graph says, by their files, by their names."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatch
 from functools import cache
@@ -27,9 +25,8 @@ def share_tokens(one: Model, other: Model) -> tuple[bool, bool]:
 
 
 def _by_name(path: str) -> str | None:
-    return next(
-        (name for name, models in _known().items() if any(fnmatch(path, like) for like in models)), None
-    )
+    fitting = (name for name, models in _known().items() if any(fnmatch(path, like) for like in models))
+    return next(fitting, None)
 
 
 @cache

@@ -4,8 +4,6 @@ Shapes: rows = sequences; ``[rows, columns]`` is padded on the right; ``[scored]
 that wants a log-prob or a value, row by row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,9 +124,8 @@ def micro_batches(
     lengths = budget.widths(wanted)
     beside = micro_batch_rows(lengths, budget.tokens)
     longest = [int(lengths[rows].max()) for rows in beside]
-    work = sum(
-        budget.work(len(r) * w, len(r) * w * w / 2, "causal") for r, w in zip(beside, longest, strict=True)
-    )
+    areas = [(len(rows) * width, width) for rows, width in zip(beside, longest, strict=True)]
+    work = sum(budget.work(area, area * width / 2, "causal") for area, width in areas)
     if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
         return [_packed_batch(columns, lanes, budget, device) for lanes in packed]
     return [_micro_batch(cut(columns, rows), budget, device) for rows in beside]

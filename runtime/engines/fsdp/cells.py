@@ -3,8 +3,6 @@
 Shapes: ``[rows]`` samples; ``[lanes, width]`` what a forward pass reads. A block is ``BLOCK`` cells wide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm

@@ -17,8 +17,6 @@ ranks of a group is written by the first of them. Where experts are divided (``s
 rows of that too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -134,10 +132,9 @@ def load_state(
     state = json.loads((Path(directory) / "state.json").read_text(encoding="utf-8"))
     shapes = _shapes(tensors, parts)
     if wrong := sorted(n for n in {**shapes, **state["shapes"]} if shapes.get(n) != state["shapes"].get(n)):
-        raise ValueError(
-            f"{directory} is a checkpoint of another model: {wrong[0]} is "
-            f"{state['shapes'].get(wrong[0])} there and {shapes.get(wrong[0])} here"
-        )
+        there, here = (every.get(wrong[0]) for every in (state["shapes"], shapes))
+        law = f"{directory} is a checkpoint of another model"
+        raise ValueError(f"{law}: {wrong[0]} is {there} there and {here} here")
     _read(Path(directory), state, tensors, parts)
     for name, bias in state.get("biases", {}).items():
         model.get_buffer(name).copy_(torch.tensor(bias))

@@ -8,9 +8,8 @@ weights of the one before go back (ZeRO-Offload, arXiv 2101.06840)::
     weights go              0  1  2  3
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -105,10 +104,8 @@ def _rooms(
     """Return host memory for each bucket's shards; every other bucket has the same."""
     sizes = [[local(p).numel() for p in bucket] for bucket in together]
     pair = [host_room(max(map(sum, sizes)), dtype, device) for _ in range(2)]
-    return [
-        [
-            part.view(local(p).shape)
-            for part, p in zip(pair[n % 2][: sum(own)].split(own), bucket, strict=True)
-        ]
-        for n, (own, bucket) in enumerate(zip(sizes, together, strict=True))
-    ]
+    rooms = []
+    for room, own, bucket in zip(cycle(pair), sizes, together, strict=False):
+        parts = zip(room[: sum(own)].split(own), bucket, strict=True)
+        rooms.append([part.view(local(p).shape) for part, p in parts])
+    return rooms

@@ -1,7 +1,5 @@
 """Loads a Hugging Face directory as a model sharded over the ranks of a mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,9 +149,8 @@ def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
             trust_remote_code=how.files.trusted,
         )
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(how.new)):
-        raise ValueError(
-            f"{how.files.path} holds no weights for {pretrained.listed(missing)} (head: {how.head})"
-        )
+        law = f"{how.files.path} holds no weights for {pretrained.listed(missing)}"
+        raise ValueError(f"{law} (head: {how.head})")
     pretrained.report_unexpected(how.files.path, model, report["unexpected_keys"], how.new)
     return model
 

@@ -7,8 +7,6 @@ The experts of a mixture each have a pair of their own, which peft keeps as two 
 ``A [experts rank, inputs]`` and ``B [outputs, rank experts]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -160,19 +158,16 @@ def _targets(
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
         linear = [name for name in linear if ".self_attn." in name]
-    plain = [
-        name
-        for name, m in mixtures_of(model).items()
-        if m.has_gate and not getattr(m, "has_post_expert_norm", False)
-    ]
-    fused = [f"{name}.{weight}" for name in plain for weight in ("gate_up_proj", "down_proj")]
+    fused = []
+    for name, mixture in mixtures_of(model).items():
+        if mixture.has_gate and not getattr(mixture, "has_post_expert_norm", False):
+            fused += [f"{name}.gate_up_proj", f"{name}.down_proj"]
     short = {name: name.rpartition(".")[2] for name in linear}
     short |= {name: f"{EXPERTS}{name.rpartition('.')[2]}" for name in fused}
     there = sorted({*short.values()})
     if wanted == "all-linear":
         return linear, []
     if unknown := sorted({*wanted} - {*there}):
-        raise ValueError(
-            f"lora: no decoder layer has a linear {', '.join(unknown)}; there are {', '.join(there)}"
-        )
+        law = f"lora: no decoder layer has a linear {', '.join(unknown)}"
+        raise ValueError(f"{law}; there are {', '.join(there)}")
     return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]

@@ -1,7 +1,5 @@
 """A micro-batch on a device: the tokens of one forward pass, and the places whose scores are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast

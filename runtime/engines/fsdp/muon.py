@@ -11,8 +11,6 @@ So no rank holds more than one matrix whole, and none is orthogonalised twice, b
 experts of a mixture are sharded by whole matrices, and stay where they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -105,15 +103,13 @@ class Muon(torch.optim.Optimizer):
         for p in trained:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        together = sorted((p for p in trained if p.dim() == 2), key=self._work, reverse=True)
+        matrices = [p for p in trained if p.dim() == 2]
+        together = sorted(matrices, key=lambda p: newton_schulz_flops(self.shapes[p]), reverse=True)
         for start in range(0, len(together), self.group.size()):
             self._round(together[start : start + self.group.size()])
         for p in trained:
             if p.dim() == 3:
                 self._experts(p)
-
-    def _work(self, p: Parameter) -> int:
-        return newton_schulz_flops(self.shapes[p])
 
     def _round(self, matrices: Sequence[Parameter]) -> None:
         """Step matrices of which each rank of the group orthogonalises one at most."""

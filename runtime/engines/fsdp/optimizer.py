@@ -1,7 +1,5 @@
 """AdamW or Muon, the learning-rate schedule, and clipping over shards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -8,8 +8,6 @@ Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, 
 state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -45,10 +43,9 @@ def check(model: Any) -> None:
         with torch.no_grad():
             logits_of(model, torch.empty(1, config.hidden_size, device="meta", dtype=model.dtype))
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{model.config.model_type}: the head of {type(model).__name__} can't run apart from its decoder "
-            f"({error}); models of this type can't be trained"
-        ) from error
+        law = f"the head of {type(model).__name__} can't run apart from its decoder ({error})"
+        remedy = "models of this type can't be trained"
+        raise ValueError(f"{model.config.model_type}: {law}; {remedy}") from error
 
 
 def prepare(model: FSDPModule, wide: bool = False) -> None:

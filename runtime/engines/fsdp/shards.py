@@ -1,7 +1,5 @@
 """Shards of a model: a rank's part, what models share of it, parameters in full, and when modules gather."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

@@ -14,8 +14,6 @@ norms and the head. Parts are plain tensors; FSDP2 shards them over the ranks th
 The ranks of a group have the same rows for the length of a call, as those that share tokens do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,12 +94,11 @@ class LayerParts:
         ranks = own.new_empty(self.ranks.ranks, len(own))
         dist.all_gather(list(ranks.unbind(0)), own, group=self.ranks.group)
         of_each = iter(ranks.split([part.numel() for part in divided], dim=1))
-        return [
-            torch.cat([p.view(part.shape) for p in next(of_each)], self.dimensions[name])
-            if name in self.dimensions
-            else part
-            for name, part in zip(names, parts, strict=True)
-        ]
+        whole = list(parts)
+        for n, (name, part) in enumerate(zip(names, parts, strict=True)):
+            if name in self.dimensions:
+                whole[n] = torch.cat([p.view(part.shape) for p in next(of_each)], self.dimensions[name])
+        return whole
 
     def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Sum the gradients of what is used per head, in place, over the ranks that have the heads."""

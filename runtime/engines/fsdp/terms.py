@@ -105,7 +105,5 @@ def passes(
             together[agreed.index(True)].append(name)
         else:
             together.append([name])
-    return [
-        SharedPass(tuple(terms[name] for name in names), tuple(sums[name] for name in names))
-        for names in together
-    ]
+    every = ([(terms[name], sums[name]) for name in names] for names in together)
+    return [SharedPass(*zip(*pairs, strict=True)) for pairs in every]

@@ -1,7 +1,5 @@
 """Malloc tuning: what happens to memory that tensors free, on a CPU and in torch's CUDA allocator."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Copies between a device and its host that run beside what the device computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

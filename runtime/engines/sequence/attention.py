@@ -19,8 +19,6 @@ Shapes: ``width`` tokens of a row, of which a rank has the ``share`` that is ``w
 rows, or in a ring the chunks of rows.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

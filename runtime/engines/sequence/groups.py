@@ -11,8 +11,6 @@ Shapes: ``width`` tokens of a row, of which a rank has the ``share`` that is ``w
 rows, or in a ring the chunks of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
