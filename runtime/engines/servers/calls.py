@@ -3,8 +3,6 @@
 They run on an event loop of a thread of their own, so that any thread may send some while others wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
