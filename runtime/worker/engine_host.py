@@ -163,7 +163,8 @@ class EngineHost:
         if self.groups.paths[model] not in HANDED:  # else who takes them casts them
             weights = cast(weights, getattr(torch, precision))
         if link := self.groups.links.get(model):
-            self.round_end.sends(serve.pool)
+            if serve.pool != self.pool:
+                self.round_end.sends(serve.pool)
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
@@ -171,12 +172,12 @@ class EngineHost:
 
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
+        self.round_end.receives()
         self._take(model, version)
         self.release()
 
     def _take(self, model: str, version: int) -> None:
         self._settle()
-        self.round_end.receives()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
 
