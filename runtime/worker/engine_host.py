@@ -161,7 +161,8 @@ class EngineHost:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
         weights = self._outgoing(model, version)
         if link := self.groups.links.get(model):
-            self.round_end.sends(self.plan.models[model].serve.pool)
+            if (pool := self.plan.models[model].serve.pool) != self.pool:
+                self.round_end.sends(pool)
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
@@ -178,8 +179,8 @@ class EngineHost:
 
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
-        self._settle()
         self.round_end.receives()
+        self._settle()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
         self.release()
