@@ -53,24 +53,23 @@ def lend_where_it_pays(
         return alone
     pool, reason = lender(plan), unfit(plan)
     told = None if reason else predicted(alone[0])
-    if told and told.stream:
+    if told and not told.stream:
+        reason = "several regions that stream are not simulated together"
+    elif told:
         before, waits = middle(told.seconds), 1 - middle(told.pools[pool]) / middle(told.seconds)
         reason = f"it waits for {waits:.0%} of an iteration"
         if waits > LEAST:
             tried, _ = laid = lay(lent(plan, ""))
-            after, held = middle(predicted(tried).seconds), _engine(tried, pool)
-            if not fits(tried):
-                peak = tried.peaks()[pool]
-                reason = (
-                    f"with its engine a device takes {size_text(peak.bytes)} of {size_text(peak.capacity)} "
-                )
-                reason += f"in `{peak.step}`"
-            elif after > (1 - LEAST) * before:
+            after, peak = middle(predicted(tried).seconds), tried.peaks()[pool]
+            if fits(tried) and after < (1 - LEAST) * before:
+                because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - after / before:.0%} "
+                because += f"shorter for it; its engine takes {size_text(_engine(tried, pool))} of a device"
+                return _noted(laid, lambda one: _because(one, because))
+            if fits(tried):
                 reason += f", which would not be shorter: {after:.3g} s, and {before:.3g} s without"
             else:
-                because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - after / before:.0%} "
-                because += f"shorter for it; its engine takes {size_text(held)} of a device"
-                return _noted(laid, lambda one: _because(one, because))
+                sizes = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
+                reason = f"with its engine a device takes {sizes} in `{peak.step}`"
     note = f"pool {pool} is not lent to generation: {reason}"
     return _noted(alone, lambda one: replace(one, notes=(*one.notes, note)))
 
